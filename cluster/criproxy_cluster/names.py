@@ -40,6 +40,9 @@ POLICY_STATUS: Final = f"{PREFIX}policy-status"
 EVICTED: Final = f"{PREFIX}evicted"
 """A Node's annotation, written by the node: JSON, uid of a pod's controller -> FROM/UNTIL (RFC 3339)."""
 
+PUBLISHES: Final = f"{PREFIX}publishes"
+"""A Node's annotation, written by the node: the names of what it publishes, with commas between. None: the presets'."""
+
 CONDITION: Final = "ColocationReady"
 """A Node's condition, written by the node each few minutes."""
 

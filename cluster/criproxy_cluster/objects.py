@@ -7,10 +7,21 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.names import CONDITION, EVICTED, EVICTED_FROM, OCCUPIED, POLICY, POLICY_STATUS, PRESETS
+from criproxy_cluster.names import (
+    CONDITION,
+    EVICTED,
+    EVICTED_FROM,
+    OCCUPIED,
+    POLICY,
+    POLICY_STATUS,
+    PRESETS,
+    PUBLISHES,
+)
 from criproxy_cluster.quantities import amount
 
-_LENT: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
+_PRESETS: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
+_MAX_NAMES: Final = 64
+"""What a node publishes at most: anybody who may change Nodes can write the annotation."""
 
 
 class Meta(Struct):
@@ -113,9 +124,10 @@ def view(node: NodeObject) -> NodeView:
     """Never raises: what can't be read counts as not there."""
     meta, annotations = node.metadata, node.metadata.annotations or {}
     condition = next((one for one in node.status.conditions or () if one.type == CONDITION), None)
+    names = _published(annotations.get(PUBLISHES))
     lent = set[str]()
     for table in (node.status.capacity, node.status.allocatable):
-        lent |= {intern(name) for name in (table or {}).keys() & _LENT if _some((table or {})[name])}
+        lent |= {intern(name) for name in (table or {}).keys() & names if _some((table or {})[name])}
     return NodeView(
         name=intern(meta.name),  # a label has it, too
         version=meta.resourceVersion,
@@ -129,6 +141,11 @@ def view(node: NodeObject) -> NodeView:
         lends=condition is not None and condition.status == "True",
         reason=intern(condition.reason) if condition else "",
     )
+
+
+def _published(text: str | None) -> frozenset[str]:
+    """The names that are the node's to lend. Kubernetes' own, as cpu, have no domain before them, and are not."""
+    return _PRESETS if text is None else frozenset(name for name in text.split(",")[:_MAX_NAMES] if "/" in name)
 
 
 def _some(quantity: Any) -> bool:

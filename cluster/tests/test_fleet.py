@@ -26,13 +26,20 @@ def node(
     beat=None,
     reason="",
     lends="True",
+    publishes=None,
 ):
-    annotations = {"colocation.criproxy.io/policy": policy, "colocation.criproxy.io/evicted": evicted}
+    annotations = {
+        "colocation.criproxy.io/policy": policy,
+        "colocation.criproxy.io/evicted": evicted,
+        "colocation.criproxy.io/publishes": publishes,
+    }
     if report is not None:
         annotations["colocation.criproxy.io/policy-status"] = json.dumps(report)
     conditions = (Condition("ColocationReady", lends, reason, beat),) if beat else ()
     status = NodeStatus(lent or {}, lent or {}, conditions)
-    meta = Meta(name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v})
+    meta = Meta(
+        name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v is not None}
+    )
     return view(NodeObject(meta, NodeSpec(tuple(taints)), status))
 
 
@@ -259,6 +266,35 @@ def test_a_node_that_says_nothing_for_long_publishes_nothing():
     assert "lastHeartbeatTime" not in found["conditions"][0], "it stays what the node wrote"
 
 
+PUBLISHED = {
+    "names of its own": ("example.com/cores,example.com/spare", {"example.com/spare"}),
+    "a preset's, and another system's beside it": ("gocrane.io/cpu", {"gocrane.io/cpu"}),
+    "Kubernetes' own": ("cpu,memory", set()),
+    "nothing": ("", set()),
+    "more than anybody publishes": (",".join(f"example.com/{n:03}" for n in range(90)), set()),
+    "a node of before": (None, {CPU, "gocrane.io/cpu"}),
+}
+
+
+@pytest.mark.parametrize(("publishes", "names"), PUBLISHED.values(), ids=PUBLISHED)
+def test_what_a_node_says_that_it_publishes_is_made_0_when_it_is_away(publishes, names):
+    lent = {
+        CPU: "4000",
+        "gocrane.io/cpu": "4",
+        "example.com/spare": "7",
+        "cpu": "8",
+        "memory": "1Gi",
+        "example.com/089": "1",
+    }
+    away = node(beat=rfc3339(WALL), lent=lent, publishes=publishes)
+    first = judge(away, None, None, 0.0, WALL)
+
+    written = judge(away, first.memory, None, AWAY_S, WALL).status
+    assert written
+    tables = [written["status"].get(table, {}) for table in ("capacity", "allocatable")]
+    assert tables == [dict.fromkeys(names, "0")] * 2
+
+
 def test_a_node_that_says_something_is_not_away_whatever_its_clock():
     first = judge(node(beat="2001-01-01T00:00:00Z", lent={CPU: "1"}), None, None, 0.0, WALL)
     second = judge(node(beat="2001-01-01T00:05:00Z", lent={CPU: "1"}), first.memory, None, TRUST_S - 1, WALL)
@@ -408,9 +444,11 @@ def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
     look_at(fleet, ["n0", "n1"])
     assert fleet.status("night")["off"] == {"nodes": 1, "done": False}
 
-    fleet.see(node("n1", {}, text, report=done, lent={"example.com/spare": "100"}, beat="1"))
-    look_at(fleet, ["n1"])
-    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "by a name of its own"
+    spare = {"example.com/spare": "100"}
+    for own in ({"beat": "1"}, {"beat": "1", "lends": "False", "publishes": "example.com/spare"}):
+        fleet.see(node("n1", {}, text, report=done, lent=spare, **own))
+        look_at(fleet, ["n1"])
+        assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "by a name of its own"
 
     fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}, beat="2", lends="False", reason="Occupied"))
     look_at(fleet, ["n1"])
