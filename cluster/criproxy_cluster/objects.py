@@ -1,6 +1,8 @@
 """What is read of Kubernetes' objects. Pure. All other fields are skipped, so that 10,000 nodes take little memory."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from fractions import Fraction
 from sys import intern
 from typing import Any, Final
 
@@ -85,6 +87,13 @@ class Report(Struct, frozen=True, gc=False, rename="camel"):
     problems: tuple[str, ...] = ()
 
 
+class Figures(Struct, frozen=True):
+    """Of one Node: `capacity` of "cpu" in cores and "memory" in bytes, and what is published, 0 too, by its name."""
+
+    capacity: Mapping[str, Fraction]
+    published: Mapping[str, Fraction]
+
+
 class NodeView(Struct, frozen=True, gc=False):
     """A Node, as far as it concerns the controller. `None`: it is not there."""
 
@@ -141,6 +150,22 @@ def view(node: NodeObject) -> NodeView:
         lends=condition is not None and condition.status == "True",
         reason=intern(condition.reason) if condition else "",
     )
+
+
+def figures(node: NodeObject) -> Figures:
+    """What can't be read is left out."""
+    names = _published((node.metadata.annotations or {}).get(PUBLISHES))
+    return Figures(
+        _amounts(node.status.capacity, frozenset(("cpu", "memory"))), _amounts(node.status.allocatable, names)
+    )
+
+
+def _amounts(table: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str, Fraction]:
+    found = {}
+    for name in sorted((table or {}).keys() & names):
+        with suppress(ValueError):
+            found[name] = amount((table or {})[name])
+    return found
 
 
 def _published(text: str | None) -> frozenset[str]:
