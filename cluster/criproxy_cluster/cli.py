@@ -26,10 +26,11 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = verbs.add_parser(
         "plan",
-        help="show which nodes the policies of a file would change, and how",
+        help="show which nodes other policies would change, how, and what they would lend then",
         epilog="Exit status: 0 nothing would change; 1 something would; 2 it can't be said, and why.",
     )
-    plan.add_argument("file", help="YAML or JSON with ColocationPolicies; - for the input")
+    plan.add_argument("file", nargs="?", help="YAML or JSON with ColocationPolicies; - for the input")
+    plan.add_argument("--delete", metavar="NAME", action="append", default=[], help="a policy that would be deleted")
     plan.set_defaults(verb=_plan)
 
     run = verbs.add_parser("run", help="run a replica in the cluster: the webhook, and the controller if it leads")
@@ -67,12 +68,14 @@ def _convert(chosen: argparse.Namespace) -> int:
 def _plan(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.convert_command import ManifestError
     from criproxy_cluster.plan import lines
-    from criproxy_cluster.plan_command import plan_file
+    from criproxy_cluster.plan_command import plan_change
     from criproxy_cluster.policies import PolicyError
     from criproxy_cluster.requests import Trouble
 
+    if chosen.file is None and not chosen.delete:
+        return _complain("plan: there is nothing to plan: name a file, or a policy with --delete", 2)
     try:
-        found = plan_file(chosen.file)
+        found = plan_change(chosen.file, chosen.delete)
     except (ManifestError, PolicyError, Trouble) as error:
         return _complain(str(error), 2)
     for line in lines(found):

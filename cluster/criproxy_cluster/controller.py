@@ -176,12 +176,9 @@ class Controller:
                     version, failures = item.metadata.resourceVersion, 0
                     changed(event, item)
                     await asyncio.sleep(0)  # what has come at once is not worked off at once
-                if time.monotonic() - began_s >= EARLY_S:
-                    failures = 0
-                    continue
-                failures += 1
-                hearing.lost(time.monotonic())
-                await asyncio.sleep(pause_s(failures))
+                if time.monotonic() - began_s < EARLY_S:
+                    raise Trouble(f"watch of {kind.__name__}: it ended within {EARLY_S:.0f} s")
+                failures = 0
             except _Silence:
                 version = ""
             except Trouble as trouble:

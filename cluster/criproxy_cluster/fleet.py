@@ -153,7 +153,8 @@ class Fleet:
             entry.stage = Stage.WAITING
         else:
             entry.stage = Stage.IN_FORCE if report.in_force else Stage.REFUSED
-        entry.drained = entry.stage is Stage.IN_FORCE and entry.view.empty
+        has_it = entry.stage is Stage.IN_FORCE or (told is not None and current and not entry.view.reports)
+        entry.drained = has_it and entry.view.empty
         self._put_in(name, entry)
         self._was_looked_at(name)
         judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s, deaf_s=deaf_s)

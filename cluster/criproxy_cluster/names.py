@@ -40,6 +40,9 @@ POLICY_STATUS: Final = f"{PREFIX}policy-status"
 EVICTED: Final = f"{PREFIX}evicted"
 """A Node's annotation, written by the node: JSON, uid of a pod's controller -> FROM/UNTIL (RFC 3339)."""
 
+PUBLISHES: Final = f"{PREFIX}publishes"
+"""A Node's annotation, written by the node: the names of what it publishes, with commas between. None: the presets'."""
+
 CONDITION: Final = "ColocationReady"
 """A Node's condition, written by the node each few minutes."""
 
@@ -53,7 +56,10 @@ SWITCH: Final = f"{PREFIX}switch"
 """A Node's label, written by people: "off" drains the node and publishes nothing, whatever its policies say."""
 
 MANAGED: Final = f"{PREFIX}managed"
-"""A Node's label, written by people: "false" leaves its policy annotation alone, for a change by hand."""
+"""A Node's label, written by people: "false" leaves its policy annotation alone, for a change by hand.
+
+Above it is the switch alone.
+"""
 
 PRESSURE: Final = f"{PREFIX}pressure"
 """The taint of a node whose offline pods are held back."""

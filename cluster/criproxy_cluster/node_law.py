@@ -8,10 +8,13 @@ should be, nothing is written.
 
 | what | written | taken away |
 |---|---|---|
-| the policy's annotation | when its text is another one, unless `names.MANAGED` = "false" | when no policy selects it |
+| the policy's annotation | when its text is another one, unless people manage it (below) | when no policy selects it |
 | a label for each controller with an evicted pod | as long as the annotation says, `LONGEST_S` at most | then |
 | the taint, PreferNoSchedule | while the node holds offline pods back | when it has not for `CALM_S` |
 | 0 of all that is published, and why | when one that lends has said nothing for `AWAY_S` | the node publishes again |
+
+Where people manage the annotation (`names.MANAGED` = "false"), it is written for the switch alone, and when that goes,
+once more: as the policies have it, since what was there before is not known any more.
 
 The taint is PreferNoSchedule: online pods go elsewhere if they can, and start here all the same if not. Offline pods
 are kept out by what the node publishes.
@@ -43,6 +46,7 @@ from criproxy_cluster.names import (
     SWITCH,
 )
 from criproxy_cluster.objects import NodeView, Taint
+from criproxy_cluster.policies import was_switched_off
 from criproxy_cluster.times import rfc3339, wall_s
 
 AWAY_S = 900.0
@@ -104,7 +108,7 @@ def judge(
     annotations: Json = {}
     why: list[str] = []
     due: list[float] = []
-    if node.labels.get(MANAGED) != "false" and node.policy != policy:
+    if node.policy != policy and _is_ours(node):
         annotations[POLICY] = policy
         why.append("policy")
     labels = _kept_out(node, memory, now_s, due)
@@ -157,6 +161,11 @@ def _evicted(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: fl
                 left_s = min(times[1] - now_wall_s, left_s)
             found[uid] = Entry(text, now_s + left_s)
     return found
+
+
+def _is_ours(node: NodeView) -> bool:
+    """Whether the policy's annotation is the controller's to write."""
+    return node.labels.get(MANAGED) != "false" or is_switched_off(node) or was_switched_off(node.policy)
 
 
 def is_switched_off(node: NodeView) -> bool:

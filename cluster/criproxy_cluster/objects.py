@@ -1,16 +1,29 @@
 """What is read of Kubernetes' objects. Pure. All other fields are skipped, so that 10,000 nodes take little memory."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from fractions import Fraction
 from sys import intern
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.names import CONDITION, EVICTED, EVICTED_FROM, OCCUPIED, POLICY, POLICY_STATUS, PRESETS
+from criproxy_cluster.names import (
+    CONDITION,
+    EVICTED,
+    EVICTED_FROM,
+    OCCUPIED,
+    POLICY,
+    POLICY_STATUS,
+    PRESETS,
+    PUBLISHES,
+)
 from criproxy_cluster.quantities import amount
 
-_LENT: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
+_PRESETS: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
+_MAX_NAMES: Final = 64
+"""What a node publishes at most: anybody who may change Nodes can write the annotation."""
 
 
 class Meta(Struct):
@@ -74,6 +87,13 @@ class Report(Struct, frozen=True, gc=False, rename="camel"):
     problems: tuple[str, ...] = ()
 
 
+class Figures(Struct, frozen=True):
+    """Of one Node: `capacity` of "cpu" in cores and "memory" in bytes, and what is published, 0 too, by its name."""
+
+    capacity: Mapping[str, Fraction]
+    published: Mapping[str, Fraction]
+
+
 class NodeView(Struct, frozen=True, gc=False):
     """A Node, as far as it concerns the controller. `None`: it is not there."""
 
@@ -99,6 +119,11 @@ class NodeView(Struct, frozen=True, gc=False):
         return not (self.lent or self.lends) and self.reason != OCCUPIED
 
     @property
+    def reports(self) -> bool:
+        """Whether criproxy has ever said anything there. Where it has not, it finds its policy when it is put there."""
+        return bool(self.report or self.beat or self.reason or self.evicted)
+
+    @property
     def kept_out(self) -> frozenset[str]:
         """The controllers of pods that it has a label for."""
         return frozenset(key[len(EVICTED_FROM) :] for key in self.labels if key.startswith(EVICTED_FROM))
@@ -108,9 +133,10 @@ def view(node: NodeObject) -> NodeView:
     """Never raises: what can't be read counts as not there."""
     meta, annotations = node.metadata, node.metadata.annotations or {}
     condition = next((one for one in node.status.conditions or () if one.type == CONDITION), None)
+    names = _published(annotations.get(PUBLISHES))
     lent = set[str]()
     for table in (node.status.capacity, node.status.allocatable):
-        lent |= {intern(name) for name in (table or {}).keys() & _LENT if _some((table or {})[name])}
+        lent |= {intern(name) for name in (table or {}).keys() & names if _some((table or {})[name])}
     return NodeView(
         name=intern(meta.name),  # a label has it, too
         version=meta.resourceVersion,
@@ -124,6 +150,27 @@ def view(node: NodeObject) -> NodeView:
         lends=condition is not None and condition.status == "True",
         reason=intern(condition.reason) if condition else "",
     )
+
+
+def figures(node: NodeObject) -> Figures:
+    """What can't be read is left out."""
+    names = _published((node.metadata.annotations or {}).get(PUBLISHES))
+    return Figures(
+        _amounts(node.status.capacity, frozenset(("cpu", "memory"))), _amounts(node.status.allocatable, names)
+    )
+
+
+def _amounts(table: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str, Fraction]:
+    found = {}
+    for name in sorted((table or {}).keys() & names):
+        with suppress(ValueError):
+            found[name] = amount((table or {})[name])
+    return found
+
+
+def _published(text: str | None) -> frozenset[str]:
+    """The names that are the node's to lend. Kubernetes' own, as cpu, have no domain before them, and are not."""
+    return _PRESETS if text is None else frozenset(name for name in text.split(",")[:_MAX_NAMES] if "/" in name)
 
 
 def _some(quantity: Any) -> bool:

@@ -1,6 +1,7 @@
 """What policies would change on which nodes, before they are there. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final
 
 import msgspec
@@ -9,10 +10,12 @@ from msgspec import Struct
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.names import MANAGED
 from criproxy_cluster.node_law import is_switched_off
-from criproxy_cluster.objects import NodeView
+from criproxy_cluster.objects import Figures, NodeView
+from criproxy_cluster.outlook import How, Outlook, in_all, is_memory, outlooks
 from criproxy_cluster.policies import Policy, annotation, in_order, selecting
 
 _SHOWN: Final = 5
+_SHOWN_AMOUNTS: Final = 20
 _FILE: Final = "the node's file"
 
 
@@ -23,6 +26,8 @@ class Change(Struct, frozen=True):
     keys: tuple[tuple[str, Any, Any], ...]
     lending: int
     """How many of them publish something now."""
+    amounts: Mapping[str, Mapping[str, Outlook]]
+    """Of each node, by the names of which it publishes another amount then."""
 
     @property
     def goes_off(self) -> bool:
@@ -37,19 +42,25 @@ class Plan(Struct, frozen=True):
     """Those that would change, but are managed by people."""
 
 
-def plan(nodes: Iterable[NodeView], before: Iterable[Policy], after: Iterable[Policy]) -> Plan:
+def plan(nodes: Iterable[tuple[NodeView, Figures]], before: Iterable[Policy], after: Iterable[Policy]) -> Plan:
     old, new = in_order(before), in_order(after)
-    found: dict[tuple[tuple[str, Any, Any], ...], list[NodeView]] = {}
+    found: dict[tuple[tuple[str, Any, Any], ...], list[tuple[NodeView, dict[str, Outlook]]]] = {}
     by_hand, count = [], 0
-    for node in nodes:
+    for node, figures in nodes:
         count += 1
-        keys = _difference(_told(old, node), _told(new, node))
-        if keys and node.labels.get(MANAGED) == "false":
+        was, is_to_be = _told(old, node), _told(new, node)
+        keys = _difference(was, is_to_be)
+        if keys and node.labels.get(MANAGED) == "false" and not is_switched_off(node):
             by_hand.append(node.name)
         elif keys:
-            found.setdefault(_hashable(keys), []).append(node)
+            found.setdefault(_hashable(keys), []).append((node, outlooks(figures, was, is_to_be)))
     changes = (
-        Change(tuple(sorted(one.name for one in same)), keys, sum(bool(one.lent) for one in same))
+        Change(
+            tuple(sorted(node.name for node, _ in same)),
+            keys,
+            sum(bool(node.lent) for node, _ in same),
+            {node.name: amounts for node, amounts in same if amounts},
+        )
         for keys, same in found.items()
     )
     return Plan(tuple(sorted(changes, key=lambda one: one.nodes)), count, tuple(sorted(by_hand)))
@@ -64,25 +75,43 @@ def lines(found: Plan) -> Iterator[str]:
             yield f"  {key}: {_words(before)} -> {_words(after)}"
         if change.goes_off:
             yield "  running offline pods leave, and nothing is published"
+        yield from _amounts(change)
     if found.by_hand:
         yield f'managed by people (label {MANAGED}: "false"), so not changed: {", ".join(found.by_hand)}'
     changed = sum(len(change.nodes) for change in found.changes)
     yield f"{changed} of {found.nodes} nodes would change."
 
 
+def _amounts(change: Change) -> Iterator[str]:
+    names = sorted({name for amounts in change.amounts.values() for name in amounts})
+    for name in names if len(change.amounts) > 1 else ():
+        several = [amounts[name] for amounts in change.amounts.values() if name in amounts]
+        yield f"  in all, {_outlook(name, in_all(several))}"
+    for node in sorted(change.amounts)[:_SHOWN_AMOUNTS]:
+        yield f"  {node}: " + ", ".join(_outlook(*one) for one in sorted(change.amounts[node].items()))
+    if len(change.amounts) > _SHOWN_AMOUNTS:
+        yield f"  … and {len(change.amounts) - _SHOWN_AMOUNTS} more nodes"
+
+
+def _outlook(name: str, found: Outlook) -> str:
+    then = "" if found.how is How.UNKNOWN else _quantity(name, found.then)
+    return f"{name} {_quantity(name, found.now)} -> {found.how.value}{then}"
+
+
+def _quantity(name: str, value: Fraction) -> str:
+    return f"{float(value) / (1 << 30):.1f}Gi" if value and is_memory(name) else f"{float(value):.15g}"
+
+
 def _told(policies: Sequence[Policy], node: NodeView) -> Json:
+    """By "section.key"."""
     told = annotation(selecting(policies, node.labels), switched_off=is_switched_off(node))
     settings: Json = msgspec.json.decode(told[0])["settings"] if told else {}
-    return settings
+    return {f"{section}.{key}": value for section, table in settings.items() for key, value in table.items()}
 
 
 def _difference(old: Json, new: Json) -> tuple[tuple[str, Any, Any], ...]:
-    flat = [
-        {f"{section}.{key}": value for section, table in one.items() for key, value in table.items()}
-        for one in (old, new)
-    ]
-    keys = sorted(flat[0].keys() | flat[1].keys())
-    return tuple((key, flat[0].get(key), flat[1].get(key)) for key in keys if flat[0].get(key) != flat[1].get(key))
+    keys = sorted(old.keys() | new.keys())
+    return tuple((key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
 
 
 def _hashable(keys: tuple[tuple[str, Any, Any], ...]) -> tuple[tuple[str, Any, Any], ...]:

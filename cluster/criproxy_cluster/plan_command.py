@@ -1,13 +1,13 @@
-"""`criproxy-cluster plan FILE`: what policies in a file would change in the cluster that kubectl speaks to."""
+"""`criproxy-cluster plan`: what other policies would change in the cluster that kubectl speaks to."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from lightkube.core.client import Client
 from lightkube.core.exceptions import ConfigError
 
 from criproxy_cluster.convert_command import ManifestError, read_documents
-from criproxy_cluster.objects import NodeView, view
+from criproxy_cluster.objects import Figures, NodeView, figures, view
 from criproxy_cluster.plan import Plan, plan
 from criproxy_cluster.policies import Policy, PolicyError, parsed
 from criproxy_cluster.requests import trouble_of
@@ -17,10 +17,13 @@ KIND = "ColocationPolicy"
 PAGE = 500
 
 
-def plan_file(file: str) -> Plan:
-    """Raises ManifestError, PolicyError or Trouble."""
-    planned = {policy.name: policy for policy in _policies(file, read_documents(file))}
-    if not planned:
+def plan_change(file: str | None, deleted: Collection[str]) -> Plan:
+    """With the policies of a file (None: no others), and without the deleted ones, which are names.
+
+    Raises ManifestError, PolicyError or Trouble.
+    """
+    planned = {policy.name: policy for policy in _policies(file, read_documents(file))} if file is not None else {}
+    if file is not None and not planned:
         raise ManifestError(f"{file}: there is no {KIND} in it: write one, or name another file")
     with trouble_of("the cluster"):
         try:
@@ -29,7 +32,10 @@ def plan_file(file: str) -> Plan:
             raise ManifestError(f"there is no cluster: {error}: set KUBECONFIG") from error
         with client:
             present = {one.name: one for one in _present(client)}
-            return plan(_nodes(client), present.values(), {**present, **planned}.values())
+            for name in sorted(set(deleted) - present.keys()):
+                raise ManifestError(f"there is no {KIND} {name} that is in use: see `kubectl get colocationpolicies`")
+            left = {name: policy for name, policy in {**present, **planned}.items() if name not in deleted}
+            return plan(_nodes(client), present.values(), left.values())
 
 
 def _policies(file: str, documents: list[Any]) -> Iterator[Policy]:
@@ -55,5 +61,5 @@ def _present(client: Client) -> Iterator[Policy]:
             continue
 
 
-def _nodes(client: Client) -> Iterator[NodeView]:
-    return (view(node) for node in client.list(NodeResource, chunk_size=PAGE))
+def _nodes(client: Client) -> Iterator[tuple[NodeView, Figures]]:
+    return ((view(node), figures(node)) for node in client.list(NodeResource, chunk_size=PAGE))

@@ -29,6 +29,7 @@ MAX_ANNOTATION_BYTES: Final = 64 * 1024
 """What the node takes: criproxy/kube/policy.py."""
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
+_SWITCH: Final = "switch"
 _SCHEDULE: Final = {
     "timeZone": "time_zone",
     "windows": "windows",
@@ -151,11 +152,20 @@ def switch_off(chosen: Sequence[Policy]) -> bool:
 
 def mentions(text: str | None, names: frozenset[str]) -> bool:
     """Whether an annotation was made of one of these policies."""
+    return any(part.rpartition(".")[0] in names for part in _made_of(text))
+
+
+def was_switched_off(text: str | None) -> bool:
+    """Whether an annotation was made with the label `names.SWITCH`."""
+    return _SWITCH in _made_of(text)
+
+
+def _made_of(text: str | None) -> list[str]:
     try:
         told = msgspec.json.decode(text or "{}", type=dict[str, Any]).get("name", "")
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return False
-    return any(part.rpartition(".")[0] in names for part in str(told).split("+"))
+        return []
+    return str(told).split("+")
 
 
 def annotation(chosen: Sequence[Policy], *, switched_off: bool) -> tuple[str, str] | None:
@@ -165,7 +175,7 @@ def annotation(chosen: Sequence[Policy], *, switched_off: bool) -> tuple[str, st
     documents = [policy.settings for policy in chosen]
     names = [f"{policy.name}.{policy.generation}" for policy in chosen]
     if switched_off:
-        documents, names = [*documents, _OFF], [*names, "switch"]
+        documents, names = [*documents, _OFF], [*names, _SWITCH]
     settings = merged(documents)
     data = msgspec.json.encode(settings, order="deterministic")
     version = hashlib.blake2s(data, digest_size=6).hexdigest()

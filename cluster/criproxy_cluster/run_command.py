@@ -21,7 +21,7 @@ from criproxy_cluster.certificates import CertificateKeeper, FilesSource, Secret
 from criproxy_cluster.controller import Controller
 from criproxy_cluster.conversion import ConversionSettings
 from criproxy_cluster.leader import Leader
-from criproxy_cluster.memory import keep_connections_small
+from criproxy_cluster.memory import keep_connections_small, settle
 from criproxy_cluster.webhook import make_app
 
 SERVICE: Final = "criproxy-cluster"
@@ -103,6 +103,7 @@ async def run(settings: RunSettings, client: AsyncClient, log: FilteringBoundLog
 
     async def lead() -> None:
         """Each time with nothing from the time before: others have led since, or nobody could be heard."""
+        settle()  # what was known then goes before as much is read again
         async with asyncio.TaskGroup() as parts:
             parts.create_task(Controller(client, log).run())
             if settings.certificates is None:

@@ -25,7 +25,10 @@ _PATH = re.compile(
 
 
 class FakeKube:
-    """`requests` are (verb, resource, name) as RBAC sees them; `allowed` None: everything is."""
+    """`requests` are (verb, resource, name) as RBAC sees them; `allowed` has such, or (verb, resource) for all names.
+
+    None: everything is allowed.
+    """
 
     def __init__(self):
         self.objects: dict = {}
@@ -110,6 +113,9 @@ class FakeKube:
     def seen(self, verb, resource):
         return [name for did, what, name in self.requests if (did, what) == (verb, resource)]
 
+    def may(self, verb, resource, name):
+        return self.allowed is None or not {(verb, resource), (verb, resource, name)}.isdisjoint(self.allowed)
+
     def _store(self, key, body, kind):
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
@@ -140,8 +146,8 @@ class FakeKube:
                 if fault[2] > 0 and re.search(fault[0], f"{method} {path}"):
                     fault[2] -= 1
                     return failure(fault[1], "as the test wants it")
-            if self.allowed is not None and (verb, resource) not in self.allowed:
-                return failure(403, f"may not {verb} {resource}")
+            if not self.may(verb, resource, name):
+                return failure(403, f"may not {verb} {resource} {name}")
             if plural in self.absent:
                 return failure(404, "the server could not find the requested resource")
             if verb == "watch":
@@ -197,6 +203,7 @@ def patched(document, change):
     *steps, last = [step.replace("~1", "/").replace("~0", "~") for step in change["path"].split("/")[1:]]
     for step in steps:
         document = document[int(step) if isinstance(document, list) else step]
+    last = int(last) if isinstance(document, list) else last
     if change["op"] == "test":
         return document[last] == change["value"]
     if change["op"] == "remove":

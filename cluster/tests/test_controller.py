@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+import weakref
 from contextlib import asynccontextmanager
 
 import pytest
@@ -528,6 +529,28 @@ def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, log, 
             kube.faults.clear()
             await until(lambda: (annotation(kube, "n1") or {}).get("name") == "other.1")
             await until(lambda: status(kube, "other").get("nodes") == 1)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(kube, log, short, tmp_path, monkeypatch):
+    led: list = []
+
+    class Noted(Controller):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            led.append((weakref.ref(self._fleet), sum(fleet() is not None for fleet, _ in led)))
+
+    monkeypatch.setattr("criproxy_cluster.run_command.Controller", Noted)
+
+    async def scenario():
+        install_lease(kube)
+        kube.put("nodes", node("n1", {SWITCH: "off"}))
+        async with running(kube, log, tmp_path):
+            await until(lambda: settings(kube, "n1"))
+            kube.put("leases", {"metadata": {"name": LEASE}, "spec": {"holderIdentity": "b"}}, "criproxy-system")
+            await until(lambda: len(led) == 2)
+        assert [others for _, others in led] == [0, 0]
 
     asyncio.run(scenario())
 

@@ -26,13 +26,20 @@ def node(
     beat=None,
     reason="",
     lends="True",
+    publishes=None,
 ):
-    annotations = {"colocation.criproxy.io/policy": policy, "colocation.criproxy.io/evicted": evicted}
+    annotations = {
+        "colocation.criproxy.io/policy": policy,
+        "colocation.criproxy.io/evicted": evicted,
+        "colocation.criproxy.io/publishes": publishes,
+    }
     if report is not None:
         annotations["colocation.criproxy.io/policy-status"] = json.dumps(report)
     conditions = (Condition("ColocationReady", lends, reason, beat),) if beat else ()
     status = NodeStatus(lent or {}, lent or {}, conditions)
-    meta = Meta(name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v})
+    meta = Meta(
+        name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v is not None}
+    )
     return view(NodeObject(meta, NodeSpec(tuple(taints)), status))
 
 
@@ -151,6 +158,20 @@ def test_a_node_that_people_manage_keeps_its_policy():
     assert judge(node(policy="by hand", labels={MANAGED: "false"}), None, "p", 0.0, WALL).patch is None
 
 
+def test_the_switch_holds_on_a_node_that_people_manage_and_goes_again():
+    fleet = Fleet()
+    fleet.see(node("n0", {MANAGED: "false", SWITCH: "off"}, "by hand"))
+    off = told(fleet)
+    assert off["settings"]["colocation"]["enabled"] is False
+
+    fleet.see(node("n0", {MANAGED: "false"}, json.dumps(off)))
+    found = fleet.look("n0", 0.0, WALL)
+    assert found.patch == {"metadata": {"annotations": {"colocation.criproxy.io/policy": None}}}
+
+    fleet.see(node("n0", {MANAGED: "false"}, "by hand"))
+    assert fleet.look("n0", 0.0, WALL).patch is None
+
+
 def interval(begins_s, ends_s):
     """By the node's clock; seconds from what is the time in truth."""
     return f"{rfc3339(WALL + begins_s)}/{rfc3339(WALL + ends_s)}"
@@ -243,6 +264,35 @@ def test_a_node_that_says_nothing_for_long_publishes_nothing():
     assert (found["capacity"], found["allocatable"]) == (nothing, nothing)
     assert (found["conditions"][0]["status"], found["conditions"][0]["reason"]) == ("Unknown", "Away")
     assert "lastHeartbeatTime" not in found["conditions"][0], "it stays what the node wrote"
+
+
+PUBLISHED = {
+    "names of its own": ("example.com/cores,example.com/spare", {"example.com/spare"}),
+    "a preset's, and another system's beside it": ("gocrane.io/cpu", {"gocrane.io/cpu"}),
+    "Kubernetes' own": ("cpu,memory", set()),
+    "nothing": ("", set()),
+    "more than anybody publishes": (",".join(f"example.com/{n:03}" for n in range(90)), set()),
+    "a node of before": (None, {CPU, "gocrane.io/cpu"}),
+}
+
+
+@pytest.mark.parametrize(("publishes", "names"), PUBLISHED.values(), ids=PUBLISHED)
+def test_what_a_node_says_that_it_publishes_is_made_0_when_it_is_away(publishes, names):
+    lent = {
+        CPU: "4000",
+        "gocrane.io/cpu": "4",
+        "example.com/spare": "7",
+        "cpu": "8",
+        "memory": "1Gi",
+        "example.com/089": "1",
+    }
+    away = node(beat=rfc3339(WALL), lent=lent, publishes=publishes)
+    first = judge(away, None, None, 0.0, WALL)
+
+    written = judge(away, first.memory, None, AWAY_S, WALL).status
+    assert written
+    tables = [written["status"].get(table, {}) for table in ("capacity", "allocatable")]
+    assert tables == [dict.fromkeys(names, "0")] * 2
 
 
 def test_a_node_that_says_something_is_not_away_whatever_its_clock():
@@ -394,9 +444,11 @@ def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
     look_at(fleet, ["n0", "n1"])
     assert fleet.status("night")["off"] == {"nodes": 1, "done": False}
 
-    fleet.see(node("n1", {}, text, report=done, lent={"example.com/spare": "100"}, beat="1"))
-    look_at(fleet, ["n1"])
-    assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "by a name of its own"
+    spare = {"example.com/spare": "100"}
+    for own in ({"beat": "1"}, {"beat": "1", "lends": "False", "publishes": "example.com/spare"}):
+        fleet.see(node("n1", {}, text, report=done, lent=spare, **own))
+        look_at(fleet, ["n1"])
+        assert fleet.status("night")["off"] == {"nodes": 1, "done": False}, "by a name of its own"
 
     fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}, beat="2", lends="False", reason="Occupied"))
     look_at(fleet, ["n1"])
@@ -405,6 +457,27 @@ def test_a_switch_is_done_when_its_nodes_say_so_and_publish_nothing():
     fleet.see(node("n1", {}, text, report=done, lent={CPU: "0"}, beat="3", lends="False", reason="Withheld"))
     look_at(fleet, ["n1"])
     assert fleet.status("night")["off"] == {"nodes": 2, "done": True}
+
+
+SILENT: dict = {
+    "it says nothing": ({}, True),
+    "it lends": ({"lent": {CPU: "100"}}, False),
+    "it has the condition": ({"beat": "1", "lends": "False", "reason": "Withheld"}, False),
+    "it reports on another policy": ({"report": {"version": "old", "inForce": True}}, False),
+    "it has not got the policy": ({"policy": "other"}, False),
+}
+
+
+@pytest.mark.parametrize(("said", "done"), SILENT.values(), ids=SILENT)
+def test_a_switch_waits_for_no_node_from_which_criproxy_has_never_reported(said, done):
+    """Nodes of the control plane, for one."""
+    fleet = fleet_of(0)
+    off = policy(enabled=False)
+    fleet.set_policy("night", off)
+    fleet.see(node("n0", {}, **{"policy": text_of((off,))[0], **said}))
+    look_at(fleet, ["n0"])
+
+    assert fleet.status("night")["off"] == {"nodes": int(done), "done": done}
 
 
 def test_a_switch_is_not_done_before_all_nodes_were_looked_at():

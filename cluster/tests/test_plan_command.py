@@ -53,6 +53,8 @@ def test_a_plan_says_which_nodes_would_change_and_how_and_changes_nothing(cluste
         '  colocation.on_disable: the node\'s file -> "evict"',
         "  cpu.reserve_cores: 1 -> 2",
         "  running offline pods leave, and nothing is published",
+        "  in all, kubernetes.io/batch-cpu 300 -> 0",
+        *(f"  {name}: kubernetes.io/batch-cpu 100 -> 0" for name in ("n1", "n3", "n5")),
         'managed by people (label colocation.criproxy.io/managed: "false"), so not changed: n7',
         "3 of 8 nodes would change.",
     ]
@@ -66,6 +68,68 @@ def test_a_policy_that_is_there_already_changes_nothing(cluster, tmp_path, capsy
     code, out, _ = run(["plan", planned(tmp_path, policy("night", **spec))], capsys)
 
     assert (code, out) == (0, "0 of 8 nodes would change.\n")
+
+
+def test_a_plan_says_what_nodes_would_lend(cluster, tmp_path, capsys):
+    lends = {CPU: "4k", "kubernetes.io/batch-memory": "8Gi"}
+    for name in ("n1", "n3"):
+        cluster.put("nodes", node(name, {"pool": "p1"}, capacity={"cpu": "16", "memory": "64Gi"}, allocatable=lends))
+    group = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["p1"]}]}
+    put_policy(cluster, "night", selector=group, settings={"cpu": {"watermark_ratio": 0.9}})
+    other = policy("night", selector=group, settings={"cpu": {"watermark_ratio": 0.8}, "memory": {"reserve_bytes": 0}})
+
+    out = run(["plan", planned(tmp_path, other)], capsys)[1]
+
+    assert out.splitlines()[3:7] == [
+        "  in all, kubernetes.io/batch-cpu 8200 -> as the node computes it",
+        "  in all, kubernetes.io/batch-memory 16.0Gi -> at most 128.0Gi",
+        "  n1: kubernetes.io/batch-cpu 4000 -> about 2400, kubernetes.io/batch-memory 8.0Gi -> at most 64.0Gi",
+        "  n3: kubernetes.io/batch-cpu 4000 -> about 2400, kubernetes.io/batch-memory 8.0Gi -> at most 64.0Gi",
+    ]
+
+
+def test_of_many_nodes_a_plan_shows_some_and_their_sum(cluster, tmp_path, capsys):
+    for number in range(25):
+        cluster.put("nodes", node(f"m{number:02}", {"pool": "m"}, allocatable={CPU: "10"}))
+    off = policy("m", selector={"matchLabels": {"pool": "m"}}, enabled=False)
+
+    out = run(["plan", planned(tmp_path, off)], capsys)[1].splitlines()
+
+    assert "  in all, kubernetes.io/batch-cpu 250 -> 0" in out
+    assert [line for line in out if line.startswith("  m")] == [
+        f"  m{number:02}: kubernetes.io/batch-cpu 10 -> 0" for number in range(20)
+    ]
+    assert "  … and 5 more nodes" in out
+
+
+def test_a_policy_that_would_be_deleted_is_planned_too(cluster, tmp_path, capsys):
+    put_policy(cluster, "night", selector={"matchLabels": {"pool": "p1"}}, enabled=True)
+    put_policy(cluster, "other", settings={"cpu": {"reserve_cores": 1}})
+
+    code, out, _ = run(["plan", "--delete", "night"], capsys)
+
+    assert code == 1
+    assert out.splitlines()[:2] == [
+        "4 nodes (n1, n3, n5, n7), 4 lending now:",
+        "  colocation.enabled: true -> the node's file",
+    ]
+    assert out.splitlines()[-1] == "4 of 8 nodes would change."
+    both = run(
+        ["plan", planned(tmp_path, policy("new", settings={"cpu": {"reserve_cores": 1}})), "--delete", "other"], capsys
+    )
+    assert both[:2] == (0, "0 of 8 nodes would change.\n"), "one takes the other's place"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--delete", "nigth"], "there is no ColocationPolicy nigth"), ([], "nothing to plan")],
+    ids=["no such policy", "nothing"],
+)
+def test_a_plan_of_nothing_is_refused(arguments, message, cluster, capsys):
+    code, out, err = run(["plan", *arguments], capsys)
+
+    assert (code, out) == (2, "")
+    assert message in err
 
 
 def test_one_that_is_replaced_shows_lists_too(cluster, tmp_path, capsys):
