@@ -13,7 +13,7 @@ Source: kernel, admin-guide/cgroup-v2.rst, io.cost.qos; block/switching-sched.rs
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -63,12 +63,21 @@ class DiskKeepers(Struct, frozen=True):
         has_qos = root is not None and self.tree.exists(file)
         costed = parse_costed(self.tree.read(file)) if has_qos else frozenset()
         switched, failures = dict[str, str](), dict[str, str]()
-        changed = self._put_back(keeper, disks, costed, file, switched)
+        changed = self._remembered()
+        for one in [one for one in changed if one.keeper != keeper]:
+            disk = next((disk for disk in disks if _name(one.keeper, disk) == one.disk), None)
+            if disk is not None and _is_kept(one.keeper, disk, costed):
+                if why := self._write(file, one, one.before):
+                    failures[disk.name] = why
+                    continue  # it is tried again
+                switched[disk.name] = f"{one.keeper} off"
+            changed.remove(one)  # it is as it was, or somebody has changed it since, or it has gone
+        self._remember(changed)
         for disk in disks if keeper != "leave" else ():
-            if disk.number in costed if keeper == "io.cost" else disk.scheduler == "bfq":
+            if _is_kept(keeper, disk, costed):
                 continue
             if not (why := _why_not(keeper, disk, root, has_qos=has_qos)):
-                one = _change(keeper, disk)
+                one = ChangedDisk(keeper, _name(keeper, disk), disk.scheduler if keeper == "bfq" else "enable=0")
                 changed = [*(other for other in changed if other.disk != one.disk), one]
                 self._remember(changed)
                 why = self._write(file, one, "enable=1" if keeper == "io.cost" else "bfq")
@@ -77,24 +86,6 @@ class DiskKeepers(Struct, frozen=True):
             else:
                 switched[disk.name] = f"{keeper} on"
         return Kept(switched, failures)
-
-    def _put_back(
-        self, keeper: Keeper, disks: list[Disk], costed: frozenset[str], file: str, switched: dict[str, str]
-    ) -> list[ChangedDisk]:
-        """Returns what was changed for this keeper. What is as it was, or has been changed since, is left alone."""
-        before = self._remembered()
-        stays = [one for one in before if one.keeper == keeper]
-        ours = {disk.number: disk.name for disk in disks if disk.number in costed}
-        ours |= {disk.name: disk.name for disk in disks if disk.scheduler == "bfq"}
-        for one in before:
-            if one not in stays and one.disk in ours:
-                if self._write(file, one, one.before):
-                    stays.append(one)  # it is tried again
-                else:
-                    switched[ours[one.disk]] = f"{one.keeper} off"
-        if stays != before:
-            self._remember(stays)
-        return stays
 
     def _write(self, qos: str, one: ChangedDisk, value: str) -> str:
         """Why it could not be; "": it is done."""
@@ -120,18 +111,18 @@ class DiskKeepers(Struct, frozen=True):
     def _remember(self, changed: list[ChangedDisk]) -> None:
         if not changed:
             self.record.unlink(missing_ok=True)
-            return
-        new = self.record.with_suffix(".new")
-        new.write_text("".join(f"{one.keeper} {one.disk} {one.before}\n" for one in changed))
-        new.replace(self.record)
+        elif changed != self._remembered():
+            new = self.record.with_suffix(".new")
+            new.write_text("".join(f"{one.keeper} {one.disk} {one.before}\n" for one in changed))
+            new.replace(self.record)
 
 
-def _change(keeper: str, disk: Disk) -> ChangedDisk:
-    return (
-        ChangedDisk(keeper, disk.name, disk.scheduler)
-        if keeper == "bfq"
-        else ChangedDisk(keeper, disk.number, "enable=0")
-    )
+def _name(keeper: str, disk: Disk) -> str:
+    return disk.number if keeper == "io.cost" else disk.name
+
+
+def _is_kept(keeper: str, disk: Disk, costed: Collection[str]) -> bool:
+    return disk.number in costed if keeper == "io.cost" else disk.scheduler == "bfq"
 
 
 def _why_not(keeper: Keeper, disk: Disk, root: str | None, *, has_qos: bool) -> str:

@@ -36,7 +36,7 @@ class DiskKeeping(Struct, eq=False):
         while True:
             self._due.clear()
             await self.look()
-            rests = self.keeper in (None, "leave") and not self._trouble.last
+            rests = self.keeper is None or (self.keeper == "leave" and not self.keepers.has_changed_some)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if rests else EVERY_S):
                     await self._due.wait()

@@ -1,5 +1,6 @@
 """What keeps disks to a weight is switched on where that is asked for, and put back where it was changed alone."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,6 +148,20 @@ def test_disk_that_is_refused_keeps_no_other_from_being_switched(node: Node, mon
     monkeypatch.setattr(node.kernel, "write", refusing)
 
     assert node.keep("io.cost") == Kept({"sdb": "io.cost on"}, {"sda": "cannot write: EOPNOTSUPP"})
+
+
+def test_what_can_not_be_put_back_is_told_and_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.keep("bfq")
+    with monkeypatch.context() as patch:
+        patch.setattr(node.kernel, "write", _read_only)
+        kept = node.keep("leave")
+
+    assert "let the service write there" in kept.failures["sda"]
+    assert node.keep("leave").switched == {"sda": "bfq off"}
+
+
+def _read_only(file: str, value: str) -> None:
+    raise CgroupError(f"cannot write {value!r} to {file}: EROFS", errno.EROFS)
 
 
 @pytest.mark.parametrize(
