@@ -131,8 +131,6 @@ def _why_not(keeper: Keeper, disk: Disk, root: str | None, *, has_qos: bool) -> 
         return "" if "bfq" in disk.offered else "the kernel offers no bfq for it: load the module bfq"
     if root is None:
         return "io.cost takes cgroup v2"
-    return (
-        ""
-        if has_qos
-        else f"{root}/io.cost.qos does not exist: io.cost takes the io controller on v2, and a kernel with it"
-    )
+    if not has_qos:
+        return f"{root}/io.cost.qos does not exist: io.cost takes the io controller on v2, and a kernel with it"
+    return ""
