@@ -30,11 +30,15 @@ _WEIGHTS: Final[Mapping[int, Mapping[str, KernelFile]]] = {
 
 
 class Disk(Struct, frozen=True):
-    """A disk, by its name in /sys/block, its number (`8:0`) and its scheduler ("" where it has none)."""
+    """A disk, by its name in /sys/block, its number (`8:0`) and its scheduler ("" where it has none).
+
+    `offered`: the schedulers that it may have.
+    """
 
     name: str
     number: str
     scheduler: str
+    offered: tuple[str, ...] = ()
 
 
 class DiskWeight(Struct, frozen=True):
@@ -75,13 +79,15 @@ class DiskWeights(Struct, frozen=True):
         mounts = files.parse_mounts(self.tree.read(f"{self.proc}/self/mountinfo"))
         mount = mounts.v2 if version == 2 else mounts.v1.get("blkio")
         if mount is None:
-            return tuple(
-                DiskWeight(disk.name, "", "no cgroup mount has the blkio controller") for disk in self._disks()
-            )
+            return tuple(DiskWeight(disk.name, "", "no cgroup mount has the blkio controller") for disk in self.disks())
         columns = {keeper: row.column(version) for keeper, row in _WEIGHTS[version].items()}
         lowest = [keeper for keeper, column in columns.items() if column and self._is_lowest(mount, box, column)]
         costed = parse_costed(self._text(f"{mount}/io.cost.qos")) if version == 2 else frozenset()
-        return tuple(judge(disk, lowest, costed) for disk in self._disks())
+        return tuple(judge(disk, lowest, costed) for disk in self.disks())
+
+    def v2_mount(self) -> str | None:
+        """Where cgroup v2 is mounted; None: nowhere. Raises CgroupError."""
+        return files.parse_mounts(self.tree.read(f"{self.proc}/self/mountinfo")).v2
 
     def _is_lowest(self, mount: str, box: str | None, column: Column) -> bool:
         if box is None:
@@ -96,7 +102,7 @@ class DiskWeights(Struct, frozen=True):
         except CgroupError:
             return ""
 
-    def _disks(self) -> list[Disk]:
+    def disks(self) -> list[Disk]:
         """What has no other device beneath it, has a size, and is none of those that are no disks."""
         found = []
         for directory in sorted(self.sys_block.glob("*")):
@@ -106,7 +112,9 @@ class DiskWeights(Struct, frozen=True):
                 continue
             scheduler = self._attribute(directory, "queue/scheduler")
             chosen = _CHOSEN.search(scheduler)
-            found.append(Disk(directory.name, self._attribute(directory, "dev"), chosen[1] if chosen else scheduler))
+            offered = tuple(scheduler.replace("[", "").replace("]", "").split())
+            number = self._attribute(directory, "dev")
+            found.append(Disk(directory.name, number, chosen[1] if chosen else scheduler, offered))
         return found
 
     @staticmethod

@@ -303,6 +303,19 @@ class Pids(Struct, frozen=True, kw_only=True):
     ] = 0.33
 
 
+class Io(Struct, frozen=True, kw_only=True):
+    """What keeps disks to the box's weight, which is the lowest."""
+
+    weight: Annotated[
+        Literal["leave", "io.cost", "bfq"],
+        doc(
+            "What is switched on for each disk of the node: the kernel's io.cost (cgroup v2), the scheduler bfq, or "
+            "nothing (leave): then the weight is in force where something keeps to it already. It is the whole disk's, "
+            "so measure what it costs online. What was switched on is switched off when this is taken back."
+        ),
+    ] = "leave"
+
+
 _BitsPerS = Annotated[int, Meta(ge=LEAST_BITS_PER_S, le=MOST_BITS_PER_S)]
 
 
@@ -631,6 +644,7 @@ class Config(Struct, frozen=True, kw_only=True):
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
     pids: Pids = Pids()
+    io: Io = Io()
     network: Network = Network()
     cpuset: Cpuset = Cpuset()
     cache: Cache = Cache()

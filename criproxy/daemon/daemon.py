@@ -17,6 +17,7 @@ from msgspec import Struct
 from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any, detect_signals
+from criproxy.cgroup.disk_keepers import DiskKeepers
 from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
@@ -69,6 +70,7 @@ from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.disk_bounds import DiskBounds
+from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
@@ -210,7 +212,9 @@ class Daemon:
         self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
         stops = settings.reconciler(), shared, self._box, self._unbounded, shared.stopper()
         self._reconciler = stopper = Reconciler(*stops)
-        self._disk_watch = DiskWatch(DiskWeights(Tree()), self._looks, self._box.state, clock, log)
+        weights, record = DiskWeights(Tree()), Path(settings.config.proxy.listen_path).with_suffix(".disks")
+        self._disk_keeping = DiskKeeping(settings.disk_keeper(), shared, DiskKeepers(Tree(), record, weights))
+        self._disk_watch = DiskWatch(weights, self._looks, self._box.state, clock, log)
         self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
         most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
         processes = self._placement_check.processes
@@ -315,6 +319,7 @@ class Daemon:
             eviction=self._eviction,
             cpu_manager=self._cpu_manager,
             disk_watch=self._disk_watch,
+            disk_keeping=self._disk_keeping,
             cache=self._cache,
             proactive_reclaim=self._proactive_reclaim,
             hold_offs=self._hold_offs,
@@ -374,6 +379,7 @@ class Daemon:
             self._cpu_manager.run(),
             self._placement_check.run(),
             self._overhead.run(),
+            self._disk_keeping.run(),
             self._disk_watch.run(),
             self._cache.run(),
             self._proactive_reclaim.run(),
@@ -399,6 +405,7 @@ class Daemon:
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
             (self._services, lambda settings: settings.modes.writes),
             (self._cache, PartSettings.cache),
+            (self._disk_keeping, PartSettings.disk_keeper),
             (self._proactive_reclaim, PartSettings.proactive_reclaim),
             (self._relief, lambda settings: settings.relieves),
             (self._interference, PartSettings.interference),
@@ -468,6 +475,7 @@ class Daemon:
         self._cpu_manager.close()
         self._proc_cgroups.close()
         self._looks.close()
+        self._disk_keeping.close()
         self._disk_reader.close()
         self._active.release_sockets()
 

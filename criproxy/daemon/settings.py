@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import BoxSettings
+from criproxy.cgroup.disk_keepers import Keeper
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Cpu, Memory, WindowTable
@@ -194,6 +195,12 @@ class PartSettings(Struct, frozen=True):
             return CacheLimits()
         cache = self.config.cache
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
+
+    def disk_keeper(self) -> Keeper | None:
+        """None: what is in force is not ours to change."""
+        if self._lifts:
+            return "leave"
+        return self.config.io.weight if self.modes.writes else None
 
     def proactive_reclaim(self) -> bool:
         return self.config.memory.proactive_reclaim and self.modes.writes

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import parse_box
 from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
@@ -45,6 +46,7 @@ from criproxy.observe.status import (
 )
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
@@ -98,6 +100,7 @@ class Reporter(Struct, frozen=True):
     eviction: PodEviction
     cpu_manager: CpuManager
     disk_watch: DiskWatch
+    disk_keeping: DiskKeeping
     cache: CacheShare
     proactive_reclaim: ProactiveReclaim
     hold_offs: HoldOffs
@@ -195,7 +198,7 @@ class Reporter(Struct, frozen=True):
             upgrade=recorder.upgrade,
             attached=attached,
             overhead=_overhead(self.overhead.load),
-            disks=self.disk_watch.disks,
+            disks=self._disks(),
             cache=self._cache(),
             proactive_reclaim=self._reclaim(),
             eviction=self._eviction_status(),
@@ -308,6 +311,16 @@ class Reporter(Struct, frozen=True):
             shares=box.in_use,
             cores=box.cores,
             tiers=self._tiers(box),
+        )
+
+    def _disks(self) -> tuple[DiskWeight, ...]:
+        """With why one could not be switched."""
+        failures = self.disk_keeping.kept.failures
+        return tuple(
+            disk
+            if disk.kept_by or disk.name not in failures
+            else replace(disk, why=f"{disk.why} ({failures[disk.name]})")
+            for disk in self.disk_watch.disks
         )
 
     def _cache(self) -> str:

@@ -1,15 +1,19 @@
-"""A reload of systemd, as attach and detach do it, leaves memory.oom.group of running containers as runc has set it."""
+"""A reload of systemd, as attach and detach do it, leaves memory.oom.group of running containers as runc has set it.
+
+Offline pods' slices have it from criproxy, which puts it back whatever systemd makes of it.
+"""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from criproxy.cgroup.driver import PodLimits
 from criproxy.commands.attach.host import Host, Machine
 from integration.lab.cgroups import version
 from integration.lab.process import Process
-from integration.systemd.slice_lab import systemctl
+from integration.systemd.slice_lab import BOX, Box, systemctl, text
 
 pytestmark = pytest.mark.skipif(version() == 1, reason="cgroup v1 has no memory.oom.group")
 
@@ -42,3 +46,24 @@ def test_reload_of_anybody_else_resets_it_from_that_version_on(oom_group: Path) 
     systemctl("daemon-reload")
     number = int(systemctl("--version").split()[1].partition("~")[0])
     assert (oom_group.read_text() == "0\n") == (number >= RESETS)
+
+
+def test_slice_of_an_offline_pod_has_it_and_the_box_has_not(say: Callable[[str], object]) -> None:
+    box = Box()
+    try:
+        box.tick()
+        pod = box.pod()
+        seen = {"made": text(pod, "memory.oom.group")}
+        box.run(pod)
+        seen["entered"] = text(pod, "memory.oom.group")
+        systemctl("daemon-reload")
+        box.pod()  # systemd 257 resets what it knows at the next start of any unit
+        seen["reloaded"] = text(pod, "memory.oom.group")
+        box.driver.ensure_pod(pod, PodLimits())
+        seen["looked at again"] = text(pod, "memory.oom.group")
+        say(f"memory.oom.group of an offline pod's slice: {seen}")
+
+        assert (seen["made"], seen["looked at again"]) == ("1", "1")
+        assert text(BOX, "memory.oom.group") == "0"
+    finally:
+        box.close()

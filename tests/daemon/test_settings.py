@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Memory
+from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Io, Memory
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
@@ -263,6 +263,17 @@ def test_memory_is_taken_back_where_it_is_asked_for_and_the_box_is_criproxys_to_
         replace(on, config=Config(memory=asked.memory)),
     ):
         assert not other.proactive_reclaim()
+
+
+def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limits_are_lifted() -> None:
+    asked = Config(colocation=Colocation(enabled=True), io=Io(weight="io.cost"))
+    on = PartSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+
+    assert on.disk_keeper() == "io.cost"
+    assert replace(on, config=Config(colocation=asked.colocation)).disk_keeper() == "leave"
+    assert replace(on, config=Config(io=asked.io)).disk_keeper() == "leave", "colocation is off"
+    for other in (replace(on, held_off="repair"), replace(on, dry_run=True), replace(on, pass_through=True)):
+        assert other.disk_keeper() is None
 
 
 @pytest.mark.parametrize(

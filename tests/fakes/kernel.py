@@ -184,6 +184,7 @@ class FakeKernel(Tree):
             "memory.high": self._high,
             "memory.max": self._max,
             "io.max": self._io_max,
+            "io.cost.qos": self._io_cost_qos,
             "cgroup.kill": self._kill_below,
             "cgroup.subtree_control": self._subtree_control,
         }.get(name)
@@ -291,6 +292,13 @@ class FakeKernel(Tree):
     def _force_empty(self, directory: str, name: str, value: str) -> str:
         self._reclaim(directory, 0)
         return ""
+
+    def _io_cost_qos(self, directory: str, name: str, value: str) -> str:
+        """A line for each disk that was ever named."""
+        lines = dict(line.split(" ", 1) for line in Path(directory, name).read_text().splitlines())
+        number, _, given = value.partition(" ")
+        lines[number] = f"{given} ctrl=auto"
+        return "\n".join(f"{disk} {line}" for disk, line in lines.items())
 
     def _kill_below(self, directory: str, name: str, value: str) -> str:
         for below in self.below(directory):

@@ -13,6 +13,7 @@ import structlog
 from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import Held
+from criproxy.cgroup.disk_keepers import Kept
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
@@ -158,6 +159,7 @@ class Bench:
         self.hold_offs = no_hold_offs(self.clock)
         self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
         self.disk_watch = SimpleNamespace(disks=())
+        self.disk_keeping = SimpleNamespace(kept=Kept())
         self.cache = SimpleNamespace(group=CacheGroup(), problem="")
         self.proactive_reclaim = SimpleNamespace(enabled=False, problem="", taken_bytes=0)
         self.log_writer = SimpleNamespace(missing=0)
@@ -307,6 +309,14 @@ def test_status_tells_the_boxs_share_of_the_cache(group: CacheGroup, problem: st
     bench.cache.group, bench.cache.problem = group, problem
 
     assert bench.status().cache == words
+
+
+def test_status_tells_why_a_disk_could_not_be_switched() -> None:
+    bench = Bench()
+    bench.disk_watch.disks = (DiskWeight("sda", "", "none keeps to it"), DiskWeight("sdb", "bfq"))
+    bench.disk_keeping.kept = Kept(failures={"sda": "no bfq here", "sdb": "not any more"})
+
+    assert [disk.why for disk in bench.status().disks] == ["none keeps to it (no bfq here)", ""]
 
 
 @pytest.mark.parametrize(

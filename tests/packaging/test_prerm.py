@@ -45,7 +45,12 @@ class Node:
             (self.directory / "bin" / name).write_text(text.format(self.directory))
             (self.directory / "bin" / name).chmod(0o755)
         script = PRERM.read_text()
-        for name, place in (("cgroups=/sys/fs/cgroup", "cgroup"), ("systemd=/run/systemd", "systemd")):
+        for name, place in (
+            ("cgroups=/sys/fs/cgroup", "cgroup"),
+            ("systemd=/run/systemd", "systemd"),
+            ("blocks=/sys/block", "block"),
+            ("changed=/run/criproxy/criproxy.disks", "changed"),
+        ):
             assert script.count(f"{name}\n") == 1
             script = script.replace(f"{name}\n", f"{name.partition('=')[0]}={self.directory / place}\n")
         (self.directory / "prerm").write_text(script)
@@ -243,3 +248,17 @@ def test_removal_tells_how_to_lift_a_slice_and_how_to_clean_up(node: Node, box: 
         assert line.index("memory.memsw.limit_in_bytes") < line.index("systemctl")
     node.told(said, "to clean up")
     assert node.stopped == {box, *anchors}
+
+
+def test_removal_puts_back_what_criproxy_has_changed_of_disks(node: Node) -> None:
+    qos, scheduler = node.directory / "cgroup" / "io.cost.qos", node.directory / "block" / "sda" / "queue" / "scheduler"
+    scheduler.parent.mkdir(parents=True)
+    scheduler.write_text("bfq")
+    qos.write_text("8:0 enable=1")
+    changed = node.directory / "changed"
+    changed.write_text("io.cost 8:0 enable=0\nbfq sda mq-deadline\nbfq gone none\nnonsense\n")
+
+    node.remove()
+
+    assert (qos.read_text(), scheduler.read_text()) == ("8:0 enable=0\n", "mq-deadline\n")
+    assert not changed.exists()
