@@ -432,12 +432,17 @@ class Daemon:
 
     async def _restore(self) -> None:
         """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
-        goes on. A predecessor hands over what its predictors know; where its ladder stands is in the file.
+        goes on, but that nothing is given back. A predecessor hands over what its predictors know; where its ladder
+        stands is in the file.
         """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-        loading = self._tasks.keep(self._checkpointer.load(self._remember))
+        loading = self._tasks.keep(self._checkpointer.load(self._remember, self._wait_for_checkpoint))
         await asyncio.wait((loading,), timeout=_LOAD_S)
+
+    def _wait_for_checkpoint(self, waits: bool) -> None:
+        self._loop.wait_for_checkpoint(waits)
+        self._interference.wait_for_checkpoint(waits)
 
     def _remembered(self) -> Remembered:
         return Remembered(self._loop.checkpoint(), self._interference.checkpoint())

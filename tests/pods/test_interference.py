@@ -677,6 +677,17 @@ def test_status_says_which_signals_are_here_and_why_others_are_not() -> None:
     assert "box_io_share" not in found
 
 
+def test_no_look_is_taken_while_what_was_held_back_is_not_known() -> None:
+    bench = Bench()
+    bench.watch.wait_for_checkpoint(True)
+    bench.looks(3)
+    waited = len(bench.node.reads)
+    bench.watch.wait_for_checkpoint(False)
+    bench.looks(1)
+
+    assert (waited, len(bench.node.reads)) == (0, 1)
+
+
 WEB = PodRef("u-web", "shop", "web")
 
 
