@@ -249,7 +249,7 @@ class Daemon:
             settings.interference(),
             self._shared,
             self._box,
-            _signal_reader(),
+            _signal_reader(self._clock),
             self._loop,
             self._guard,
             self._relief,
@@ -518,9 +518,9 @@ async def _settle_soon() -> None:
         loop.use_timerfd()
 
 
-def _signal_reader() -> SignalReader | None:
+def _signal_reader(clock: Clock) -> SignalReader | None:
     try:
-        return detect_signals(Tree())
+        return detect_signals(Tree(), clock)
     except CgroupError:  # it is told where the driver is sought
         return None
 
