@@ -538,6 +538,11 @@ class Box:
             worker.close()
 
     @property
+    def limits(self) -> Limits | None:
+        """What the kernel held after the last write; None: there was none."""
+        return self._limits
+
+    @property
     def _workers(self) -> tuple[Worker, ...]:
         workers = (self._writer, self._reader, self._reclaimer, self._disk_writer)
         return tuple(one for one in workers if one is not None)

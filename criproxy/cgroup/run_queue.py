@@ -17,32 +17,37 @@ that is open is never of another thread that has got the id meanwhile.
 """
 
 import errno
-from collections.abc import Callable
 from typing import Final
 
 from criproxy.cgroup import files
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import GONE, Tree
+from criproxy.model.clock import MonotonicClock
 from criproxy.model.signals import Missing, RunQueue, ThreadTimes
 
 MOST_THREADS: Final = 64
+"""The most threads that one reading looks at."""
+
 KEPT_THREADS: Final = 32
-"""So many of them go on being looked at."""
+"""The most of them that the next reading looks at again."""
 
 THREADS_OF_A_CGROUP: Final = 8
-"""So many fresh ones of each."""
+"""The most fresh threads that a reading takes from one cgroup."""
 
 CGROUPS_A_READING: Final = 16
-"""Fewer hold enough fresh threads, but for those of sandboxes and of pods, which have one thread or none."""
+"""The most cgroups that a reading goes through for fresh threads. Four containers have enough of them, but cgroups of
+sandboxes have one thread each, and those of pods have none.
+"""
 
 MOST_CGROUPS: Final = 4096
+"""The most cgroups that a round goes through."""
 
 _LIST_BYTES: Final = 1 << 16
-"""Of a list of threads: about 9,000 of them."""
+"""How much of a cgroup's list of threads is read, which is about 9,000 of them."""
 
 _NO_THREADS: Final = (*GONE, errno.EOPNOTSUPP)
-"""The last is of a cgroup that can have none of its own. Source: cgroup-v2.rst, Threads."""
+"""EOPNOTSUPP is the answer of a cgroup that may hold no threads itself. Source: cgroup-v2.rst, Threads."""
 
 _ENDED: Final = (*GONE, errno.ESRCH)
 
@@ -50,7 +55,7 @@ _ENDED: Final = (*GONE, errno.ESRCH)
 class RunQueueSampler:
     """Of the threads below one cgroup, from a thread of its own; every failure is a `Missing` or one thread less."""
 
-    def __init__(self, access: FileAccess, tree: Tree, proc: str, clock: Callable[[], float]) -> None:
+    def __init__(self, access: FileAccess, tree: Tree, clock: MonotonicClock, proc: str) -> None:
         self._access = access
         self._tree = tree
         self._proc = proc
@@ -80,7 +85,7 @@ class RunQueueSampler:
         self._last = {tid: again[tid] for tid in kept} | fresh
         self._watched = {tid: times.cgroup for tid, times in self._last.items()}
         self._close_others()
-        return RunQueue(self._clock(), again | fresh)
+        return RunQueue(self._clock.monotonic_s(), again | fresh)
 
     def forget(self) -> None:
         """Begin anew: nothing is looked at meanwhile."""

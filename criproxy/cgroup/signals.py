@@ -11,7 +11,6 @@ of those that are pods'.
 
 import errno
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -25,6 +24,7 @@ from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.work import ProcessorCounters, WorkReader
 from criproxy.model import PIDS
+from criproxy.model.clock import MonotonicClock
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -50,22 +50,22 @@ _OFF: Final = ("0", "n", "no", "off", "false")
 
 
 class SignalReader:
-    """`clock`: CLOCK_MONOTONIC, in s. `read` is for one thread; it remembers which threads it looks at."""
+    """`read` is for one thread; it remembers which threads it looks at."""
 
     def __init__(
         self,
         access: FileAccess,
         tree: Tree,
+        clock: MonotonicClock,
         proc: str = "/proc",
-        clock: Callable[[], float] = time.monotonic,
         counters: ProcessorCounters | None = None,
     ) -> None:
         self._access = access
         self._tree = tree
         self._proc = proc
         self._clock = clock
-        self._run_queue = RunQueueSampler(access, tree, proc, clock)
-        self._work = WorkReader(access, tree, counters, clock)
+        self._run_queue = RunQueueSampler(access, tree, clock, proc)
+        self._work = WorkReader(access, tree, clock, counters)
 
     def read(self, box: str, *, own_limits: bool, pods: Mapping[str, Sequence[str]] | None = None) -> SignalReading:
         """The box need not be there. `own_limits`: with the time for which online's own limits stopped it. `pods`: the
@@ -108,7 +108,7 @@ class SignalReader:
             if error.errno in (*GONE, errno.EOPNOTSUPP):
                 return Missing(self._why_no_pressure(row, online))
             raise
-        return Stall(self._clock(), totals_s["some"])
+        return Stall(self._clock.monotonic_s(), totals_s["some"])
 
     def _why_no_pressure(self, row: KernelFile, online: str) -> str:
         """A kernel without PSI has no such files, or they can't be read. Source: kernel/sched/psi.c."""
@@ -152,7 +152,7 @@ class SignalReader:
         pods = [path for path in of if _POD.fullmatch(path.rpartition("/")[2])] if has_pressure else []
         waits = {path: stall for path in pods if isinstance(stall := self._stall(rows.CPU_PRESSURE, path), Stall)}
         whole = self._throttling(online)
-        return OwnLimits(self._clock(), of, None if whole is None else whole.usage_s, complete, waits)
+        return OwnLimits(self._clock.monotonic_s(), of, None if whole is None else whole.usage_s, complete, waits)
 
     def _throttling(self, path: str) -> Throttling | None:
         """None: the cgroup has gone."""
@@ -184,7 +184,7 @@ class SignalReader:
         )
         if pages is None:
             return Missing(f"{self._access.file(rows.MEMORY_STAT, online)} counts no refaults")
-        return Refaults(self._clock(), *pages)
+        return Refaults(self._clock.monotonic_s(), *pages)
 
     # --- disks -------------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class SignalReader:
             return found
         node = files.parse_diskstats(self._tree.read(f"{self._proc}/diskstats"))
         return DiskCounters(
-            self._clock(),
+            self._clock.monotonic_s(),
             {number: DiskIo(disk.size_bytes, disk.operations) for number, disk in node.items()},
             found,
             {number: disk.name for number, disk in node.items()},

@@ -13,13 +13,13 @@ import errno
 import os
 import resource
 import struct
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import checked_path
 from criproxy.cgroup.tree import Tree
+from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import parse_cpus
 from criproxy.model.signals import Missing, Work, WorkReading
 
@@ -103,14 +103,14 @@ class KernelCounters:
 
 
 class WorkReader:
-    """For one thread. `clock`: CLOCK_MONOTONIC, in s."""
+    """For one thread."""
 
     def __init__(
         self,
         access: FileAccess,
         tree: Tree,
+        clock: MonotonicClock,
         counters: ProcessorCounters | None = None,
-        clock: Callable[[], float] = time.monotonic,
         online: str = "/sys/devices/system/cpu/online",
     ) -> None:
         self._access = access
@@ -126,7 +126,7 @@ class WorkReader:
         self._keep(pods)
         try:
             self._begin(pods)
-            return WorkReading(self._clock(), {uid: self._sum(pairs) for uid, pairs in self._open.items()})
+            return WorkReading(self._clock.monotonic_s(), {uid: self._sum(pairs) for uid, pairs in self._open.items()})
         except OSError as error:
             self.stop()
             if error.errno in _ABSENT:

@@ -49,6 +49,10 @@ class BoundedBox(Protocol):
     def starting(self) -> int:
         """How many pods of the box are starting."""
 
+    @property
+    def limits(self) -> Limits | None:
+        """What the kernel held after the last write; None: there was none."""
+
     async def usage(self) -> UsageReading:
         """Counters of the node and of the box, read as close together as can be."""
 
@@ -104,6 +108,7 @@ class Loop(Struct, eq=False):
     _state: PolicyState = PolicyState()
     _given: Limits = {}
     _seen: HarmSeen = NOTHING_SEEN
+    _only_lowers: bool = False
     _predicted: tuple[Snapshot, Prediction] | None = None
     _trouble: str | None = None
     _drifting: bool = False
@@ -179,11 +184,19 @@ class Loop(Struct, eq=False):
         cpu = self._cpu_evidence(snapshot, decision)
         self.guard.decided(self._outlook(snapshot, decision, cpu))
         decision = joined(decision, settings.policy.resources, self._seen, cpu)
-        self._state = replace(self._state, before=decision.limits)
-        changes = () if settings.dry_run else await self.box.apply(decision.asked_of_box)
+        limits = self._allowed(decision.asked_of_box)
+        self._state = replace(self._state, before=decision.limits if limits is None else _of(decision, limits))
+        changes = () if settings.dry_run or limits is None else await self.box.apply(limits)
         self._tell_drift(changes)
         self.history.add(DecisionRecord(self.clock.wall_s(), snapshot, decision, applied=not settings.dry_run))
         return decision, changes
+
+    def _allowed(self, limits: Limits) -> Limits | None:
+        """The limits that may be applied; None: a box that is not known yet keeps what it has."""
+        if not self._only_lowers:
+            return limits
+        held = self.box.limits
+        return None if held is None else _at_most(limits, held)
 
     def _cpu_evidence(self, snapshot: Snapshot, decision: Decision) -> CpuEvidence | None:
         if not self.settings.cpu_by_evidence:
@@ -284,6 +297,10 @@ class Loop(Struct, eq=False):
         """By the policy's last decision, before what is seen of harm was joined to it."""
         return self._given
 
+    def wait_for_checkpoint(self, waits: bool) -> None:
+        """While it waits, the box gets no more than it has: what was held back before a restart is not known yet."""
+        self._only_lowers = waits
+
     def see(self, seen: HarmSeen) -> None:
         """What is known of harm to online from now on: the next decision keeps to it."""
         self._seen = seen
@@ -306,6 +323,20 @@ class Loop(Struct, eq=False):
             if name in states:
                 for lost in predictor.restore(states[name], self.clock.boottime_s(), shift_s):
                     self.log.warning("predictor_starts_cold", resource=name, lost=lost)
+
+
+def _of(decision: Decision, limits: Limits) -> Limits:
+    return {name: limits[name] for name in decision.limits}
+
+
+def _at_most(limits: Limits, held: Limits) -> Limits:
+    """The lower of each."""
+    found = dict(limits)
+    for name, most in held.items():
+        limit = limits.get(name, UNLIMITED)
+        if most is not UNLIMITED:
+            found[name] = most if limit is UNLIMITED else min(limit, most)
+    return found
 
 
 def _predictors(settings: PredictorSettings) -> dict[str, Predictor]:

@@ -23,6 +23,9 @@ from criproxy.pods.shared import Trouble
 
 VERSION: Final = 1
 EVERY_S: Final = 60.0
+WAITED_FOR_S: Final = 10.0
+"""For so long a slow disk keeps what may have been held back before a restart from being given back."""
+
 LAST_S: Final = 1.0
 """What the end of the process waits for the last one."""
 
@@ -144,15 +147,22 @@ class Checkpointer(Struct):
     _loading: bool = False
     _hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def load(self, restore: Callable[[Remembered, float], None]) -> None:
-        """Have what the file holds restored. Until then nothing is saved over it."""
+    async def load(self, restore: Callable[[Remembered, float], None], wait: Callable[[bool], None]) -> None:
+        """Have what the file holds restored. Until then nothing is saved over it.
+
+        `wait` is told when others begin to wait for it, and when they are to go on, after `WAITED_FOR_S` at the latest.
+        """
         self._loading = True
+        wait(True)
+        late = asyncio.get_running_loop().call_later(WAITED_FOR_S, wait, False)
         try:
             restore(*await run_apart("checkpoint", self.file.load))
         except RuntimeError as error:  # the machine has no more threads
             self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
         finally:
+            late.cancel()
             self._loading = False
+        wait(False)
 
     async def run(self, states: States) -> None:
         """Until cancelled. The last minute is the caller's to save, with `save_last`."""

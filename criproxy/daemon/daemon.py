@@ -256,7 +256,7 @@ class Daemon:
             settings.interference(),
             self._shared,
             self._box,
-            _signal_reader(),
+            _signal_reader(self._clock),
             self._loop,
             self._guard,
             self._relief,
@@ -446,12 +446,17 @@ class Daemon:
 
     async def _restore(self) -> None:
         """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
-        goes on. A predecessor hands over what its predictors know; where its ladder stands is in the file.
+        goes on, but that nothing is given back. A predecessor hands over what its predictors know; where its ladder
+        stands is in the file.
         """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-        loading = self._tasks.keep(self._checkpointer.load(self._remember))
+        loading = self._tasks.keep(self._checkpointer.load(self._remember, self._wait_for_checkpoint))
         await asyncio.wait((loading,), timeout=_LOAD_S)
+
+    def _wait_for_checkpoint(self, waits: bool) -> None:
+        self._loop.wait_for_checkpoint(waits)
+        self._interference.wait_for_checkpoint(waits)
 
     def _remembered(self) -> Remembered:
         return Remembered(self._loop.checkpoint(), self._interference.checkpoint())
@@ -528,9 +533,9 @@ async def _settle_soon() -> None:
         loop.use_timerfd()
 
 
-def _signal_reader() -> SignalReader | None:
+def _signal_reader(clock: Clock) -> SignalReader | None:
     try:
-        return detect_signals(Tree())
+        return detect_signals(Tree(), clock)
     except CgroupError:  # it is told where the driver is sought
         return None
 

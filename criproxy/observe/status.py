@@ -69,7 +69,7 @@ class BoxStatus(Struct, frozen=True):
 
     `drift` counts files that somebody else had changed. `cpus`: the CPUs that kubelet's static CPU manager leaves to
     offline pods ("0-3,8"), "" when it bounds nobody. `shares` lacks what is not bounded: there was no box yet, or the
-    kernel can't. `cores`: how many whole cores the CPUs are, or why they are not, or which siblings are left out; "" for
+    kernel can't. `cores`: how many whole cores the CPUs are, or why they are not, or which siblings are left out; "":
     neither. `tiers`: what there is of two tiers of pods, "": `colocation.tiers` is off.
     """
 

@@ -154,6 +154,7 @@ class InterferenceWatch(Struct):
     _shares: Mapping[str, float] = {}
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
+    _waits: bool = False
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unseen: Trouble = field(default_factory=Trouble)
     _unheld: Trouble = field(default_factory=Trouble)
@@ -197,6 +198,8 @@ class InterferenceWatch(Struct):
         stand still: what is held is judged without signals then.
         """
         pods = len(self.shared.inventory.running_pods)
+        if self._waits:
+            return
         if not self.settings.acts:
             self.disks.rest(self.settings.disks)
             return
@@ -428,6 +431,10 @@ class InterferenceWatch(Struct):
         return InterferenceState(
             self._responder.state(), self._moves, self.disks.state, self._cpi.state(), self.services.well
         )
+
+    def wait_for_checkpoint(self, waits: bool) -> None:
+        """While it waits, no look is taken: one that does not know what is held back would give it back."""
+        self._waits = waits
 
     def restore(self, state: InterferenceState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""

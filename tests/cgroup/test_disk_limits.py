@@ -7,6 +7,7 @@ import pytest
 from criproxy.cgroup.detect import detect_any, detect_signals
 from criproxy.cgroup.files import io_max, parse_io_max
 from criproxy.model.signals import DiskRate, Missing
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd
 
@@ -44,7 +45,7 @@ def test_disks_are_bounded_lifted_and_others_limits_stay(tmp_path: Path, box: st
     first = driver.hold_disks(box, {"8:0": RATE, "253:1": RATE})
     again = driver.hold_disks(box, {"8:0": RATE})
     held = kernel.file(file).splitlines()
-    reading = detect_signals(kernel, kernel.root).read(box, own_limits=False).disk_limits
+    reading = detect_signals(kernel, FakeClock(), kernel.root).read(box, own_limits=False).disk_limits
     changed = driver.hold_disks(box, {"8:0": DiskRate(2_000_000.7, 40.9), "8:16": MORE})
     lifted = driver.hold_disks(box, {})
 
@@ -60,7 +61,7 @@ def test_box_that_has_gone_or_has_no_such_file_takes_no_limit(tmp_path: Path) ->
     driver = detect_any(kernel, FakeSystemd(kernel), kernel.root)
     gone = driver.hold_disks("/offline", {"8:0": RATE})
     driver.ensure("/offline")
-    limits = detect_signals(kernel, kernel.root).read("/offline", own_limits=False).disk_limits
+    limits = detect_signals(kernel, FakeClock(), kernel.root).read("/offline", own_limits=False).disk_limits
 
     assert gone == driver.hold_disks("/offline", {"8:0": RATE}) == ()
     assert isinstance(limits, Missing) and "io.max does not exist" in limits.why
@@ -70,7 +71,7 @@ def test_v1_bounds_no_disk_and_says_why(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 1)
     driver = detect_any(kernel, FakeSystemd(kernel), kernel.root)
     driver.ensure("/offline")
-    limits = detect_signals(kernel, kernel.root).read("/offline", own_limits=False).disk_limits
+    limits = detect_signals(kernel, FakeClock(), kernel.root).read("/offline", own_limits=False).disk_limits
 
     assert driver.hold_disks("/offline", {"8:0": RATE}) == ()
     assert isinstance(limits, Missing) and "cgroup v1" in limits.why

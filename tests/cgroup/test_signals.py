@@ -62,7 +62,8 @@ class Node:
         for pod in pods:
             self.make(f"{ONLINE}/burstable/pod{pod}")
             self.make(f"{ONLINE}/burstable/pod{pod}/c")
-        self.reader = detect_signals(self.kernel, str(root))
+        self.clock = FakeClock()
+        self.reader = detect_signals(self.kernel, self.clock, str(root))
 
     def directory(self, controller: str, path: str) -> str:
         hierarchy = {"cpu": "cpu,cpuacct"}.get(controller, controller) if self.version == 1 else "cg"
@@ -290,7 +291,7 @@ def test_run_queue_makes_a_signal_of_two_readings(unpressed: Node) -> None:
     unpressed.threads(CONTAINER, 101)
     before = unpressed.read(own_limits=True)
     unpressed.thread(101, 75_000_000, 25_000_000)
-    unpressed.reader._run_queue._clock = lambda: before.run_queue.read_s + 1.0
+    unpressed.clock.advance(1.0)
 
     found = {value.name: value for value in values(before, unpressed.read(own_limits=True), EvictionHard())}
 
@@ -543,7 +544,7 @@ def test_disks_of_v1_without_blkio_are_missing(tmp_path: Path) -> None:
     node = Node(tmp_path, 1)
     file = tmp_path / "self/mountinfo"
     file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if "rw,blkio" not in line))
-    node.reader = detect_signals(node.kernel, str(tmp_path))
+    node.reader = detect_signals(node.kernel, node.clock, str(tmp_path))
 
     assert node.read().disks == Missing("there is no cgroup v1 mount of blkio")
 

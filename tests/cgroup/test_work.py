@@ -13,6 +13,7 @@ from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.work import DENIED, NO_COUNTERS, KernelCounters, WorkReader
 from criproxy.model.signals import Missing, Work, WorkReading
+from tests.fakes.clock import FakeClock
 
 
 class FakeCounters:
@@ -45,7 +46,7 @@ class Site:
         (root / "online").write_text("0-1\n")
         tree = Tree()
         access = FileAccess(2, {"": str(root)}, (str(root),), tree)
-        self.reader = WorkReader(access, tree, self.counters, lambda: 5.0, str(root / "online"))
+        self.reader = WorkReader(access, tree, FakeClock(5.0), self.counters, str(root / "online"))
 
     def pod(self, uid: str) -> tuple[str, str]:
         (self.root / f"kubepods/burstable/pod{uid}").mkdir(parents=True)

@@ -589,3 +589,20 @@ def test_guards_ceiling_holds_below_what_the_ladder_leaves():
     node.held = GuardCeiling(0.5, "online waits")
     node.ticks()
     assert (cores(node), node.outlook.limit_cores) == (0.5, 4.0)
+
+
+def test_limits_are_only_lowered_while_the_checkpoint_is_awaited():
+    node = Node(replace(SETTINGS, policy=laws(StaticSettings(2.0), StaticSettings(2 * GIB))))
+    held = {"cpu": 0.5, "memory": 3 * GIB, "memory.high": GIB}
+    node.loop.wait_for_checkpoint(True)
+    node.ticks(2)
+    unknown = list(node.box.applied)
+    node.box.limits = held
+    node.ticks(1)
+    lowered = node.box.limits
+    node.loop.wait_for_checkpoint(False)
+    node.ticks(1)
+
+    assert unknown == [], "the box keeps what it has until it is known"
+    assert lowered == {"cpu": 0.5, "memory": 2 * GIB, "memory.high": GIB}
+    assert node.box.limits == {"cpu": 2.0, "memory": 2 * GIB}

@@ -289,16 +289,35 @@ def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, state
 def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file, states, clock, log, monkeypatch):
     file.write(states)
     freed, load, restored = threading.Event(), file.load, []
+    waits: list[bool] = []
     monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
     checkpointer = Checkpointer(file)
 
     async def main():
-        loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what)))
+        loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what), waits.append))
         await asyncio.wait((loading,), timeout=0.05)
-        assert restored == []
+        assert (restored, waits) == ([], [True])
         await checkpointer.save(lambda: Remembered({}))
         freed.set()
         await loading
 
     asyncio.run(main())
-    assert restored == [(states, 0.0)]
+    assert (restored, waits) == ([(states, 0.0)], [True, False])
+
+
+def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever(file, states, log, monkeypatch):
+    freed, load, goes_on = threading.Event(), file.load, asyncio.Event()
+    monkeypatch.setattr("criproxy.daemon.checkpoint.WAITED_FOR_S", 0.01)
+    monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
+
+    def wait(waits: bool):
+        if not waits:
+            goes_on.set()
+
+    async def main():
+        loading = asyncio.create_task(Checkpointer(file, lambda: states).load(lambda *_: None, wait))
+        await goes_on.wait()
+        freed.set()
+        await loading
+
+    asyncio.run(asyncio.wait_for(main(), 30))

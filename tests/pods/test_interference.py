@@ -52,6 +52,7 @@ class Node:
     waits: Callable[[Mapping[str, float]], float] = lambda shares: 0.0
     own_s: float = 0.0
     own_complete: bool = True
+    free_s: float = 0.0
     disk: DiskCounters | Missing = NONE
     io_waits: float = 0.0
     seen: HarmSeen = field(default_factory=HarmSeen)
@@ -71,6 +72,7 @@ class Node:
     _io_s: float = 0.0
     _memory_s: float = 0.0
     _throttled_s: float = 0.0
+    _free_s: float = 0.0
 
     async def signals(self, reader: Any, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
         self.reads.append(own_limits)
@@ -82,7 +84,9 @@ class Node:
         self._io_s += self.io_waits
         self._throttled_s += self.own_s
         of = {"/kubepods/a": Throttling(self._throttled_s, now_s)}
-        own = OwnLimits(now_s, of, now_s, self.own_complete) if own_limits else None
+        self._free_s += self.free_s
+        waits = {"/kubepods/podb": Stall(now_s, self._free_s)}
+        own = OwnLimits(now_s, of, now_s, self.own_complete, waits) if own_limits else None
         return SignalReading(
             cpu=Stall(now_s, self._some_s),
             memory=self._memory(now_s),
@@ -291,6 +295,15 @@ def test_online_that_waits_for_its_own_limits_is_no_harm_and_the_guard_is_told()
     assert bench.moves() == []
     assert bench.innocent[-20:] == [True] * 20
     assert bench.node.reads[:3] == [False, False, True], "own limits are read after an alarm only"
+
+
+def test_pod_that_waits_for_the_box_is_heard_beside_one_that_waits_for_its_own_limit() -> None:
+    bench = Bench()
+    bench.node.waits, bench.node.own_s, bench.node.free_s = (lambda _: 0.5), 3.0, 0.4
+    bench.looks(8)
+
+    assert bench.moves() == [(CPU, "tried")]
+    assert bench.innocent == [False] * 8
 
 
 def test_online_that_is_calm_acquits_nobody() -> None:
@@ -694,6 +707,17 @@ def test_status_says_which_signals_are_here_and_why_others_are_not() -> None:
     assert (found["cpu_pressure"].here, found["cpu_pressure"].value, found["cpu_pressure"].bar) == (True, 0.0, 10.0)
     assert (found["memory_pressure"].here, found["memory_pressure"].why) == (False, "not in this test")
     assert "box_io_share" not in found
+
+
+def test_no_look_is_taken_while_what_was_held_back_is_not_known() -> None:
+    bench = Bench()
+    bench.watch.wait_for_checkpoint(True)
+    bench.looks(3)
+    waited = len(bench.node.reads)
+    bench.watch.wait_for_checkpoint(False)
+    bench.looks(1)
+
+    assert (waited, len(bench.node.reads)) == (0, 1)
 
 
 WEB = PodRef("u-web", "shop", "web")

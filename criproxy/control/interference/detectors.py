@@ -31,8 +31,6 @@ from criproxy.control.histogram import Buckets, DecayedMass, MassState
 from criproxy.model import CPU, MEMORY, PIDS
 
 IO: Final = "io"
-DISK: Final = "disk"
-"""Space on kubelet's disk, which it evicts pods for; the disk's speed is `IO`."""
 
 FORGET_HALF_LIFE_S: Final = 600.0
 USUAL_HALF_LIFE_S: Final = 3600.0
@@ -49,7 +47,7 @@ class Detector(Struct, frozen=True):
     """A signal, and when it is an alarm; `threshold`, `hysteresis`, `most`, `rest` and `emergency` are in its `unit`.
 
     `words` name the signal in sentences. From `emergency` on, the first suspect is evicted from without an experiment;
-    None: this signal knows no emergency. `stock`: it says how much is held (memory, processes, space), not how fast
+    None: this signal knows no emergency. `stock`: it says how much is held (memory, processes), not how fast
     something goes, so that a squeeze does not bring it down and no experiment proves anything.
 
     Raises ValueError when the values contradict each other.
@@ -97,8 +95,6 @@ DETECTORS: Final = (
              (CPU, MEMORY), hysteresis=0.5, most=8.0),
     Detector("pids_shortage", "the node's processes in use", "%", 90.0, 1.0, (PIDS,), hysteresis=2.0, most=98.0,
              rest=70.0, stock=True),
-    Detector("disk_shortage", "the disk's space in use, where 100 is kubelet's eviction threshold,", "%", 98.0, 5.0,
-             (DISK,), hysteresis=2.0, most=99.5, rest=94.0, stock=True),
 )  # fmt: skip
 """In the order in which their alarms are answered. Pressures are what PSI's `some` total grew by since the last sample,
 not avg10, which still remembers when an experiment is over. `memory_shortage` is

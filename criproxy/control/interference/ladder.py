@@ -63,7 +63,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from criproxy.control.interference.detectors import DISK, IO, LONGEST_GAP_S, Assessment, Detector
+from criproxy.control.interference.detectors import IO, LONGEST_GAP_S, Assessment, Detector
 from criproxy.model import CPU, MEMORY, PIDS
 
 
@@ -102,7 +102,6 @@ MEMORY_TRIAL_S: Final = 10.0
 
 RESOURCES_IN_TURN: Final = (
     LadderResource(MEMORY, "memory", 5.0, trial_s=MEMORY_TRIAL_S, settle_s=MEMORY_TRIAL_S / 2),
-    LadderResource(DISK, "disk space", 5.0),
     LadderResource(PIDS, "processes", 5.0),
     LadderResource(CPU, "CPU", 120.0, trial_s=3.0),
     LadderResource(IO, "IO", 120.0, trial_s=3.0),

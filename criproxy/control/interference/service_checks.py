@@ -199,11 +199,11 @@ class ServiceSignal(Struct, frozen=True):
 
 
 class Hearing(Struct, frozen=True):
-    """What is remembered of services: since when (boottime) those are high that are, by pod UID, and the `accuser`.
+    """What is remembered of services from look to look. Pods are named by their UIDs.
 
-    The accuser is the pod UID of the one whose word was shown last while nothing was tried nor convicted, `said_by` of
-    the one whose word was shown last; "": none was. `excused`: up to which percentage those are not heard that are, by
-    pod UID.
+    `high_since_s`: the pods whose word is high, and since when (boottime). `accuser`: the pod whose word was shown last
+    before a case began; "": none was. `said_by`: the pod whose word was shown last, in a case or not; "": none was.
+    `excused`: the pods that are excused, and up to which percentage each is not heard.
     """
 
     high_since_s: Mapping[str, float] = {}
@@ -213,7 +213,7 @@ class Hearing(Struct, frozen=True):
 
 
 def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
-    """What is remembered after these: a service is high from above the bar until below the level."""
+    """What is remembered after these signals. A service becomes high above the bar, and stays so down to the level."""
     since = {
         one.pod.uid: before.high_since_s.get(one.pod.uid, one.asked_s)
         for one in signals
@@ -225,7 +225,7 @@ def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: 
 
 
 def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
-    """While nothing is tried nor convicted. The accuser is the one whose word is shown."""
+    """The word that is shown while nothing is tried nor convicted; whose it is becomes the accuser."""
     count = _that_count(signals, hearing)
     waiting = [one for one in count if one.asked_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
     known = [one for one in count if one not in waiting]
@@ -250,7 +250,7 @@ def in_a_case(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float
 
 
 def worst_of(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
-    """The worst, held or not; of at least one."""
+    """The word of the worst service, whether or not it has been high for its hold; there must be a service."""
     count = _that_count(signals, hearing)
     if not count:
         return _all_excused(signals), hearing

@@ -141,8 +141,8 @@ def test_any_text_is_a_check_or_nonsense(text: str) -> None:
 # --- from services to one signal --------------------------------------------------------------------------------------
 
 
-def said(name: str, percent: float, read_s: float, hold_s: float = 3.0) -> ServiceSignal:
-    return ServiceSignal(PodRef(f"u-{name}", "shop", name), percent, 250.0, hold_s, read_s)
+def said(name: str, percent: float, asked_s: float, hold_s: float = 3.0) -> ServiceSignal:
+    return ServiceSignal(PodRef(f"u-{name}", "shop", name), percent, 250.0, hold_s, asked_s)
 
 
 def shown(*moments: list[ServiceSignal]) -> list[float | None]:
