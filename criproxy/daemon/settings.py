@@ -24,6 +24,7 @@ from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
+from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
@@ -216,6 +217,9 @@ class PartSettings(Struct, frozen=True):
     def relieves(self) -> bool:
         """Whether pods are stopped before kubelet evicts online ones: also while criproxy is held off the box."""
         return replace(self, held_off="").modes.writes
+
+    def relief(self) -> ReliefSettings:
+        return ReliefSettings(self.relieves, self.config.memory.min_bytes)
 
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits

@@ -311,7 +311,8 @@ class InterferenceWatch(Struct):
     async def _tick(self, now_s: float, shown: Mapping[str, float], pods: int) -> None:
         over = frozenset({MEMORY}) if self.relief.accountable else frozenset[str]()
         unused = frozenset[str]() if self.disks.suspected else frozenset({IO})
-        decision = self._responder.tick(now_s, shown, pods, over, unused)
+        irreducible = {MEMORY: words} if (words := self.relief.irreducible) else {}
+        decision = self._responder.tick(now_s, shown, pods, over, unused, irreducible=irreducible)
         wall_s, log = self.shared.clock.wall_s(), self.shared.log
         for one in decision.transitions:
             worse = one.after is not Rung.OPEN and one.before is not Rung.EVICTING
@@ -378,7 +379,7 @@ class InterferenceWatch(Struct):
     @staticmethod
     def _setting_of(order: EvictionOrder) -> str:
         """By which the pod goes, so that it is known which one to change."""
-        return ON_OVER_LIMIT if order.signal == SHORTAGE else ON_HARM
+        return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
     async def _evict_when_due(self) -> None:
         while True:
@@ -392,7 +393,7 @@ class InterferenceWatch(Struct):
         if order is None:
             return
         try:
-            owners = await self.eviction.evict(order, self._setting_of(order))
+            owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes)
         finally:
             self._order = None
         if owners is None:

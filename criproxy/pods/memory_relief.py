@@ -31,13 +31,23 @@ READ_EVERY_S: Final = 60.0
 SOON_S: Final = 2.0
 
 
-class MemoryRelief(Struct):
-    """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread.
+class ReliefSettings(Struct, frozen=True):
+    """`active`: the box's limits are ours to set. `floor_bytes`: what the policy never goes below.
 
-    `active`: the box's limits are ours to set. `hard`: kubelet's threshold, as far as known.
+    The floor is also what it gives where it does not know better: after a cold start, or outside of the schedule.
     """
 
     active: bool
+    floor_bytes: float = 0.0
+
+
+class MemoryRelief(Struct):
+    """Judges each of the loop's samples. `read_hard` reads kubelet's threshold, in `worker`'s thread.
+
+    `hard`: kubelet's threshold, as far as known.
+    """
+
+    settings: ReliefSettings
     shared: PodsShared
     box: Box
     read_hard: Callable[[], EvictionHard]
@@ -47,8 +57,8 @@ class MemoryRelief(Struct):
     _verdict: Verdict = Verdict(above=False, over=False)
     _evidence: Evidence | None = None
 
-    def configure(self, active: bool) -> None:
-        self.active = active
+    def configure(self, settings: ReliefSettings) -> None:
+        self.settings = settings
 
     async def run(self) -> None:
         """Read kubelet's threshold each minute, until cancelled. The first calls come before that."""
@@ -65,12 +75,35 @@ class MemoryRelief(Struct):
     @property
     def accountable(self) -> bool:
         """The box is above its bound, and somebody wants that answered."""
-        return self.active and self._verdict.above and self._stops
+        return self.settings.active and self._verdict.above and self._stops
+
+    @property
+    def irreducible(self) -> str:
+        """Why no reclaim brings the box back to its bound, in words; "": it does, or nobody wants that answered.
+
+        A bound that is the floor may be there for no need of online's. While an operator holds criproxy off the box,
+        its limits are not criproxy's.
+        """
+        seen = self._evidence
+        if seen is None or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
+            return ""
+        if seen.bound is None or seen.bound <= self.settings.floor_bytes or not seen.irreducible:
+            return ""
+        return (
+            f"the box's anonymous memory alone, {bytes_in_words(seen.anon)}, is above its limit of "
+            f"{bytes_in_words(seen.bound)}, and can't be reclaimed"
+        )
 
     @property
     def evidence(self) -> Evidence | None:
         """Of the last sample."""
         return self._evidence
+
+    @property
+    def excess_bytes(self) -> float:
+        """By how much the box is above its bound; 0: it is not, or has none."""
+        seen = self._evidence
+        return 0.0 if seen is None or seen.bound is None else max(0.0, seen.box - seen.bound)
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
@@ -101,7 +134,7 @@ class MemoryRelief(Struct):
         `given`: what the policy gave last.
         """
         bound, memory = given.get(MEMORY, UNLIMITED), snapshot.of[MEMORY]
-        bounded = self.active and self.box.state().memory is not None and bound is not UNLIMITED
+        bounded = self.settings.active and self.box.state().memory is not None and bound is not UNLIMITED
         self._evidence = Evidence(
             t_s=snapshot.t_s,
             capacity=memory.capacity,
@@ -109,6 +142,7 @@ class MemoryRelief(Struct):
             box=memory.box,
             bound=bound if bounded and bound is not UNLIMITED else None,
             hard=self.hard,
+            anon=snapshot.box_anon_bytes,
         )
         before = self._verdict
         self._verdict, self._above_since_s = judge(self._evidence, self._above_since_s)

@@ -31,6 +31,8 @@ class Bench:
 
     clock: FakeClock = field(default_factory=FakeClock)
     memory: dict[str, int] = field(default_factory=lambda: {"/offline/podu1": 50 * MIB, "/offline/podu2": 400 * MIB})
+    limits: dict[str, float] = field(default_factory=dict)
+    cache: int = 0
     cores: dict[str, float] = field(default_factory=lambda: {"/offline/podu1": 1.5, "/offline/podu2": 0.5})
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
@@ -61,7 +63,14 @@ class Bench:
         if self.setting_ends:
             self.holds.configure(frozenset())
         now = self.clock.boottime_s()
-        return {pod: Usage(self.cores.get(pod, 0.0) * now, size) for pod, size in self.memory.items() if pod in pods}
+        return {
+            pod: Usage(self.cores.get(pod, 0.0) * now, size + self.cache, anon_bytes=size)
+            for pod, size in self.memory.items()
+            if pod in pods
+        }
+
+    async def memory_limits_of(self, pods: Collection[str]) -> dict[str, float]:
+        return {pod: limit for pod, limit in self.limits.items() if pod in pods}
 
     async def kill(self, pod: str) -> None:
         assert f"s{pod[-1]}" not in self.stopped, "the runtime was asked before"
@@ -105,8 +114,10 @@ class Bench:
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         self.counted.append((name, *labels))
 
-    def evict(self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT) -> tuple[str, ...] | None:
-        return asyncio.run(self.eviction.evict(order, setting))
+    def evict(
+        self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT, excess_bytes: float = 0.0
+    ) -> tuple[str, ...] | None:
+        return asyncio.run(self.eviction.evict(order, setting, excess_bytes))
 
 
 def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
@@ -122,6 +133,40 @@ def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
     assert bench.holds.held(SMALL.pod) == ""
     bench.clock.advance(HOLD_S)
     assert bench.holds.held(LARGE.pod) == ""
+
+
+def test_pod_goes_that_has_most_anonymous_memory_above_its_share_by_the_limits() -> None:
+    """Of 450 MiB, 409 are the share of the one that may have ten times as much: it has 9 MiB less, the other 9 more."""
+    bench = Bench(limits={"/offline/podu1": 100 * MIB, "/offline/podu2": 1000 * MIB}, cache=1 << 40)
+    bench.evict()
+
+    assert bench.stopped == ["s1"]
+    assert "it uses 50.00 MiB" in bench.eviction.last[MEMORY]
+
+
+def test_shares_of_memory_are_equal_where_not_every_pod_has_a_limit() -> None:
+    bench = Bench(limits={"/offline/podu2": 1000 * MIB})
+    bench.evict()
+
+    assert bench.stopped == ["s2"]
+
+
+@pytest.mark.parametrize(
+    ("emergency", "excess_bytes", "gone"),
+    [
+        pytest.param(True, 1100 * MIB, ["s2"], id="emergency"),
+        pytest.param(True, 900 * MIB, ["s1"], id="it is worth it"),
+        pytest.param(True, 20 << 30, ["s1"], id="none is worth it"),
+        pytest.param(False, 1100 * MIB, ["s1"], id="no emergency"),
+    ],
+)
+def test_pod_of_the_lowest_priority_that_has_next_to_nothing_is_not_worth_an_emergencys_eviction(
+    emergency: bool, excess_bytes: float, gone: list[str]
+) -> None:
+    bench = Bench(labels={"s2": {"koordinator.sh/priority": "10"}})
+    bench.evict(replace(ORDER, emergency=emergency), excess_bytes=excess_bytes)
+
+    assert bench.stopped == gone
 
 
 def test_in_an_emergency_its_processes_are_killed_before_the_runtime_is_asked() -> None:
@@ -426,7 +471,8 @@ def test_evicted_pod_that_kubelet_does_not_end_in_time_goes_before_any_other() -
 def test_no_more_than_a_few_are_asked_for() -> None:
     api = Api()
     many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
-    bench = Bench(evicts=api, running_pods=many, memory={f"/offline/podu{n}": (n + 1) * MIB for n in range(9)})
+    memory = {f"/offline/podu{n}": (100 + n if n > 3 else 1) * MIB for n in range(9)}
+    bench = Bench(evicts=api, running_pods=many, memory=memory)
     bench.evict()
 
     assert [name for name, *_ in api.asked] == [f"job{n}" for n in range(8, 8 - VICTIMS, -1)]

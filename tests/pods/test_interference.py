@@ -127,6 +127,8 @@ class Node:
 @dataclass
 class Relief:
     accountable: bool = False
+    irreducible: str = ""
+    excess_bytes: float = 7.0
     hard: EvictionHard = field(default_factory=EvictionHard)
     evidence: Evidence | None = None
 
@@ -182,7 +184,8 @@ class Bench:
     def save(self) -> None:
         self.saved += 1
 
-    async def evict(self, order: EvictionOrder, setting: str) -> tuple[str, ...] | None:
+    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float) -> tuple[str, ...] | None:
+        assert excess_bytes == self.relief.excess_bytes
         self.orders.append((order, setting))
         return self.goes
 
@@ -250,6 +253,16 @@ def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None
     assert [setting for _, setting in bench.orders] == [ON_HARM] * len(bench.orders)
     assert [sorted(order.barred) for order, _ in bench.orders[:2]] == [[], ["job"]]
     assert 0 < bench.watch.status().evictions <= 6
+
+
+def test_pod_goes_by_the_setting_for_it_where_the_box_can_not_be_reclaimed_to_its_limit() -> None:
+    bench = Bench()
+    bench.relief.irreducible = "too much of it"
+    bench.looks(8)
+
+    ((order, setting),) = bench.orders
+    assert (order.resource, order.reason, setting) == (MEMORY, "too much of it, for 5 s by now", ON_OVER_LIMIT)
+    assert bench.moves() == []
 
 
 def test_box_is_given_back_where_what_is_left_of_the_signal_is_no_harm() -> None:
