@@ -10,10 +10,11 @@ is scarce, the box is at its floor by then: who wants most has most of that. At 
 switched on, is asked for their priorities and owners, and for no longer than that.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
-eviction, keeps the next from going until it has ended, or for `HOLD_S`. Where memory is scarce, none is given any. In
-an emergency Kubernetes is asked for half a second which pod may go, and that one's processes are killed then: kubelet's
-way or the runtime's takes seconds, in which the kernel would swap out online's memory, or kubelet evict online pods.
-Who gives back less than `WORTH_RATIO` of what the box has above its limit stays then, as long as another one may go.
+eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. Where memory is scarce, none is given
+any. In an emergency Kubernetes is asked for half a second which pod may go, and that one's processes are killed then:
+kubelet's way or the runtime's takes seconds, in which the kernel would swap out online's memory, or kubelet evict
+online pods. Who gives back less than `WORTH_RATIO` of what the box has above its limit stays then, as long as another
+one may go.
 """
 
 import asyncio
@@ -33,13 +34,13 @@ from criproxy.pods.runtime import ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import KnownPod, PodStopper
 
-HOLD_S: Final = 60.0
+VICTIM_HELD_S: Final = 60.0
 """For so long a pod that was stopped may not start again, so that nothing spins."""
 
 STOP_S: Final = 10.0
 """So long a stop is waited for: one that does not stop must not keep the next."""
 
-EVICT_S: Final = 3.0
+ACCEPTED_S: Final = 3.0
 """An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
 
 KNOWN_S: Final = 1.0
@@ -55,7 +56,7 @@ VICTIMS: Final = 5
 """So many are tried, of which each may have a disruption budget that lets it not go."""
 
 LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01, IO: 4096.0}
-"""A pod that uses less has nothing to give back."""
+"""A pod that uses less has nothing to give back. Of CPU, at its floor, many have little each: see `_least`."""
 
 WORTH_RATIO: Final = 0.05
 """In an emergency, a pod is worth one of the few evictions that gives back so much of what the box has too much."""
@@ -73,8 +74,8 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 class PodEviction(Struct):
     """`last`: who went last, and why, by resource.
 
-    `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `HOLD_S`, or until
-    they should have ended that were evicted. Then kubelet may be away, and they are stopped.
+    `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `VICTIM_HELD_S`, or
+    until they should have ended that were evicted. Then kubelet may be away, and they are stopped.
     """
 
     shared: PodsShared
@@ -121,7 +122,7 @@ class PodEviction(Struct):
             one = victim.candidate
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
-        within_s = EMERGENCY_S if order.emergency else EVICT_S
+        within_s = EMERGENCY_S if order.emergency else ACCEPTED_S
         found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         if found is None and not at_once:
             reason = "the disruption budgets of all offline pods that have any to give back keep them"
@@ -131,9 +132,9 @@ class PodEviction(Struct):
         sandbox_id, pod, why = leaves[at]
         if order.emergency:
             await self._kill(sandboxes[pod.uid], why)
-        again_s = now_s + HOLD_S
+        again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
-        self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
+        self.shared.holds.hold(pod, VICTIM_HELD_S, f"online pods were harmed: {order.reason}", setting)
         if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
@@ -176,9 +177,9 @@ class PodEviction(Struct):
             self._listed(emergency),
             self.stopper.known(within_s=EMERGENCY_S if emergency else KNOWN_S),
         )
-        found = []
+        found, least = [], _least(resource, uses)
         for listed in sandboxes:
-            if listed.id in uses and uses[listed.id] >= LEAST[resource]:
+            if listed.id in uses and uses[listed.id] >= least:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
                 # The API server may answer the next time only: the owner is barred by both of its names.
                 owners = tuple(filter(None, (told.owner, owner_of(pod))))
@@ -224,6 +225,13 @@ class PodEviction(Struct):
         if resource == IO:
             return await self.box.disk_use_of(pods)
         return {path: usage.cpu_usage_s for path, usage in (await self.box.usage_of(pods)).items()}
+
+
+def _least(resource: str, uses: Mapping[str, float]) -> float:
+    """What a pod must use to be worth stopping: of CPU, half of an equal share will do."""
+    if resource != CPU or not uses:
+        return LEAST[resource]
+    return min(LEAST[CPU], sum(uses.values()) / len(uses) / 2)
 
 
 def _ranked(candidates: Sequence[Candidate], barred: frozenset[str], least: float) -> list[Victim]:

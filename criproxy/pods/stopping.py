@@ -195,7 +195,7 @@ class PodStopper(Struct):
             await self._stop(sandbox_id, pod, why)
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
-        self.log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
+        self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
         if self.evicts is not None and sandbox_id not in self._told:
             self._told.add(sandbox_id)
             self.evicts.stopped(pod, why)

@@ -13,7 +13,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
-from criproxy.pods.eviction import EVICT_S, GRACE_S, HOLD_S, VICTIMS, PodEviction
+from criproxy.pods.eviction import ACCEPTED_S, GRACE_S, VICTIM_HELD_S, VICTIMS, PodEviction
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds, KnownPod
@@ -127,11 +127,11 @@ def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
 
     why = "memory is nearly gone; it uses 400.00 MiB, and of those with priority 0, it gives back most"
     assert (owner, bench.stopped, bench.counted) == ((), ["s2"], [("evictions", MEMORY)])
-    assert [(one["event"], one["pod"], one["reason"]) for one in logs] == [("evict", "batch/job2", why)]
+    assert [(one["event"], one["pod"], one["reason"]) for one in logs] == [("stop", "batch/job2", why)]
     assert bench.eviction.last == {MEMORY: f"batch/job2: {why}"}
     assert "not let in for 60 s" in bench.holds.held(LARGE.pod)
     assert bench.holds.held(SMALL.pod) == ""
-    bench.clock.advance(HOLD_S)
+    bench.clock.advance(VICTIM_HELD_S)
     assert bench.holds.held(LARGE.pod) == ""
 
 
@@ -202,6 +202,19 @@ def test_for_cpu_the_pod_goes_that_runs_most_now() -> None:
 
     assert bench.stopped == ["s1"]
     assert bench.clock.slept == [1.0]
+
+
+def test_for_cpu_one_of_many_goes_that_share_the_floor_and_none_that_idles() -> None:
+    """The box has 0.1 cores then, by default."""
+    many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(50))
+    cores = {f"/offline/podu{n}": 0.002 for n in range(49)}
+    labels = {"s49": {"koordinator.sh/priority": "-9"}}
+    memory = dict.fromkeys((one.placement or "" for one in many), MIB)
+    bench = Bench(running_pods=many, cores=cores, labels=labels, memory=memory)
+    bench.evict(replace(ORDER, resource=CPU, signal="cpu_pressure"))
+
+    assert len(bench.stopped) == 1
+    assert bench.stopped != ["s49"]
 
 
 def test_for_disks_the_pod_goes_that_reads_and_writes_most_now() -> None:
@@ -313,7 +326,7 @@ def test_pod_that_criproxy_is_held_off_goes_in_an_emergency_alone_and_after_all_
     assert (before, bench.stopped) == (["s1"], ["s1", "s2"])
 
 
-@pytest.mark.parametrize(("resource", "said"), [(MEMORY, ["evict"]), (CPU, ["notice", "evict"])])
+@pytest.mark.parametrize(("resource", "said"), [(MEMORY, ["stop"]), (CPU, ["notice", "stop"])])
 def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) -> None:
     bench = Bench(notices={"s1": 30, "s2": 30})
     with capture_logs() as logs:
@@ -395,7 +408,7 @@ def test_pod_leaves_by_the_api_without_notice_of_ours_and_in_its_own_grace_where
     with capture_logs() as logs:
         bench.evict(replace(ORDER, resource=resource))
 
-    assert [asked[1:] for asked in api.asked] == [(EVICT_S, grace_s)]
+    assert [asked[1:] for asked in api.asked] == [(ACCEPTED_S, grace_s)]
     assert (bench.stopped, bench.counted, logs) == ([], [("evictions", resource)], [])
 
 
@@ -451,7 +464,7 @@ def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -
     api = Api("job2")
     bench = Bench(evicts=api)
     bench.evict()
-    bench.clock.advance(HOLD_S)
+    bench.clock.advance(VICTIM_HELD_S)
     bench.evict()
 
     assert (len(api.asked), bench.stopped) == (1, ["s2"])
@@ -530,7 +543,7 @@ def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_min
     api.ends_s = 3600.0
     bench = Bench(evicts=api)
     bench.evict(OF_CPU)
-    bench.clock.advance(HOLD_S - 2.0)
+    bench.clock.advance(VICTIM_HELD_S - 2.0)
     meanwhile = bench.evict(OF_CPU)
     bench.clock.advance(2.0)
     bench.cores = {"/offline/podu2": 0.5}
