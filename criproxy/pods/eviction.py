@@ -71,6 +71,16 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 }
 
 
+class EvictionState(Struct, frozen=True):
+    """What a restart keeps, so that no pod goes twice or in another's stead: by sandbox id, in CLOCK_BOOTTIME.
+
+    `tried`: until when each is not chosen again; `leaving`: when each will have ended that was given time for that.
+    """
+
+    tried: dict[str, float] = {}
+    leaving: dict[str, float] = {}
+
+
 class PodEviction(Struct):
     """`last`: who went last, and why, by resource.
 
@@ -140,6 +150,16 @@ class PodEviction(Struct):
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
         return victims[at].candidate.owners
+
+    def checkpoint(self) -> EvictionState:
+        """What a restart should keep."""
+        noticed = {one: self._tried[one] for one in self.stopper.leaving & self._tried.keys()}
+        return EvictionState(dict(self._tried), {**noticed, **self.stopper.evicted})
+
+    def restore(self, state: EvictionState, shift_s: float) -> None:
+        """Go on where a state ends whose clock was `shift_s` behind ours."""
+        self._tried = {one: until_s + shift_s for one, until_s in state.tried.items()}
+        self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
 
     def _is_one_leaving(self) -> bool:
         """Whether one that was to be stopped still has the time that it was given."""

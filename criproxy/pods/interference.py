@@ -68,7 +68,7 @@ from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading, WorkReading
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
-from criproxy.pods.eviction import PodEviction
+from criproxy.pods.eviction import EvictionState, PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared, Trouble
@@ -122,6 +122,7 @@ class InterferenceState(Struct, frozen=True):
     disks: DisksState = DisksState()
     cpi: dict[str, Usual] = {}
     well: frozenset[str] = frozenset()
+    eviction: EvictionState = EvictionState()
 
 
 class InterferenceWatch(Struct):
@@ -424,7 +425,12 @@ class InterferenceWatch(Struct):
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
         return InterferenceState(
-            self._responder.state(), self._moves, self.disks.state, self._cpi.state(), self.services.well
+            self._responder.state(),
+            self._moves,
+            self.disks.state,
+            self._cpi.state(),
+            self.services.well,
+            self.eviction.checkpoint(),
         )
 
     def restore(self, state: InterferenceState, shift_s: float) -> None:
@@ -436,6 +442,7 @@ class InterferenceWatch(Struct):
         self._moves, self.disks.state = state.moves, state.disks
         self._cpi.load(state.cpi)
         self.services.recall(state.well)
+        self.eviction.restore(state.eviction, shift_s)
         if self.settings.acts:
             standing = self._responder.standing()
             self._shares = self._spared(standing.shares)

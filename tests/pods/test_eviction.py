@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 import structlog
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
-from criproxy.pods.eviction import ACCEPTED_S, GRACE_S, VICTIM_HELD_S, VICTIMS, PodEviction
+from criproxy.pods.eviction import ACCEPTED_S, GRACE_S, VICTIM_HELD_S, VICTIMS, EvictionState, PodEviction
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds, KnownPod
@@ -551,6 +552,44 @@ def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_min
 
     assert (meanwhile, later) == (None, ())
     assert [name for name, *_ in api.asked] == ["job1", "job2"]
+
+
+def restarted(bench: Bench, shift_s: float = 0.0) -> None:
+    """As by another process, from what this one wrote."""
+    written = msgspec.json.encode(bench.eviction.checkpoint())
+    bench.clock.advance(shift_s)
+    bench.__post_init__()
+    bench.eviction.restore(msgspec.json.decode(written, type=EvictionState), shift_s)
+
+
+@pytest.mark.parametrize("shift_s", [0.0, 5000.0])
+def test_after_a_restart_none_goes_for_cpu_while_an_evicted_pod_has_its_grace_period(shift_s: float) -> None:
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api)
+    bench.evict(OF_CPU)
+    restarted(bench, shift_s)
+    bench.clock.advance(10.0)
+    meanwhile = bench.evict(OF_CPU)
+    bench.clock.advance(api.ends_s - 10.0)
+    later = bench.evict(OF_CPU)
+
+    assert (meanwhile, later) == (None, ())
+    assert ([name for name, *_ in api.asked], bench.stopped) == (["job1"], ["s1"]), "it has not ended in its time"
+
+
+def test_after_a_restart_none_goes_for_cpu_while_a_pod_has_its_notice() -> None:
+    bench = Bench(notices={"s1": 60}, containers=(ListedContainer("c1", "s1", "main", True),))
+
+    async def orders() -> list[tuple[str, ...] | None]:
+        first = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        restarted(bench)
+        bench.clock.advance(VICTIM_HELD_S - 2.0)
+        meanwhile = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        bench.clock.advance(2.0)
+        return [first, meanwhile, await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)]
+
+    assert asyncio.run(orders()) == [(), None, ()]
+    assert bench.stopped == ["s1"], "it has had its notice"
 
 
 def test_where_memory_is_scarce_nobody_waits_for_the_last_one() -> None:

@@ -30,6 +30,7 @@ from criproxy.model.signals import (
     WorkReading,
 )
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
+from criproxy.pods.eviction import EvictionState
 from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
@@ -144,6 +145,7 @@ class Bench:
         self.hurried: list[str] = []
         self.been_well: frozenset[str] = frozenset()
         self.innocent: list[bool] = []
+        self.eviction_state = EvictionState()
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: tuple[str, ...] | None = ("job",)
         self.outside: dict[str, Pod] = {}
@@ -161,6 +163,12 @@ class Bench:
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
+
+    def checkpoint(self) -> EvictionState:
+        return self.eviction_state
+
+    def restore(self, state: EvictionState, shift_s: float) -> None:
+        self.eviction_state = EvictionState({one: until_s + shift_s for one, until_s in state.tried.items()})
 
     @property
     def well(self) -> frozenset[str]:
@@ -911,6 +919,16 @@ def test_what_was_learned_of_signals_outlives_a_while_in_which_they_are_not_aske
 
     assert moves == [(CPU, "tried"), (CPU, "open")]
     assert bench.moves() == moves, "no second experiment"
+
+
+def test_who_was_to_go_is_kept_over_a_restart() -> None:
+    bench = Bench()
+    bench.eviction_state = EvictionState({"s1": 50.0})
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    bench.eviction_state = EvictionState()
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 7.0)
+
+    assert bench.eviction_state == EvictionState({"s1": 57.0})
 
 
 DOWN, HARMED = PodRef("u-down", "shop", "down"), PodRef("u-harmed", "shop", "harmed")
