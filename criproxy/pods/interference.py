@@ -155,6 +155,8 @@ class InterferenceWatch(Struct):
     _shares: Mapping[str, float] = {}
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
+    _gone_s: float = 0.0
+    """When the last pod went for memory (CLOCK_BOOTTIME)."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unseen: Trouble = field(default_factory=Trouble)
     _unheld: Trouble = field(default_factory=Trouble)
@@ -312,7 +314,7 @@ class InterferenceWatch(Struct):
     async def _tick(self, now_s: float, shown: Mapping[str, float], pods: int) -> None:
         over = frozenset({MEMORY}) if self.relief.accountable else frozenset[str]()
         unused = frozenset[str]() if self.disks.suspected else frozenset({IO})
-        irreducible = {MEMORY: words} if (words := self.relief.irreducible) else {}
+        irreducible = {MEMORY: words} if (words := self.relief.irreducible(self._gone_s)) else {}
         decision = self._responder.tick(now_s, shown, pods, over, unused, irreducible=irreducible)
         wall_s, log = self.shared.clock.wall_s(), self.shared.log
         for one in decision.transitions:
@@ -401,6 +403,8 @@ class InterferenceWatch(Struct):
             self._responder.not_evicted()
         else:
             self._responder.evicted(owners)
+            if order.resource == MEMORY:
+                self._gone_s = self.shared.clock.boottime_s()
         self.moved()
 
     def _rest(self, why: str) -> None:

@@ -77,15 +77,15 @@ class MemoryRelief(Struct):
         """The box is above its bound, and somebody wants that answered."""
         return self.settings.active and self._verdict.above and self._stops
 
-    @property
-    def irreducible(self) -> str:
+    def irreducible(self, after_s: float) -> str:
         """Why no reclaim brings the box back to its bound, in words; "": it does, or nobody wants that answered.
 
-        A bound that is the floor may be there for no need of online's. While an operator holds criproxy off the box,
-        its limits are not criproxy's.
+        By a sample later than `after_s` (CLOCK_BOOTTIME): what a pod's end has given back is not known before. A bound
+        that is the floor may be there for no need of online's. While an operator holds criproxy off the box, its limits
+        are not criproxy's.
         """
         seen = self._evidence
-        if seen is None or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
+        if seen is None or seen.t_s <= after_s or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
             return ""
         if seen.bound is None or seen.bound <= self.settings.floor_bytes or not seen.irreducible:
             return ""
