@@ -10,7 +10,7 @@ WORDS: Final = {
     "eviction_waits": "A disruption budget does not let an offline pod go yet: its eviction is asked for again.",
     "eviction_not_marked": "The Node could not be marked to keep an evicted pod's like off; the next mark brings it.",
     "event_not_told": "An event that Kubernetes was to show of a pod or of this node could not be written there.",
-    "evict": "An offline pod's sandbox is being stopped at the runtime, past Kubernetes' API; `reason` says why.",
+    "stop": "An offline pod's sandbox is being stopped at the runtime, past Kubernetes' API; `reason` says why.",
     "not_stopped": "The runtime has not stopped an offline pod, whose notice was over; it is tried again.",
     "kill": "All processes of an offline pod are killed, as a stop would take too long; its sandbox is stopped next.",
     "not_killed": "The processes of an offline pod could not be killed; its sandbox is stopped all the same.",

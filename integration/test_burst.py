@@ -118,4 +118,4 @@ def test_online_keeps_its_cpu_beside_bursts_of_the_box(node: HarmedNode, say: Sa
     wait_until(lambda: node.rung("cpu") == "open", WAIT_S, "the box to be open", node.proxy.log, 0.5)
 
     assert {name: share for name, share in shares.items() if share < LEAST_ONLINE} == {}
-    assert "evict" not in [one["event"] for one in node.proxy.events()]
+    assert "stop" not in [one["event"] for one in node.proxy.events()]

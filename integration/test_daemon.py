@@ -233,7 +233,7 @@ def test_switch_off_with_evict_stops_the_offline_pods_alone(node: Node) -> None:
         return {sandbox.id for sandbox in node.client.list_pods() if sandbox.state == ended}
 
     wait_until(lambda: stopped() == {pod.id for pod in offline}, WAIT_S, "the runtime to see it")
-    evicted = [event["pod_uid"] for event in node.proxy.events() if event["event"] == "evict"]
+    evicted = [event["pod_uid"] for event in node.proxy.events() if event["event"] == "stop"]
     assert sorted(evicted) == sorted(pod.config.metadata.uid for pod in offline)
     assert not node.is_in_box(node.run("offline")), "the pod that comes in place of an evicted one is ordinary"
 
@@ -385,7 +385,7 @@ def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends
     assert node.is_in_box(node.add(offline, "late")), "a container was to follow its sandbox"
     ordinary = node.run("offline")
     assert not node.is_in_box(ordinary)
-    assert "evict" not in {event["event"] for event in node.proxy.events()}
+    assert "stop" not in {event["event"] for event in node.proxy.events()}
 
     node.switch(good)
     node.box.wait_limits(QUOTA_US, MEMORY_BYTES)

@@ -47,7 +47,7 @@ class Node:
         return re.findall(r"pods ranked for eviction: (\S+?)-criproxy-lab", self.kubelet.log.read_text())
 
     def evicted(self) -> list[str]:
-        return [event["pod"] for event in self.criproxy.events() if event["event"] == "evict"]
+        return [event["pod"] for event in self.criproxy.events() if event["event"] == "stop"]
 
     def problems(self) -> set[str]:
         """Which of `PROBLEMS` the problems of the status name."""

@@ -166,4 +166,4 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
     assert after is not None
     assert after < limit, "nothing is lifted for long"
     assert sorted(words)[len(words) // 2] < HARM_MIB
-    assert "evict" not in [one["event"] for one in node.proxy.events()]
+    assert "stop" not in [one["event"] for one in node.proxy.events()]

@@ -114,7 +114,7 @@ def test_hog_goes_before_online_is_hurt_and_offline_may_come_back_afterwards(
     online = node.run("online", growing(free_mib - FIRST_LEFT_MIB, steps))
     wait_until(lambda: available_bytes() < KEPT_BYTES, WAIT_S, "the shortage", node.proxy.log, POLL_S)
     short_s = time.time()
-    wait_until(lambda: "evict" in [one["event"] for one in node.proxy.events()], WAIT_S, "a pod to go", poll_s=POLL_S)
+    wait_until(lambda: "stop" in [one["event"] for one in node.proxy.events()], WAIT_S, "a pod to go", poll_s=POLL_S)
     wait_until(lambda: available_bytes() > KEPT_BYTES, WAIT_S, "enough memory", node.proxy.log, POLL_S)
     cured_s = time.time()
     try:
@@ -126,7 +126,7 @@ def test_hog_goes_before_online_is_hurt_and_offline_may_come_back_afterwards(
         )
     events = node.proxy.events()
     seen = next(one for one in events if one["event"] == "ladder" and one["resource"] == "memory")
-    gone = [one for one in events if one["event"] == "evict"]
+    gone = [one for one in events if one["event"] == "stop"]
     say(
         f"{'with' if swap else 'without'} swap: online takes {wanted_mib} MiB where {free_mib} are free; less than "
         f"{KEPT_BYTES // MIB} MiB left, then seen after {unix_s(seen) - short_s:.1f} s ({seen['new']}: "

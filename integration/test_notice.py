@@ -32,5 +32,5 @@ def test_pod_has_the_notice_that_it_asks_for_and_no_longer(node: Node) -> None:
     assert node.direct.exit_code(asked[saves.id]) == 0, "it ended by itself"
     assert node.direct.exit_code(asked[plain.id]) == 137, "it was killed"
     wait_until(
-        lambda: [event["event"] for event in node.proxy.events()].count("evict") == 3, WAIT_S, "all", node.proxy.log
+        lambda: [event["event"] for event in node.proxy.events()].count("stop") == 3, WAIT_S, "all", node.proxy.log
     )

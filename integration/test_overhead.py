@@ -87,11 +87,11 @@ def test_pod_that_prints_is_told_and_stopped_if_asked_and_a_quiet_one_runs_on(
     assert node.metric("criproxy_runtime_overloaded") == 1
     assert node.metric("criproxy_offline_log_bytes_total") > 1e6
     assert node.metric("criproxy_runtime_cpu_seconds_total") > 0
-    assert (is_running(pid), node.events("evict")) == (True, [])
+    assert (is_running(pid), node.events("stop")) == (True, [])
 
     node.proxy.configure(config(on_runtime_overload="evict"))
     wait_until(lambda: not is_running(pid), WAIT_S, "the end of the pod that prints", node.proxy.log)
-    assert [event["pod"] for event in node.events("evict")] == ["default/loud"]
+    assert [event["pod"] for event in node.events("stop")] == ["default/loud"]
     wait_until(lambda: not node.problems(), WAIT_S, "no problem any more", node.proxy.log)
     assert len(node.events("runtime_no_longer_overloaded")) == 1
     assert is_running(node.client.pid(quiet))

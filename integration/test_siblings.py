@@ -166,4 +166,4 @@ def test_box_that_slows_online_down_on_the_siblings_is_named_by_online_squeezed_
     assert median(hurt) > threshold
     assert median(held) < threshold
     assert node.moves()[0] == ("cpu", "tried")
-    assert "evict" not in [one["event"] for one in node.proxy.events()]
+    assert "stop" not in [one["event"] for one in node.proxy.events()]

@@ -57,4 +57,4 @@ def test_what_started_past_criproxy_is_found_told_of_and_evicted(lab: Path) -> N
         client.remove_all_pods()
     events = [(event["event"], event.get("pod")) for event in proxy.events()]
     assert events.count(("offline_pod_unbounded", "default/outside")) == 1
-    assert {pod for event, pod in events if event == "evict"} == {"default/inside", "default/outside"}
+    assert {pod for event, pod in events if event == "stop"} == {"default/inside", "default/outside"}

@@ -224,7 +224,7 @@ def test_pod_that_is_misplaced_is_evicted_and_kept_out_for_a_while_when_the_conf
         pod, _ = straying.start_pod(uid)
         wait_until(lambda: _state(straying, pod) == 1, WAIT_S, "the pod's end", straying.proxy.log)
         straying.start_pod(uid)
-    wait_until(lambda: straying.events("evict"), WAIT_S, "the eviction", straying.proxy.log)
+    wait_until(lambda: straying.events("stop"), WAIT_S, "the eviction", straying.proxy.log)
     stray(straying.runtime).unlink()
     with pytest.raises(grpc.RpcError, match=r"put it outside the box, at .*/elsewhere/.* kubelet tries again"):
         straying.start_pod(uid)

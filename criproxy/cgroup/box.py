@@ -406,6 +406,16 @@ class Box:
         usages = await self._reader.run("read pods' usage", lambda: [self._driver.usage(path) for path in paths])
         return {path: usage for path, usage in zip(paths, usages, strict=True) if usage is not None}
 
+    async def memory_limits_of(self, pods: Collection[str]) -> dict[str, float]:
+        """The memory limits of these pods of the box (paths), in bytes, of those that have one. Raises CgroupError."""
+        held = await self._reader.run("read pods' limits", lambda: {path: self._memory_limit(path) for path in pods})
+        return {path: limit for path, limit in held.items() if limit is not UNLIMITED}
+
+    def _memory_limit(self, path: str) -> float | Unlimited:
+        with if_there():
+            return self._driver.read(path)[MEMORY]
+        return UNLIMITED
+
     async def signals(
         self, reader: SignalReader, *, own_limits: bool, counted: Collection[str] | None = None
     ) -> SignalReading | None:

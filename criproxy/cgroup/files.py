@@ -181,6 +181,14 @@ def refault_pages(stat: Mapping[str, int], prefix: str) -> tuple[int, int] | Non
     return None if file is None else (file, stat.get(f"{key}_anon", 0))
 
 
+def memory_parts(stat: Mapping[str, int], prefix: str, anon: str) -> tuple[int, int]:
+    """Of memory.stat, in bytes: inactive page cache, and what nothing but swap takes back, anonymous memory and tmpfs.
+
+    `prefix` is "total_" on v1, where `anon` is "rss". Source: cgroup-v2.rst and cgroup-v1/memory.rst, memory.stat.
+    """
+    return stat[f"{prefix}inactive_file"], stat[f"{prefix}{anon}"] + stat.get(f"{prefix}shmem", 0)
+
+
 def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:
     """How long each CPU that is online was idle, waiting for a disk included. Source: proc(5), /proc/stat."""
     idle_s = {}

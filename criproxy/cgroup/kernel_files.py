@@ -16,6 +16,7 @@ from msgspec import Struct
 from criproxy.cgroup.files import (
     CFS_PERIOD_US,
     io_max,
+    memory_parts,
     parse_blkio,
     parse_flat_keyed,
     parse_io_max,
@@ -140,11 +141,6 @@ _NESTED: Final = Format(str, parse_nested_keyed)
 _IO_MAX: Final = Format(lambda limit: io_max(*limit), parse_io_max)
 _BLKIO: Final = Format(str, parse_blkio)
 _PRESSURE: Final = Format(str, parse_pressure)
-
-
-def _keyed(key: str) -> Format:
-    """Of a file of keys and values, the value of one."""
-    return Format(str, lambda text: parse_flat_keyed(text)[key])
 
 
 def _v1(
@@ -330,8 +326,9 @@ BFQ_OPERATIONS: Final = KernelFile(v1=Column("blkio.bfq.io_serviced_recursive", 
 EFFECTIVE_CPUS: Final = KernelFile(
     v1=_v1(CommaDashSetFile("cpuset.effective_cpus")), v2=Column("cpuset.cpus.effective", _CPUS)
 )
-INACTIVE_CACHE: Final = KernelFile(
-    v1=Column("memory.stat", _keyed("total_inactive_file")), v2=Column("memory.stat", _keyed("inactive_file"))
+MEMORY_PARTS: Final = KernelFile(
+    v1=Column("memory.stat", Format(str, lambda text: memory_parts(parse_flat_keyed(text), "total_", "rss"))),
+    v2=Column("memory.stat", Format(str, lambda text: memory_parts(parse_flat_keyed(text), "", "anon"))),
 )
 MEMORY_USAGE: Final = KernelFile(v1=_v1(IntegerFile("memory.usage_in_bytes")), v2=Column("memory.current", _NUMBER))
 MEMORY_AND_SWAP_USAGE: Final = KernelFile(v1=_v1(IntegerFile("memory.memsw.usage_in_bytes")))

@@ -241,7 +241,8 @@ class Memory(Struct, frozen=True, kw_only=True):
             "When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
             "online ones first, as it counts offline ones as 0) and the box is above its limit, as it can't be "
             "reclaimed: one offline pod after the other is stopped until that is over, within the numbers of "
-            "[interference] (evict), or it is only reported (report)."
+            "[interference] (evict), or it is only reported (report). So they are when the box's anonymous memory "
+            "alone is above its limit for interference.evict_after_memory_s, unless that limit is min_bytes."
         ),
     ] = "evict"
     proactive_reclaim: Annotated[

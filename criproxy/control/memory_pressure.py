@@ -9,8 +9,9 @@ cgroups, so it counts them as 0 and evicts online first. So the threshold is the
 
 `interference.ladder` decides when a pod goes, from how near it is (`interference.signals`, memory_shortage) and from
 what is said here: whether the box is above its bound. A box within its bound has nothing to give back, and no pod of it
-is stopped. Source: kubelet, pkg/kubelet/eviction (helpers.go, rankMemoryPressure); Kubernetes documentation,
-Node-pressure Eviction.
+is stopped. Where the box holds more than its bound in anonymous memory alone, no reclaim brings it back, and
+memory.high would stall its tasks with the locks that they hold: then one pod goes, too, however much is free. Source:
+kubelet, pkg/kubelet/eviction (helpers.go, rankMemoryPressure); Kubernetes documentation, Node-pressure Eviction.
 """
 
 import math
@@ -66,7 +67,7 @@ def halfway_bytes(hard: EvictionHard, capacity_bytes: float) -> float:
 
 
 class Evidence(Struct, frozen=True):
-    """One sample, in bytes: `node` and `box` are working sets.
+    """One sample, in bytes: `node` and `box` are working sets; `anon` is what of the box nothing but swap takes back.
 
     `bound`: the limit that the policy gives the box, None: none. It need not answer for what the ladder takes off that.
     """
@@ -77,6 +78,12 @@ class Evidence(Struct, frozen=True):
     box: float
     bound: float | None
     hard: EvictionHard
+    anon: float = 0.0
+
+    @property
+    def irreducible(self) -> bool:
+        """Whether no reclaim brings the box back to its bound."""
+        return self.bound is not None and self.anon > self.bound
 
     @property
     def available(self) -> float:

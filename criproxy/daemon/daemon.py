@@ -224,8 +224,8 @@ class Daemon:
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
-        hard, relieves = partial(_eviction_hard, settings.config.proxy.listen_path), settings.relieves
-        self._relief = MemoryRelief(relieves, shared, self._box, hard, disk_reader)
+        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        self._relief = MemoryRelief(settings.relief(), shared, self._box, hard, disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
         self._shared = shared
 
@@ -407,7 +407,7 @@ class Daemon:
             (self._cache, PartSettings.cache),
             (self._disk_keeping, PartSettings.disk_keeper),
             (self._proactive_reclaim, PartSettings.proactive_reclaim),
-            (self._relief, lambda settings: settings.relieves),
+            (self._relief, PartSettings.relief),
             (self._interference, PartSettings.interference),
             (self._bypass, lambda settings: settings.config.proxy.bypass),
             (self._kubernetes, lambda settings: settings.config),

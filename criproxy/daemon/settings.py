@@ -9,22 +9,22 @@ from criproxy.cgroup.box import BoxSettings
 from criproxy.cgroup.disk_keepers import Keeper
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
+from criproxy.config.ladder import ladder_settings
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
-from criproxy.control.interference.detectors import IO
-from criproxy.control.interference.ladder import MEMORY_TRIAL_S, RESOURCES_IN_TURN, Budget, LadderSettings
 from criproxy.control.loop import LoopSettings
 from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSettings, StaticSettings, safe_limits
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import CPU, MEMORY, UNLIMITED
+from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
+from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
@@ -161,21 +161,8 @@ class PartSettings(Struct, frozen=True):
 
     def interference(self) -> InterferenceSettings:
         config = self.config.interference
-        after_s = {MEMORY: config.evict_after_memory_s, CPU: config.evict_after_s, IO: config.evict_after_s}
-        trial_s = {MEMORY: max(MEMORY_TRIAL_S, config.trial_s), CPU: config.trial_s, IO: config.trial_s}
-        ladder = LadderSettings(
-            close_after_s=config.close_after_s,
-            closed_calm_s=config.open_after_s,
-            longest_calm_s=max(config.open_after_s, config.open_after_most_s),
-            budget=Budget(pause_s=config.evict_pause_s, most=config.evict_most, owner_s=config.evict_owner_s),
-            resources=tuple(
-                replace(one, evict_after_s=after_s[one.name], trial_s=trial_s[one.name])
-                for one in RESOURCES_IN_TURN
-                if one.name in after_s
-            ),
-        )
         return InterferenceSettings(
-            ladder, self.relieves, config.enabled and not self.held_off, self._disks(), config.cpi
+            ladder_settings(config), self.relieves, config.enabled and not self.held_off, self._disks(), config.cpi
         )
 
     def _disks(self) -> DisksUse:
@@ -226,6 +213,9 @@ class PartSettings(Struct, frozen=True):
     def relieves(self) -> bool:
         """Whether pods are stopped before kubelet evicts online ones: also while criproxy is held off the box."""
         return replace(self, held_off="").modes.writes
+
+    def relief(self) -> ReliefSettings:
+        return ReliefSettings(self.relieves, self.config.memory.min_bytes)
 
     def reconciler(self) -> ReconcilerSettings:
         limits = self.modes.limits

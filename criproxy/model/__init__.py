@@ -174,13 +174,15 @@ class Usage(Struct, frozen=True):
     """Counters of one cgroup at one moment.
 
     `working_set_bytes` is usage less inactive page cache, as kubelet counts it; `memory_bytes` is all that a limit
-    bounds (0: not known, as for the node).
+    bounds, and `anon_bytes` what of it nothing but swap takes back: anonymous memory, and tmpfs (both 0: not known, as
+    for the node).
     """
 
     cpu_usage_s: float
     working_set_bytes: int
     throttled_s: float = 0.0
     memory_bytes: int = 0
+    anon_bytes: int = 0
 
 
 class UsageReading(Struct, frozen=True):
@@ -217,12 +219,13 @@ class ResourceSample(Struct, frozen=True):
 class Snapshot(Struct, frozen=True):
     """One tick's view of the node: `of` each resource that is sampled. `t_s` is CLOCK_BOOTTIME.
 
-    `throttled_ratio` is the share of time for which the box's CPU limit held it back.
+    `throttled_ratio` is the share of time for which the box's CPU limit held it back; `box_anon_bytes`: see `Usage`.
     """
 
     t_s: float
     of: Mapping[str, ResourceSample]
     throttled_ratio: float
+    box_anon_bytes: int = 0
 
 
 CPU: Final = "cpu"

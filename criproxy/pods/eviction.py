@@ -4,14 +4,17 @@
 budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
 budgets either, and would take an online pod. For CPU and disks kubelet evicts nobody: then nobody goes.
 
-What each would give back is read when one has to go: its working set, or the CPU or disk IO that it uses within a
-second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same time
-Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
+What each would give back is read when one has to go: its anonymous memory, less its fair share of what all of them have
+(in proportion to their memory limits, else an equal one), or the CPU or disk IO that it uses within a second. Where IO
+is scarce, the box is at its floor by then: who wants most has most of that. At the same time Kubernetes, where it is
+switched on, is asked for their priorities and owners, and for no longer than that.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
-eviction, keeps the next from going until it has ended, or for `HOLD_S`. Where memory is scarce, none is given any. In
-an emergency the pod's processes are killed first: kubelet's way or the runtime's takes seconds, in which the kernel
-would swap out online's memory, or kubelet evict online pods.
+eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. Where memory is scarce, none is given
+any. In an emergency Kubernetes is asked for half a second which pod may go, and that one's processes are killed then:
+kubelet's way or the runtime's takes seconds, in which the kernel would swap out online's memory, or kubelet evict
+online pods. Who gives back less than `WORTH_RATIO` of what the box has above its limit stays then, as long as another
+one may go.
 """
 
 import asyncio
@@ -24,20 +27,20 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
-from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, owner_of
+from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, fair_shares, owner_of
 from criproxy.control.resources import RESOURCES, bytes_in_words
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import KnownPod, PodStopper
 
-HOLD_S: Final = 60.0
+VICTIM_HELD_S: Final = 60.0
 """For so long a pod that was stopped may not start again, so that nothing spins."""
 
 STOP_S: Final = 10.0
 """So long a stop is waited for: one that does not stop must not keep the next."""
 
-EVICT_S: Final = 3.0
+ACCEPTED_S: Final = 3.0
 """An eviction that is not accepted by then comes too late: the sandbox is stopped instead."""
 
 KNOWN_S: Final = 1.0
@@ -53,7 +56,10 @@ VICTIMS: Final = 5
 """So many are tried, of which each may have a disruption budget that lets it not go."""
 
 LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01, IO: 4096.0}
-"""A pod that uses less has nothing to give back."""
+"""A pod that uses less has nothing to give back. Of CPU, at its floor, many have little each: see `_least`."""
+
+WORTH_RATIO: Final = 0.05
+"""In an emergency, a pod is worth one of the few evictions that gives back so much of what the box has too much."""
 
 _PASSED: Final = "; disruption budgets keep those that come before it"
 
@@ -65,11 +71,21 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 }
 
 
+class EvictionState(Struct, frozen=True):
+    """What a restart keeps, so that no pod goes twice or in another's stead: by sandbox id, in CLOCK_BOOTTIME.
+
+    `tried`: until when each is not chosen again; `leaving`: when each will have ended that was given time for that.
+    """
+
+    tried: dict[str, float] = {}
+    leaving: dict[str, float] = {}
+
+
 class PodEviction(Struct):
     """`last`: who went last, and why, by resource.
 
-    `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `HOLD_S`, or until
-    they should have ended that were evicted. Then kubelet may be away, and they are stopped.
+    `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `VICTIM_HELD_S`, or
+    until they should have ended that were evicted. Then kubelet may be away, and they are stopped.
     """
 
     shared: PodsShared
@@ -78,8 +94,10 @@ class PodEviction(Struct):
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
 
-    async def evict(self, order: EvictionOrder, setting: str) -> tuple[str, ...] | None:
+    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float = 0.0) -> tuple[str, ...] | None:
         """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
+
+        `excess_bytes`: by how much the box is above its memory limit; 0: it is not, or that is not known.
 
         Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
         operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice, nor
@@ -88,20 +106,20 @@ class PodEviction(Struct):
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
         try:
-            return await self._evict(order, setting, now_s)
+            return await self._evict(order, setting, now_s, WORTH_RATIO * excess_bytes if order.emergency else 0.0)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
             reason = str(error) or "the runtime did not list its pods in time"
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
             return None
 
-    async def _evict(self, order: EvictionOrder, setting: str, now_s: float) -> tuple[str, ...] | None:
+    async def _evict(self, order: EvictionOrder, setting: str, now_s: float, least: float) -> tuple[str, ...] | None:
         if order.resource != MEMORY and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
         covers = self.shared.holds.hold_offs.covers
-        victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred)
+        victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred, least)
         if not victims and order.emergency:  # kubelet would evict online pods
-            victims = _ranked(candidates, order.barred)
+            victims = _ranked(candidates, order.barred, least)
         if not victims:
             reason = "no offline pod may go that has any to give back"
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
@@ -114,7 +132,7 @@ class PodEviction(Struct):
             one = victim.candidate
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
-        within_s = EMERGENCY_S if order.emergency else EVICT_S
+        within_s = EMERGENCY_S if order.emergency else ACCEPTED_S
         found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         if found is None and not at_once:
             reason = "the disruption budgets of all offline pods that have any to give back keep them"
@@ -124,14 +142,24 @@ class PodEviction(Struct):
         sandbox_id, pod, why = leaves[at]
         if order.emergency:
             await self._kill(sandboxes[pod.uid], why)
-        again_s = now_s + HOLD_S
+        again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
-        self.shared.holds.hold(pod, HOLD_S, f"online pods were harmed: {order.reason}", setting)
+        self.shared.holds.hold(pod, VICTIM_HELD_S, f"online pods were harmed: {order.reason}", setting)
         if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
         return victims[at].candidate.owners
+
+    def checkpoint(self) -> EvictionState:
+        """What a restart should keep."""
+        noticed = {one: self._tried[one] for one in self.stopper.leaving & self._tried.keys()}
+        return EvictionState(dict(self._tried), {**noticed, **self.stopper.evicted})
+
+    def restore(self, state: EvictionState, shift_s: float) -> None:
+        """Go on where a state ends whose clock was `shift_s` behind ours."""
+        self._tried = {one: until_s + shift_s for one, until_s in state.tried.items()}
+        self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
 
     def _is_one_leaving(self) -> bool:
         """Whether one that was to be stopped still has the time that it was given."""
@@ -164,19 +192,29 @@ class PodEviction(Struct):
         running = {one.id: one for one in self.shared.inventory.running_pods}
         self.stopper.forget_others(running.keys())
         untried = [one for one in running.values() if one.id not in self._tried]
-        uses, sandboxes, known = await asyncio.gather(
+        (uses, shares), sandboxes, known = await asyncio.gather(
             self._uses({one.placement: one for one in untried if one.placement}, resource),
             self._listed(emergency),
             self.stopper.known(within_s=EMERGENCY_S if emergency else KNOWN_S),
         )
-        found = []
+        found, least = [], _least(resource, uses)
         for listed in sandboxes:
-            if listed.id in uses and uses[listed.id] >= LEAST[resource]:
+            if listed.id in uses and uses[listed.id] >= least:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
                 # The API server may answer the next time only: the owner is barred by both of its names.
                 owners = tuple(filter(None, (told.owner, owner_of(pod))))
                 use, mid = uses[listed.id], self.box.tiers and running[listed.id].mid
-                found.append(candidate(pod, owners, use, listed.created_s, mid=mid, kubernetes_priority=told.priority))
+                found.append(
+                    candidate(
+                        pod,
+                        owners,
+                        use,
+                        listed.created_s,
+                        fair_share=shares.get(listed.id, 0.0),
+                        mid=mid,
+                        kubernetes_priority=told.priority,
+                    )
+                )
         return {one.pod.uid: one for one in running.values()}, found
 
     async def _listed(self, emergency: bool) -> Sequence[ListedSandbox]:
@@ -189,17 +227,18 @@ class PodEviction(Struct):
         except (ConnectionError, TimeoutError):
             return self.shared.inventory.marked
 
-    async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> dict[str, float]:
-        """By sandbox id, in the unit of the resource."""
+    async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> tuple[dict[str, float], dict[str, float]]:
+        """What each uses, and what its fair share is of memory: by sandbox id, in the unit of the resource."""
         if resource == MEMORY:
-            now = await self.box.usage_of(tuple(pods))
-            return {pods[path].id: float(usage.working_set_bytes) for path, usage in now.items()}
+            now, limits = await self.box.usage_of(tuple(pods)), await self.box.memory_limits_of(tuple(pods))
+            uses = {pods[path].id: float(usage.anon_bytes) for path, usage in now.items()}
+            return uses, fair_shares(uses, {pods[path].id: limit for path, limit in limits.items()})
         before = await self._counters(pods, resource)
         began_s = self.shared.clock.boottime_s()
         await self.shared.clock.sleep(_RATE_OVER_S)
         later = await self._counters(before, resource)
         seconds = self.shared.clock.boottime_s() - began_s
-        return {pods[path].id: max(0.0, used - before[path]) / seconds for path, used in later.items()}
+        return {pods[path].id: max(0.0, used - before[path]) / seconds for path, used in later.items()}, {}
 
     async def _counters(self, pods: Collection[str], resource: str) -> Mapping[str, float]:
         """By path: seconds of CPU, or bytes of IO."""
@@ -208,11 +247,18 @@ class PodEviction(Struct):
         return {path: usage.cpu_usage_s for path, usage in (await self.box.usage_of(pods)).items()}
 
 
-def _ranked(candidates: Sequence[Candidate], barred: frozenset[str]) -> list[Victim]:
+def _least(resource: str, uses: Mapping[str, float]) -> float:
+    """What a pod must use to be worth stopping: of CPU, half of an equal share will do."""
+    if resource != CPU or not uses:
+        return LEAST[resource]
+    return min(LEAST[CPU], sum(uses.values()) / len(uses) / 2)
+
+
+def _ranked(candidates: Sequence[Candidate], barred: frozenset[str], least: float) -> list[Victim]:
     """The few who go first, the first at the front."""
     found: list[Victim] = []
     left = list(candidates)
-    while len(found) < VICTIMS and (victim := choose(left, barred)) is not None:
+    while len(found) < VICTIMS and (victim := choose(left, barred, least=least)) is not None:
         found.append(victim)
         left.remove(victim.candidate)
     return found

@@ -68,7 +68,7 @@ from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading, WorkReading
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
-from criproxy.pods.eviction import PodEviction
+from criproxy.pods.eviction import EvictionState, PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared, Trouble
@@ -122,6 +122,7 @@ class InterferenceState(Struct, frozen=True):
     disks: DisksState = DisksState()
     cpi: dict[str, Usual] = {}
     well: frozenset[str] = frozenset()
+    eviction: EvictionState = EvictionState()
 
 
 class InterferenceWatch(Struct):
@@ -155,6 +156,8 @@ class InterferenceWatch(Struct):
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
     _waits: bool = False
+    _gone_s: float = 0.0
+    """When the last pod went for memory (CLOCK_BOOTTIME)."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unseen: Trouble = field(default_factory=Trouble)
     _unheld: Trouble = field(default_factory=Trouble)
@@ -315,7 +318,8 @@ class InterferenceWatch(Struct):
     async def _tick(self, now_s: float, shown: Mapping[str, float], pods: int) -> None:
         over = frozenset({MEMORY}) if self.relief.accountable else frozenset[str]()
         unused = frozenset[str]() if self.disks.suspected else frozenset({IO})
-        decision = self._responder.tick(now_s, shown, pods, over, unused)
+        irreducible = {MEMORY: words} if (words := self.relief.irreducible(self._gone_s)) else {}
+        decision = self._responder.tick(now_s, shown, pods, over, unused, irreducible=irreducible)
         wall_s, log = self.shared.clock.wall_s(), self.shared.log
         for one in decision.transitions:
             worse = one.after is not Rung.OPEN and one.before is not Rung.EVICTING
@@ -384,7 +388,7 @@ class InterferenceWatch(Struct):
     @staticmethod
     def _setting_of(order: EvictionOrder) -> str:
         """By which the pod goes, so that it is known which one to change."""
-        return ON_OVER_LIMIT if order.signal == SHORTAGE else ON_HARM
+        return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
     async def _evict_when_due(self) -> None:
         while True:
@@ -398,13 +402,15 @@ class InterferenceWatch(Struct):
         if order is None:
             return
         try:
-            owners = await self.eviction.evict(order, self._setting_of(order))
+            owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes)
         finally:
             self._order = None
         if owners is None:
             self._responder.not_evicted()
         else:
             self._responder.evicted(owners)
+            if order.resource == MEMORY:
+                self._gone_s = self.shared.clock.boottime_s()
         self.moved()
 
     def _rest(self, why: str) -> None:
@@ -429,7 +435,12 @@ class InterferenceWatch(Struct):
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
         return InterferenceState(
-            self._responder.state(), self._moves, self.disks.state, self._cpi.state(), self.services.well
+            self._responder.state(),
+            self._moves,
+            self.disks.state,
+            self._cpi.state(),
+            self.services.well,
+            self.eviction.checkpoint(),
         )
 
     def wait_for_checkpoint(self, waits: bool) -> None:
@@ -445,6 +456,7 @@ class InterferenceWatch(Struct):
         self._moves, self.disks.state = state.moves, state.disks
         self._cpi.load(state.cpi)
         self.services.recall(state.well)
+        self.eviction.restore(state.eviction, shift_s)
         if self.settings.acts:
             in_force = self._responder.in_force()
             self._shares = self._spared(in_force.shares)

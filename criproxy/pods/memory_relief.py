@@ -22,7 +22,7 @@ from criproxy.control.memory_pressure import (
     kept_free_bytes,
 )
 from criproxy.control.resources import bytes_in_words
-from criproxy.model import MEMORY, UNLIMITED, Limits, Snapshot
+from criproxy.model import MEMORY, UNLIMITED, Limits, Snapshot, Usage
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT
 
@@ -35,13 +35,23 @@ FRESH_S: Final = 1.5
 """For so long a sample says what is in use; it is more than the loop's default interval."""
 
 
-class MemoryRelief(Struct):
-    """Judges what is in use of memory. `read_hard` reads kubelet's threshold, in `worker`'s thread.
+class ReliefSettings(Struct, frozen=True):
+    """`active`: the box's limits are ours to set. `floor_bytes`: what the policy never goes below.
 
-    `active`: the box's limits are ours to set. `hard`: kubelet's threshold, as far as known.
+    The floor is also what it gives where it does not know better: after a cold start, or outside of the schedule.
     """
 
     active: bool
+    floor_bytes: float = 0.0
+
+
+class MemoryRelief(Struct):
+    """Judges what is in use of memory. `read_hard` reads kubelet's threshold, in `worker`'s thread.
+
+    `hard`: kubelet's threshold, as far as known.
+    """
+
+    settings: ReliefSettings
     shared: PodsShared
     box: Box
     read_hard: Callable[[], EvictionHard]
@@ -51,8 +61,8 @@ class MemoryRelief(Struct):
     _verdict: MemoryVerdict = MemoryVerdict(above=False, over=False)
     _evidence: Evidence | None = None
 
-    def configure(self, active: bool) -> None:
-        self.active = active
+    def configure(self, settings: ReliefSettings) -> None:
+        self.settings = settings
 
     async def run(self) -> None:
         """Read kubelet's threshold each minute, until cancelled. The first calls come before that."""
@@ -69,12 +79,35 @@ class MemoryRelief(Struct):
     @property
     def accountable(self) -> bool:
         """The box is above its bound, and somebody wants that answered."""
-        return self.active and self._verdict.above and self._stops
+        return self.settings.active and self._verdict.above and self._stops
+
+    def irreducible(self, after_s: float) -> str:
+        """Why no reclaim brings the box back to its bound, in words; "": it does, or nobody wants that answered.
+
+        By a sample later than `after_s` (CLOCK_BOOTTIME): what a pod's end has given back is not known before. A bound
+        that is the floor may be there for no need of online's. While an operator holds criproxy off the box, its limits
+        are not criproxy's.
+        """
+        seen = self._evidence
+        if seen is None or seen.t_s <= after_s or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
+            return ""
+        if seen.bound is None or seen.bound <= self.settings.floor_bytes or not seen.irreducible:
+            return ""
+        return (
+            f"the box's anonymous memory alone, {bytes_in_words(seen.anon)}, is above its limit of "
+            f"{bytes_in_words(seen.bound)}, and can't be reclaimed"
+        )
 
     @property
     def evidence(self) -> Evidence | None:
         """Of the last sample."""
         return self._evidence
+
+    @property
+    def excess_bytes(self) -> float:
+        """By how much the box is above its bound; 0: it is not, or has none."""
+        seen = self._evidence
+        return 0.0 if seen is None or seen.bound is None else max(0.0, seen.box - seen.bound)
 
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
@@ -104,8 +137,10 @@ class MemoryRelief(Struct):
 
         `given`: what the policy gave last.
         """
-        memory = snapshot.of[MEMORY]
-        self._judge(snapshot.t_s, memory.capacity, memory.node, memory.box, given)
+        memory, bound = snapshot.of[MEMORY], self._bound(given)
+        anon = snapshot.box_anon_bytes
+        seen = Evidence(snapshot.t_s, memory.capacity, memory.node, memory.box, bound, self.hard, anon=anon)
+        self._judge(seen)
 
     async def look(self, given: Limits) -> None:
         """Read and judge what is in use now, unless the last sample says it. Raises CgroupError."""
@@ -113,20 +148,17 @@ class MemoryRelief(Struct):
         if last is None or now_s - last.t_s < FRESH_S:
             return
         usage = await self.box.usage()
-        box = 0 if usage.box is None else usage.box.working_set_bytes
-        self._judge(now_s, last.capacity, usage.node.working_set_bytes, box, given)
+        node, box, bound = usage.node.working_set_bytes, usage.box or Usage(0.0, 0), self._bound(given)
+        seen = Evidence(now_s, last.capacity, node, box.working_set_bytes, bound, self.hard, anon=box.anon_bytes)
+        self._judge(seen)
 
-    def _judge(self, t_s: float, capacity: float, node: float, box: float, given: Limits) -> None:
+    def _bound(self, given: Limits) -> float | None:
         bound = given.get(MEMORY, UNLIMITED)
-        bounded = self.active and self.box.state().memory is not None
-        self._evidence = Evidence(
-            t_s=t_s,
-            capacity=capacity,
-            node=node,
-            box=box,
-            bound=bound if bounded and bound is not UNLIMITED else None,
-            hard=self.hard,
-        )
+        bounded = self.settings.active and self.box.state().memory is not None
+        return bound if bounded and bound is not UNLIMITED else None
+
+    def _judge(self, seen: Evidence) -> None:
+        self._evidence = seen
         before = self._verdict
         self._verdict, self._above_since_s = judge(self._evidence, self._above_since_s)
         if self._verdict.over and not before.over:

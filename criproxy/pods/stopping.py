@@ -101,6 +101,15 @@ class PodStopper(Struct):
         now_s = self.clock.boottime_s()
         return frozenset(self._noticed) | {one for one, end_s in self._evicted.items() if now_s < end_s}
 
+    @property
+    def evicted(self) -> Mapping[str, float]:
+        """When each that was evicted will have ended (CLOCK_BOOTTIME), by sandbox id."""
+        return self._evicted
+
+    def recall(self, ends_s: Mapping[str, float]) -> None:
+        """These had time given to end, by a process before this one: as if they were evicted, they have no other."""
+        self._evicted = {**self._evicted, **ends_s}
+
     def ends_s(self, sandbox_id: str) -> float:
         """When one that was evicted will have ended (CLOCK_BOOTTIME); infinite: it was not."""
         return self._evicted.get(sandbox_id, math.inf)
@@ -195,7 +204,7 @@ class PodStopper(Struct):
             await self._stop(sandbox_id, pod, why)
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
-        self.log.warning("evict", pod=str(pod), pod_uid=pod.uid, reason=why)
+        self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
         if self.evicts is not None and sandbox_id not in self._told:
             self._told.add(sandbox_id)
             self.evicts.stopped(pod, why)

@@ -747,6 +747,14 @@ def test_usage_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(bo
     assert found == {"/offline/poda": driver.usage("/offline/poda")}
 
 
+def test_memory_limits_are_of_the_pods_that_are_there_and_have_one(box: Box, driver: FakeDriver) -> None:
+    driver.boxes["/offline/poda"] = FLOOR
+    driver.boxes["/offline/podb"] = {**FLOOR, "memory": UNLIMITED}
+
+    (found,) = run(lambda: box.memory_limits_of(["/offline/poda", "/offline/podb", "/offline/podc"]))
+    assert found == {"/offline/poda": FLOOR["memory"]}
+
+
 # --- sweep -------------------------------------------------------------------------------------------------------
 
 

@@ -277,7 +277,7 @@ def test_usage_counts_working_set_and_throttling(box: Node) -> None:
 
     usage = box.driver.usage(BOX)
 
-    assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, memory_bytes=10 * MIB)
+    assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, memory_bytes=10 * MIB, anon_bytes=8292)
 
 
 def test_node_usage_of_v1_is_the_root_cgroups_cpu_and_the_nodes_memory(tmp_path: Path) -> None:

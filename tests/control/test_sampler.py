@@ -49,6 +49,11 @@ def test_sampler_two_readings_give_mean_rates():
     assert snapshot.t_s == 102.0
 
 
+@pytest.mark.parametrize(("box", "anon_bytes"), [(Usage(24.0, 300, anon_bytes=90), 90), (None, 0)], ids=["box", "none"])
+def test_sampler_has_the_boxs_anonymous_memory(box, anon_bytes):
+    assert second(box=box).box_anon_bytes == anon_bytes
+
+
 @pytest.mark.parametrize(
     ("changes", "box_cores", "online_cores"),
     [

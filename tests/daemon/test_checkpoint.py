@@ -315,7 +315,7 @@ def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever(file, states
             goes_on.set()
 
     async def main():
-        loading = asyncio.create_task(Checkpointer(file, lambda: states).load(lambda *_: None, wait))
+        loading = asyncio.create_task(Checkpointer(file).load(lambda *_: None, wait))
         await goes_on.wait()
         freed.set()
         await loading

@@ -1,6 +1,7 @@
 """A `CgroupDriver` in memory: keeps what was asked in order, fails or blocks when told to."""
 
 import contextlib
+import errno
 import threading
 from collections.abc import Mapping
 
@@ -83,7 +84,7 @@ class FakeDriver:
 
     def read(self, box: str) -> Limits:
         if box not in self.boxes:
-            raise CgroupError(f"cannot read {box}: ENOENT")
+            raise CgroupError(f"cannot read {box}: ENOENT", errno.ENOENT)
         return self.boxes[box]
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:

@@ -46,7 +46,8 @@ _V1_FILES = {
         "memory.memsw.limit_in_bytes": str(NO_LIMIT_V1),
         "memory.use_hierarchy": "1",
         "memory.force_empty": "",
-        "memory.stat": "cache 5\ntotal_inactive_file 4096\nworkingset_refault_file 1\ntotal_workingset_refault_file 7",
+        "memory.stat": "cache 5\ntotal_inactive_file 4096\nrss 1\ntotal_rss 8192\ntotal_shmem 100\n"
+        "workingset_refault_file 1\ntotal_workingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
 }
@@ -68,7 +69,7 @@ _V2_FILES = {
         "memory.swap.max": "max",
         "memory.reclaim": "",
         "memory.oom.group": "0",
-        "memory.stat": "inactive_file 4096\nworkingset_refault_anon 3\nworkingset_refault_file 7",
+        "memory.stat": "anon 8192\nshmem 100\ninactive_file 4096\nworkingset_refault_anon 3\nworkingset_refault_file 7",
     },
     "pids": {"pids.max": "max", "pids.current": "0"},
 }

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 import structlog
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
-from criproxy.pods.eviction import EVICT_S, GRACE_S, HOLD_S, VICTIMS, PodEviction
+from criproxy.pods.eviction import ACCEPTED_S, GRACE_S, VICTIM_HELD_S, VICTIMS, EvictionState, PodEviction
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds, KnownPod
@@ -31,6 +32,8 @@ class Bench:
 
     clock: FakeClock = field(default_factory=FakeClock)
     memory: dict[str, int] = field(default_factory=lambda: {"/offline/podu1": 50 * MIB, "/offline/podu2": 400 * MIB})
+    limits: dict[str, float] = field(default_factory=dict)
+    cache: int = 0
     cores: dict[str, float] = field(default_factory=lambda: {"/offline/podu1": 1.5, "/offline/podu2": 0.5})
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
@@ -61,7 +64,14 @@ class Bench:
         if self.setting_ends:
             self.holds.configure(frozenset())
         now = self.clock.boottime_s()
-        return {pod: Usage(self.cores.get(pod, 0.0) * now, size) for pod, size in self.memory.items() if pod in pods}
+        return {
+            pod: Usage(self.cores.get(pod, 0.0) * now, size + self.cache, anon_bytes=size)
+            for pod, size in self.memory.items()
+            if pod in pods
+        }
+
+    async def memory_limits_of(self, pods: Collection[str]) -> dict[str, float]:
+        return {pod: limit for pod, limit in self.limits.items() if pod in pods}
 
     async def kill(self, pod: str) -> None:
         assert f"s{pod[-1]}" not in self.stopped, "the runtime was asked before"
@@ -105,8 +115,10 @@ class Bench:
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         self.counted.append((name, *labels))
 
-    def evict(self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT) -> tuple[str, ...] | None:
-        return asyncio.run(self.eviction.evict(order, setting))
+    def evict(
+        self, order: EvictionOrder = ORDER, setting: str = ON_OVER_LIMIT, excess_bytes: float = 0.0
+    ) -> tuple[str, ...] | None:
+        return asyncio.run(self.eviction.evict(order, setting, excess_bytes))
 
 
 def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
@@ -116,12 +128,46 @@ def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
 
     why = "memory is nearly gone; it uses 400.00 MiB, and of those with priority 0, it gives back most"
     assert (owner, bench.stopped, bench.counted) == ((), ["s2"], [("evictions", MEMORY)])
-    assert [(one["event"], one["pod"], one["reason"]) for one in logs] == [("evict", "batch/job2", why)]
+    assert [(one["event"], one["pod"], one["reason"]) for one in logs] == [("stop", "batch/job2", why)]
     assert bench.eviction.last == {MEMORY: f"batch/job2: {why}"}
     assert "not let in for 60 s" in bench.holds.held(LARGE.pod)
     assert bench.holds.held(SMALL.pod) == ""
-    bench.clock.advance(HOLD_S)
+    bench.clock.advance(VICTIM_HELD_S)
     assert bench.holds.held(LARGE.pod) == ""
+
+
+def test_pod_goes_that_has_most_anonymous_memory_above_its_share_by_the_limits() -> None:
+    """Of 450 MiB, 409 are the share of the one that may have ten times as much: it has 9 MiB less, the other 9 more."""
+    bench = Bench(limits={"/offline/podu1": 100 * MIB, "/offline/podu2": 1000 * MIB}, cache=1 << 40)
+    bench.evict()
+
+    assert bench.stopped == ["s1"]
+    assert "it uses 50.00 MiB" in bench.eviction.last[MEMORY]
+
+
+def test_shares_of_memory_are_equal_where_not_every_pod_has_a_limit() -> None:
+    bench = Bench(limits={"/offline/podu2": 1000 * MIB})
+    bench.evict()
+
+    assert bench.stopped == ["s2"]
+
+
+@pytest.mark.parametrize(
+    ("emergency", "excess_bytes", "gone"),
+    [
+        pytest.param(True, 1100 * MIB, ["s2"], id="emergency"),
+        pytest.param(True, 900 * MIB, ["s1"], id="it is worth it"),
+        pytest.param(True, 20 << 30, ["s1"], id="none is worth it"),
+        pytest.param(False, 1100 * MIB, ["s1"], id="no emergency"),
+    ],
+)
+def test_pod_of_the_lowest_priority_that_has_next_to_nothing_is_not_worth_an_emergencys_eviction(
+    emergency: bool, excess_bytes: float, gone: list[str]
+) -> None:
+    bench = Bench(labels={"s2": {"koordinator.sh/priority": "10"}})
+    bench.evict(replace(ORDER, emergency=emergency), excess_bytes=excess_bytes)
+
+    assert bench.stopped == gone
 
 
 def test_in_an_emergency_its_processes_are_killed_before_the_runtime_is_asked() -> None:
@@ -157,6 +203,19 @@ def test_for_cpu_the_pod_goes_that_runs_most_now() -> None:
 
     assert bench.stopped == ["s1"]
     assert bench.clock.slept == [1.0]
+
+
+def test_for_cpu_one_of_many_goes_that_share_the_floor_and_none_that_idles() -> None:
+    """The box has 0.1 cores then, by default."""
+    many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(50))
+    cores = {f"/offline/podu{n}": 0.002 for n in range(49)}
+    labels = {"s49": {"koordinator.sh/priority": "-9"}}
+    memory = dict.fromkeys((one.placement or "" for one in many), MIB)
+    bench = Bench(running_pods=many, cores=cores, labels=labels, memory=memory)
+    bench.evict(replace(ORDER, resource=CPU, signal="cpu_pressure"))
+
+    assert len(bench.stopped) == 1
+    assert bench.stopped != ["s49"]
 
 
 def test_for_disks_the_pod_goes_that_reads_and_writes_most_now() -> None:
@@ -268,7 +327,7 @@ def test_pod_that_criproxy_is_held_off_goes_in_an_emergency_alone_and_after_all_
     assert (before, bench.stopped) == (["s1"], ["s1", "s2"])
 
 
-@pytest.mark.parametrize(("resource", "said"), [(MEMORY, ["evict"]), (CPU, ["notice", "evict"])])
+@pytest.mark.parametrize(("resource", "said"), [(MEMORY, ["stop"]), (CPU, ["notice", "stop"])])
 def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) -> None:
     bench = Bench(notices={"s1": 30, "s2": 30})
     with capture_logs() as logs:
@@ -350,7 +409,7 @@ def test_pod_leaves_by_the_api_without_notice_of_ours_and_in_its_own_grace_where
     with capture_logs() as logs:
         bench.evict(replace(ORDER, resource=resource))
 
-    assert [asked[1:] for asked in api.asked] == [(EVICT_S, grace_s)]
+    assert [asked[1:] for asked in api.asked] == [(ACCEPTED_S, grace_s)]
     assert (bench.stopped, bench.counted, logs) == ([], [("evictions", resource)], [])
 
 
@@ -406,7 +465,7 @@ def test_evicted_pod_that_has_not_ended_is_stopped_when_it_comes_first_again() -
     api = Api("job2")
     bench = Bench(evicts=api)
     bench.evict()
-    bench.clock.advance(HOLD_S)
+    bench.clock.advance(VICTIM_HELD_S)
     bench.evict()
 
     assert (len(api.asked), bench.stopped) == (1, ["s2"])
@@ -426,7 +485,8 @@ def test_evicted_pod_that_kubelet_does_not_end_in_time_goes_before_any_other() -
 def test_no_more_than_a_few_are_asked_for() -> None:
     api = Api()
     many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
-    bench = Bench(evicts=api, running_pods=many, memory={f"/offline/podu{n}": (n + 1) * MIB for n in range(9)})
+    memory = {f"/offline/podu{n}": (100 + n if n > 3 else 1) * MIB for n in range(9)}
+    bench = Bench(evicts=api, running_pods=many, memory=memory)
     bench.evict()
 
     assert [name for name, *_ in api.asked] == [f"job{n}" for n in range(8, 8 - VICTIMS, -1)]
@@ -484,7 +544,7 @@ def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_min
     api.ends_s = 3600.0
     bench = Bench(evicts=api)
     bench.evict(OF_CPU)
-    bench.clock.advance(HOLD_S - 2.0)
+    bench.clock.advance(VICTIM_HELD_S - 2.0)
     meanwhile = bench.evict(OF_CPU)
     bench.clock.advance(2.0)
     bench.cores = {"/offline/podu2": 0.5}
@@ -492,6 +552,44 @@ def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_min
 
     assert (meanwhile, later) == (None, ())
     assert [name for name, *_ in api.asked] == ["job1", "job2"]
+
+
+def restarted(bench: Bench, shift_s: float = 0.0) -> None:
+    """As by another process, from what this one wrote."""
+    written = msgspec.json.encode(bench.eviction.checkpoint())
+    bench.clock.advance(shift_s)
+    bench.__post_init__()
+    bench.eviction.restore(msgspec.json.decode(written, type=EvictionState), shift_s)
+
+
+@pytest.mark.parametrize("shift_s", [0.0, 5000.0])
+def test_after_a_restart_none_goes_for_cpu_while_an_evicted_pod_has_its_grace_period(shift_s: float) -> None:
+    api = Api("job1", "job2")
+    bench = Bench(evicts=api)
+    bench.evict(OF_CPU)
+    restarted(bench, shift_s)
+    bench.clock.advance(10.0)
+    meanwhile = bench.evict(OF_CPU)
+    bench.clock.advance(api.ends_s - 10.0)
+    later = bench.evict(OF_CPU)
+
+    assert (meanwhile, later) == (None, ())
+    assert ([name for name, *_ in api.asked], bench.stopped) == (["job1"], ["s1"]), "it has not ended in its time"
+
+
+def test_after_a_restart_none_goes_for_cpu_while_a_pod_has_its_notice() -> None:
+    bench = Bench(notices={"s1": 60}, containers=(ListedContainer("c1", "s1", "main", True),))
+
+    async def orders() -> list[tuple[str, ...] | None]:
+        first = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        restarted(bench)
+        bench.clock.advance(VICTIM_HELD_S - 2.0)
+        meanwhile = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        bench.clock.advance(2.0)
+        return [first, meanwhile, await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)]
+
+    assert asyncio.run(orders()) == [(), None, ()]
+    assert bench.stopped == ["s1"], "it has had its notice"
 
 
 def test_where_memory_is_scarce_nobody_waits_for_the_last_one() -> None:

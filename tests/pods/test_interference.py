@@ -30,6 +30,7 @@ from criproxy.model.signals import (
     WorkReading,
 )
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
+from criproxy.pods.eviction import EvictionState
 from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
@@ -132,12 +133,18 @@ class Node:
 @dataclass
 class Relief:
     accountable: bool = False
+    excess_bytes: float = 7.0
+    too_much_s: float = -1.0
+    """When it was seen last that the box can't be reclaimed to its bound."""
     hard: EvictionHard = field(default_factory=EvictionHard)
     evidence: Evidence | None = None
     given: list[Limits] = field(default_factory=list)
 
     async def look(self, given: Limits) -> None:
         self.given.append(given)
+
+    def irreducible(self, after_s: float) -> str:
+        return "too much of it" if self.too_much_s > after_s else ""
 
 
 class Bench:
@@ -151,6 +158,7 @@ class Bench:
         self.hurried: list[str] = []
         self.been_well: frozenset[str] = frozenset()
         self.innocent: list[bool] = []
+        self.eviction_state = EvictionState()
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: tuple[str, ...] | None = ("job",)
         self.outside: dict[str, Pod] = {}
@@ -169,6 +177,12 @@ class Bench:
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
+
+    def checkpoint(self) -> EvictionState:
+        return self.eviction_state
+
+    def restore(self, state: EvictionState, shift_s: float) -> None:
+        self.eviction_state = EvictionState({one: until_s + shift_s for one, until_s in state.tried.items()})
 
     @property
     def well(self) -> frozenset[str]:
@@ -195,7 +209,8 @@ class Bench:
     def save(self) -> None:
         self.saved += 1
 
-    async def evict(self, order: EvictionOrder, setting: str) -> tuple[str, ...] | None:
+    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float) -> tuple[str, ...] | None:
+        assert excess_bytes == self.relief.excess_bytes
         self.orders.append((order, setting))
         return self.goes
 
@@ -271,6 +286,16 @@ def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None
     assert [setting for _, setting in bench.orders] == [ON_HARM] * len(bench.orders)
     assert [sorted(order.barred) for order, _ in bench.orders[:2]] == [[], ["job"]]
     assert 0 < bench.watch.status().evictions <= 6
+
+
+def test_pod_goes_by_the_setting_for_it_where_the_box_can_not_be_reclaimed_to_its_limit() -> None:
+    bench = Bench()
+    bench.relief.too_much_s = bench.clock.boottime_s()
+    bench.looks(30)
+
+    ((order, setting),) = bench.orders  # and no other, before it is seen again
+    assert (order.resource, order.reason, setting) == (MEMORY, "too much of it, for 5 s by now", ON_OVER_LIMIT)
+    assert bench.moves() == []
 
 
 def test_box_is_given_back_where_what_is_left_of_the_signal_is_no_harm() -> None:
@@ -939,6 +964,16 @@ def test_what_was_learned_of_signals_outlives_a_while_in_which_they_are_not_aske
 
     assert moves == [(CPU, "tried"), (CPU, "open")]
     assert bench.moves() == moves, "no second experiment"
+
+
+def test_who_was_to_go_is_kept_over_a_restart() -> None:
+    bench = Bench()
+    bench.eviction_state = EvictionState({"s1": 50.0})
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    bench.eviction_state = EvictionState()
+    bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 7.0)
+
+    assert bench.eviction_state == EvictionState({"s1": 57.0})
 
 
 DOWN, HARMED = PodRef("u-down", "shop", "down"), PodRef("u-harmed", "shop", "harmed")

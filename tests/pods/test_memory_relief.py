@@ -11,14 +11,14 @@ from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import Held
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.model import Limits, Snapshot, Usage, UsageReading
-from criproxy.pods.memory_relief import MemoryRelief
+from criproxy.model import UNLIMITED, Limits, Snapshot, Unlimited, Usage, UsageReading
+from criproxy.pods.memory_relief import MemoryRelief, ReliefSettings
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
 from tests import rows
 from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
-from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.hold_offs import held_off, no_hold_offs
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Bench:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), stops_by)
         nobody: Any = None
         self.relief = MemoryRelief(
-            active,
+            ReliefSettings(active, 100 * MIB),
             PodsShared(nobody, nobody, self.holds, nobody, self.clock, structlog.get_logger()),
             self.box,  # type: ignore[arg-type]
             lambda: self.hard,
@@ -50,11 +50,12 @@ class Bench:
         )
         self.relief.hard = HARD
 
-    def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB) -> None:
+    def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB, anon: int = 0) -> None:
         """So many seconds."""
         for _ in range(count):
             self.clock.now += 1.0
-            self.relief.sampled(snapshot(self.clock.now, available, box), self.given)
+            sample = replace(snapshot(self.clock.now, available, box), box_anon_bytes=anon)
+            self.relief.sampled(sample, self.given)
 
     def look(self, seconds: float, available: int, box: int | None) -> None:
         """So much later, between two samples."""
@@ -160,6 +161,45 @@ def test_look_reads_nothing_while_nothing_is_to_be_learned(seconds: float, sampl
     bench.look(seconds, GIB, None)
 
     assert len(bench.box.usages) == 1, "it was not asked for"
+
+
+def test_box_whose_anonymous_memory_alone_is_above_its_limit_can_not_be_reclaimed() -> None:
+    bench = Bench()
+    bench.pass_by(1, available=GIB, anon=129 * MIB)
+
+    assert bench.relief.irreducible(0.0) == (
+        "the box's anonymous memory alone, 129.00 MiB, is above its limit of 128.00 MiB, and can't be reclaimed"
+    )
+    assert bench.relief.irreducible(bench.clock.boottime_s()) == "", "it is not known yet what has gone since"
+    assert bench.relief.excess_bytes == 373 * MIB
+
+
+@pytest.mark.parametrize(
+    ("bench", "anon", "bound"),
+    [
+        pytest.param({}, 127 * MIB, 128 * MIB, id="within-its-limit"),
+        pytest.param({}, 129 * MIB, 100 * MIB, id="limit-is-the-floor-as-after-a-cold-start"),
+        pytest.param({}, 129 * MIB, UNLIMITED, id="no-limit"),
+        pytest.param({"stop": False}, 129 * MIB, 128 * MIB, id="report"),
+        pytest.param({"active": False}, 129 * MIB, 128 * MIB, id="limits-are-not-ours"),
+    ],
+)
+def test_box_can_be_reclaimed_or_that_is_not_to_be_answered(
+    bench: dict[str, bool], anon: int, bound: float | Unlimited
+) -> None:
+    made = Bench(**bench)
+    made.given = {"cpu": 1.0, "memory": bound}
+    made.pass_by(1, available=GIB, anon=anon)
+
+    assert made.relief.irreducible(0.0) == ""
+
+
+def test_box_that_an_operator_holds_criproxy_off_is_not_to_be_brought_back() -> None:
+    bench = Bench()
+    bench.holds.hold_offs = held_off(bench.clock, "")
+    bench.pass_by(1, available=GIB, anon=129 * MIB)
+
+    assert bench.relief.irreducible(0.0) == ""
 
 
 def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:

@@ -242,7 +242,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
             bench.round()
     assert bench.runtime.stopped == ["sandbox-a"]
     assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
-        ("evict", "batch/job-a", "it is outside the box")
+        ("stop", "batch/job-a", "it is outside the box")
     ]
 
 

@@ -176,7 +176,7 @@ def test_notice_that_cannot_be_given_does_not_keep_the_pod_and_a_stop_that_fails
         with capture_logs() as logs:
             await stopper.stop_all({"s1": WANTED["s1"]})
             await settled()
-        assert [entry["event"] for entry in logs] == ["notice", "evict", "not_stopped"]
+        assert [entry["event"] for entry in logs] == ["notice", "stop", "not_stopped"]
         pods.broken = set()
         await stopper.stop_all({"s1": WANTED["s1"]})
         await settled()

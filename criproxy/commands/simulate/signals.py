@@ -14,12 +14,15 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.trace import GAP_STEPS, LATEST_S, Findings, Flaw
 from criproxy.control.interference.detectors import DETECTORS, LONGEST_GAP_S, by_name
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
 from criproxy.control.interference.responder import Responder
+
+DEFAULTS: Final = LadderSettings()
 
 TICK_S: Final = 0.5
 """Lines that are no further apart are of one tick: the signals are read one after the other."""
@@ -117,11 +120,14 @@ def _ticks(lines: Sequence[SignalLine]) -> Iterator[Tick]:
     yield Tick(t_s, values)
 
 
-def replay_signals(ticks: Sequence[Tick], guilty: str = "") -> SignalReplay:
-    """What would have been done. `guilty`: the resource that is supposed to be the cause, "": none is."""
+def replay_signals(ticks: Sequence[Tick], guilty: str = "", ladder: LadderSettings = DEFAULTS) -> SignalReplay:
+    """What would have been done, by the numbers of `ladder`, but for its longest gap, which is the record's.
+
+    `guilty`: the resource that is supposed to be the cause, "": none is.
+    """
     steps = [later.t_s - earlier.t_s for earlier, later in pairwise(ticks)]
     longest_gap_s = max(LONGEST_GAP_S, GAP_STEPS * median(steps)) if steps else LONGEST_GAP_S
-    settings = LadderSettings(longest_gap_s=longest_gap_s)
+    settings = replace(ladder, longest_gap_s=longest_gap_s)
     responder, detectors = Responder(settings), by_name(DETECTORS)
     transitions: list[Transition] = []
     gone: list[PodGone] = []

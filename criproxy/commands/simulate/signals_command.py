@@ -3,15 +3,19 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from msgspec import to_builtins
 
+from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.readers import lines, name_of
 from criproxy.commands.simulate.report import aligned, write_json
-from criproxy.commands.simulate.signals import SignalReplay, read_record, replay_signals
+from criproxy.commands.simulate.signals import DEFAULTS, SignalReplay, read_record, replay_signals
 from criproxy.commands.simulate.trace import Findings
+from criproxy.config import load
+from criproxy.config.ladder import ladder_settings
 from criproxy.control.interference.detectors import DETECTORS
-from criproxy.control.interference.ladder import RESOURCES_IN_TURN, Rung
+from criproxy.control.interference.ladder import RESOURCES_IN_TURN, LadderSettings, Rung
 
 _EPILOG = f"""\
 FILE has JSON lines, plain or gzip: {{"t_s": 12.0, "signal": "cpu_pressure", "value": 31.5}}; - reads standard input.
@@ -31,6 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", help="the record, see below")
     parser.add_argument("--guilty", choices=names, default="", help="suppose that this resource of the box is the "
         "cause: signals that suspect it fall when it is squeezed, which a record does not do by itself")  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", type=Path, help="go by the numbers of [interference] of this "
+        "config file (default: the defaults)")  # fmt: skip
     parser.add_argument("--json", metavar="F", help="write everything to this file")
     return parser
 
@@ -38,11 +44,21 @@ def _parser() -> argparse.ArgumentParser:
 def simulate(arguments: Sequence[str]) -> None:
     """Raises SimulateError."""
     given, findings = _parser().parse_args(arguments), Findings()
-    replayed = replay_signals(read_record(lines(given.file, findings), name_of(given.file), findings), given.guilty)
+    ladder = _ladder(given.config) if given.config else DEFAULTS
+    record = read_record(lines(given.file, findings), name_of(given.file), findings)
+    replayed = replay_signals(record, given.guilty, ladder)
     sys.stderr.writelines(f"note: {line}\n" for line in findings.lines())
     sys.stdout.writelines(f"{line}\n" for line in in_words(replayed))
     if given.json:
         write_json(given.json, to_builtins(replayed))
+
+
+def _ladder(file: Path) -> LadderSettings:
+    """Raises SimulateError."""
+    loaded = load(file)
+    if loaded.errors:
+        raise SimulateError("; ".join(map(str, loaded.errors)))
+    return ladder_settings(loaded.config.interference)
 
 
 def in_words(replayed: SignalReplay) -> Iterator[str]:

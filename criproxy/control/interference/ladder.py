@@ -50,6 +50,9 @@ them are low. A signal that is not reported is neither, until it has been silent
 calm, as without evidence nothing is held back for ever. So is one that stays within its hysteresis for so long: it is
 no harm, and what is usual may have changed.
 
+**What can't be taken back.** Where the box holds more than its bound of a resource in what only a pod's end gives back,
+for `evict_after_s`, a pod goes, too: no rung below that would help, so that none is taken.
+
 **Evictions** keep to a budget whatever the signals say: see `Budget`. An order counts from the moment it is given.
 
 Invariants, which the tests hold against random signals: no more evictions than the budget; from anywhere, calm signals
@@ -170,7 +173,8 @@ class Signals(Struct, frozen=True):
     """One step's evidence: the readings by detector (one that is not in it is not known), and the box's pods.
 
     `over`: the resources of which the box holds more than its bound. `unused`: those of which it uses so little, or
-    that can't be squeezed now, that no experiment with it would say anything.
+    that can't be squeezed now, that no experiment with it would say anything. `irreducible`: those of which the box
+    holds more than its bound in what can't be taken back from it without a pod's end, and how, in words.
     """
 
     t_s: float
@@ -178,6 +182,7 @@ class Signals(Struct, frozen=True):
     pods: int
     over: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
+    irreducible: Mapping[str, str] = {}
 
 
 class Transition(Struct, frozen=True):
@@ -194,7 +199,7 @@ class Transition(Struct, frozen=True):
 class EvictionOrder(Struct, frozen=True):
     """One pod is to go for `resource`, none of whose owner is in `barred`. The caller says who went: see `evicted`.
 
-    `signal` is the detector's name.
+    `signal` is the detector's name; "": nobody is harmed yet, but the box can't be brought back to its bound otherwise.
     """
 
     resource: str
@@ -285,6 +290,7 @@ class LadderState(Struct, frozen=True):
 
     `pauses`: for how many more seconds a detector opens no case. `fruitless`: how many cases of it have ended without a
     culprit since its signal was last low. `emergency_s`: for how long there has been an emergency without a break.
+    `irreducible_s`: the same of each resource of which the box holds too much that can't be taken back.
     """
 
     t_s: float | None = None
@@ -295,6 +301,7 @@ class LadderState(Struct, frozen=True):
     evictions: tuple[PastEviction, ...] = ()
     ordered_s: float | None = None
     emergency_s: float = 0.0
+    irreducible_s: dict[str, float] = field(default_factory=dict)
 
     def of(self, resource: str) -> RungState:
         return self.resources.get(resource, _AT_REST)
@@ -495,6 +502,8 @@ class _Step:
         self._transitions: list[Transition] = []
         self._exonerated: list[str] = []
         self._emergencies = self._found_emergencies()
+        self._irreducible = signals.irreducible if signals.pods else {}
+        self._irreducible_s = {name: state.irreducible_s.get(name, -seconds) + seconds for name in self._irreducible}
         self._emergency_s = state.emergency_s + seconds if self._emergencies else 0.0
 
     def _still_there(self, case: Case | None) -> bool:
@@ -790,14 +799,21 @@ class _Step:
     # evictions
 
     def order(self) -> EvictionOrder | None:
-        """One pod is to go now, if a resource is on that rung, its harm goes on, and the budget has it."""
+        """One pod is to go now, if a resource is on that rung, its harm goes on, and the budget has it.
+
+        So it is, on any rung, where the box is above its bound for as long by what can't be taken back from it.
+        """
         for resource in self._settings.resources:
             scene = self._scene(resource)
             if scene.state.rung is Rung.EVICTING and self._pods and (scene.harmed or scene.emergency):
-                return self._within_budget(scene)
+                reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
+                return self._within_budget(scene, scene.signal, reason)
+            if self._irreducible_s.get(resource.name, -1.0) >= resource.evict_after_s:
+                reason = f"{self._irreducible[resource.name]}, for {self._irreducible_s[resource.name]:.0f} s by now"
+                return self._within_budget(scene, "", reason)
         return None
 
-    def _within_budget(self, scene: _Scene) -> EvictionOrder | None:
+    def _within_budget(self, scene: _Scene, signal: str, reason: str) -> EvictionOrder | None:
         budget, past, t_s = self._settings.budget, self._before, self._t_s
         if past.ordered_s is not None and t_s - past.ordered_s < budget.pause(emergency=scene.emergency):
             return None
@@ -805,8 +821,7 @@ class _Step:
             return None
         recent = () if scene.emergency else _recent(past.evictions, t_s, budget.owner_s)
         barred = frozenset(name for one in recent for name in one.owners)
-        reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
-        return EvictionOrder(scene.resource.name, scene.signal, scene.emergency, barred, reason)
+        return EvictionOrder(scene.resource.name, signal, scene.emergency, barred, reason)
 
     # what comes out
 
@@ -830,6 +845,7 @@ class _Step:
             evictions=past if order is None else (*past, PastEviction(self._t_s)),
             ordered_s=self._before.ordered_s if order is None else self._t_s,
             emergency_s=self._emergency_s,
+            irreducible_s=self._irreducible_s,
         )
 
 

@@ -156,9 +156,11 @@ class Responder:
         pods: int,
         over: AbstractSet[str] = frozenset(),
         unused: AbstractSet[str] = frozenset(),
+        *,
+        irreducible: Mapping[str, str] | None = None,
     ) -> LadderDecision:
-        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over` and
-        `unused`: see `Signals`.
+        """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`,
+        `unused` and `irreducible`: see `Signals`.
 
         A value that is not finite, or of no detector, is not known.
         """
@@ -168,7 +170,7 @@ class Responder:
             if name in values and math.isfinite(values[name])
         }
         decision, self._ladder = step(
-            Signals(t_s, readings, pods, frozenset(over), frozenset(unused)),
+            Signals(t_s, readings, pods, frozenset(over), frozenset(unused), irreducible or {}),
             self._ladder,
             self._detectors,
             self._settings,

@@ -9,6 +9,8 @@
 | 4     | the most relief of the scarce resource: what it uses above its fair share                     |
 | 5     | the youngest                                                                                  |
 
+In an emergency, pods that would give back next to nothing do not come before the one that matters: see `choose`.
+
 No pod goes that says so (`koordinator.sh/eviction-enabled`, label or annotation, with another value than "true"), that
 uses nothing of the resource, or whose owner is barred for now. In Koordinator only pods marked "true" may be evicted;
 here offline pods without the mark may, as being offline says it.
@@ -32,6 +34,9 @@ PRIORITY: Final = "colocation.criproxy.io/priority"
 
 class Candidate(Struct, frozen=True):
     """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
+
+    For memory, `use` is what its end alone gives back: anonymous memory, and tmpfs. Where nobody has a share of his
+    own, `fair_share` is 0.
 
     `owners` are the names of what owns it (its Job): the uid, where Kubernetes tells it,
     and what its labels say; none: nothing does. `started_s` is on any one clock. `mid`: it is of the higher tier.
@@ -103,6 +108,16 @@ def candidate(
     )
 
 
+def fair_shares(use: Mapping[str, float], limits: Mapping[str, float]) -> dict[str, float]:
+    """Of what all of them use, by the same keys: in proportion to their limits, or equal ones unless all have one."""
+    if not use:
+        return {}
+    limited = all(limits.get(key, 0.0) > 0.0 for key in use)
+    weights = {key: limits[key] for key in use} if limited else dict.fromkeys(use, 1.0)
+    total, all_of_them = sum(weights.values()), sum(use.values())
+    return {key: all_of_them * weight / total for key, weight in weights.items()}
+
+
 def _number(marks: Mapping[str, str], key: str) -> int | None:
     """A 32-bit number as Go's strconv.ParseInt reads it; None: there is none."""
     text = marks.get(key, "")
@@ -118,9 +133,16 @@ def rank(one: Candidate) -> tuple[bool, int, int, float, float, str]:
     return one.mid, one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
 
 
-def choose(candidates: Iterable[Candidate], barred: frozenset[str] = frozenset()) -> Victim | None:
-    """Who goes; None: nobody may."""
-    ranked = sorted((one for one in candidates if _may_go(one, barred)), key=rank)
+def choose(
+    candidates: Iterable[Candidate], barred: frozenset[str] = frozenset(), *, least: float = 0.0
+) -> Victim | None:
+    """Who goes; None: nobody may.
+
+    Those that use less than `least` stay as long as another one may go, whatever their priorities: anyone may write
+    these, and the budget of evictions would be gone before the one goes that matters.
+    """
+    may_go = [one for one in candidates if _may_go(one, barred)]
+    ranked = sorted([one for one in may_go if one.use >= least] or may_go, key=rank)
     if not ranked:
         return None
     first = ranked[0]

@@ -125,6 +125,25 @@ def test_command_tells_each_step_and_the_sums(tmp_path, capsys):
     assert written["transitions"][0]["after"] == "tried"
 
 
+def test_command_goes_by_the_numbers_of_the_config(tmp_path, capsys):
+    file, config = tmp_path / "r.jsonl", tmp_path / "config.toml"
+    file.write_text("\n".join(record([0.0] * 10 + [40.0] * 60)))
+    config.write_text("[interference]\nclose_after_s = 30.0\nevict_after_s = 10.0\n")
+    signals = ["simulate", "--signals", str(file), "--guilty", "cpu"]
+    assert main(signals) == 0
+    assert "0 pods would have gone" in capsys.readouterr().out
+    assert main([*signals, "--config", str(config)]) == 0
+    assert "2 pods would have gone" in capsys.readouterr().out
+
+
+def test_command_says_what_is_wrong_with_a_config(tmp_path, capsys):
+    file, config = tmp_path / "r.jsonl", tmp_path / "config.toml"
+    file.write_text("\n".join(record([0.0])))
+    config.write_text("[interference]\nclose_after_s = 'soon'\n")
+    assert main(["simulate", "--signals", str(file), "--config", str(config)]) == 1
+    assert "close_after_s" in capsys.readouterr().err
+
+
 def test_command_says_what_is_wrong_with_a_record(tmp_path, capsys):
     assert main(["simulate", "--signals", str(tmp_path / "none")]) == 1
     assert "give a file that can be read" in capsys.readouterr().err

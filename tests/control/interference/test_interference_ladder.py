@@ -594,6 +594,33 @@ def test_emergency_orders_at_once_from_open():
     assert decision.eviction.resource == MEMORY
 
 
+def over_for(seconds, state=None, pods=3, **readings):
+    """So long the box holds more memory than its bound that can't be reclaimed; what was ordered, by when."""
+    state, orders = state or LadderState(100.0), {}
+    for second in range(seconds + 1):
+        signals = Signals(101.0 + second, readings, pods, irreducible={MEMORY: "too much of it"})
+        decision, state = step(signals, state, BY_NAME, SETTINGS)
+        if decision.eviction:
+            orders[second] = decision.eviction
+    return orders, state
+
+
+def test_pod_goes_where_the_box_is_above_its_bound_by_what_can_not_be_taken_back():
+    orders, state = over_for(16)
+    assert list(orders) == [5, 15]
+    assert (orders[5].resource, orders[5].signal, orders[5].emergency) == (MEMORY, "", False)
+    assert orders[5].reason == "too much of it, for 5 s by now"
+    assert state.of(MEMORY).rung is OPEN, "nobody is harmed"
+
+
+def test_what_can_not_be_taken_back_keeps_to_the_budget_and_to_its_own_time():
+    assert len(over_for(590)[0]) == 4, "two of six are an emergency's"
+    assert over_for(30, pods=0)[0] == {}
+    _, state = over_for(4)
+    _, state = step(Signals(106.0, {}, 3), state, BY_NAME, SETTINGS)
+    assert over_for(4, replace(state, t_s=100.0))[0] == {}, "it begins anew"
+
+
 def test_nobody_is_ordered_out_of_an_empty_box():
     decision, state = step(Signals(101.0, SHORTAGE, 0), LadderState(100.0), BY_NAME, SETTINGS)
     assert (decision.eviction, decision.transitions, state.of(MEMORY).rung) == (None, (), OPEN)
