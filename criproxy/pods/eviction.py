@@ -2,7 +2,8 @@
 
 `control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
 budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
-budgets either, and would take an online pod. For CPU and disks kubelet evicts nobody: then nobody goes.
+budgets either, and would take an online pod. For CPU and disks, and where the box alone has too much memory, kubelet
+evicts nobody: then nobody goes.
 
 What each would give back is read when one has to go: its anonymous memory, less its fair share of what all of them have
 (in proportion to their memory limits, else an equal one), or the CPU or disk IO that it uses within a second. Where IO
@@ -101,7 +102,7 @@ class PodEviction(Struct):
 
         Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
         operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice, nor
-        for its own grace period, where memory is scarce.
+        for its own grace period, where online waits for memory; there is where the box alone has too much of it.
         """
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
@@ -113,7 +114,8 @@ class PodEviction(Struct):
             return None
 
     async def _evict(self, order: EvictionOrder, setting: str, now_s: float, least: float) -> tuple[str, ...] | None:
-        if order.resource != MEMORY and self._is_one_leaving():
+        at_once = order.resource == MEMORY and bool(order.signal)
+        if not at_once and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
         covers = self.shared.holds.hold_offs.covers
@@ -126,7 +128,7 @@ class PodEviction(Struct):
             return None
         if setting not in self.shared.holds.stops_by:  # by now
             return None
-        words, at_once = _WORDS[order.resource], order.resource == MEMORY
+        words = _WORDS[order.resource]
         leaves: list[tuple[str, PodRef, str]] = []
         for victim in victims:
             one = victim.candidate
@@ -144,7 +146,8 @@ class PodEviction(Struct):
             await self._kill(sandboxes[pod.uid], why)
         again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
-        self.shared.holds.hold(pod, VICTIM_HELD_S, f"online pods were harmed: {order.reason}", setting)
+        held = f"online pods were harmed: {order.reason}" if order.signal else order.reason
+        self.shared.holds.hold(pod, VICTIM_HELD_S, held, setting)
         if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}

@@ -336,6 +336,15 @@ def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) 
     assert [entry["event"] for entry in logs] == said
 
 
+def test_where_the_box_alone_has_too_much_memory_there_is_time_for_notice_and_nobody_was_harmed() -> None:
+    bench = Bench(notices={"s1": 30, "s2": 30})
+    with capture_logs() as logs:
+        bench.evict(replace(ORDER, signal="", reason="it is too much"))
+
+    assert [entry["event"] for entry in logs] == ["notice", "stop"]
+    assert bench.holds.held(LARGE.pod).startswith("it was stopped, as it is too much (")
+
+
 # --- through the API -----------------------------------------------------------------------------------------------
 
 
@@ -450,12 +459,13 @@ def test_pod_whose_eviction_is_not_answered_is_stopped_rather_than_the_one_that_
     assert bench.holds.held(LARGE.pod) == ""
 
 
-@pytest.mark.parametrize("resource", [CPU, IO])
-def test_nobody_goes_for_cpu_or_disks_whom_a_budget_keeps(resource: str) -> None:
-    """Kubelet evicts for neither, so no online pod is spared by it."""
+@pytest.mark.parametrize(
+    ("resource", "signal"), [(CPU, "cpu_pressure"), (IO, "io_pressure"), (MEMORY, "")], ids=["cpu", "io", "box-alone"]
+)
+def test_nobody_goes_whom_a_budget_keeps_where_kubelet_would_evict_nobody(resource: str, signal: str) -> None:
     bench = Bench(evicts=Api(), disk_bytes_per_s={"/offline/podu1": 3 * MIB, "/offline/podu2": 1 * MIB})
     with capture_logs() as logs:
-        owner = bench.evict(replace(ORDER, resource=resource))
+        owner = bench.evict(replace(ORDER, resource=resource, signal=signal))
 
     assert (owner, bench.stopped, bench.counted, bench.holds.held(SMALL.pod)) == (None, [], [], "")
     assert [(one["event"], "disruption budgets" in one["reason"]) for one in logs] == [("not_relieved", True)]

@@ -650,20 +650,21 @@ def episodes(name):
 
 @st.composite
 def traces(draw):
-    """Steps of seconds: values by detector, pods, and the resources of which the box is above its bound."""
+    """Steps of seconds: values by detector, pods, and of what the box is above its bound, and irreducibly."""
     courses = {
         name: [value for value, steps in draw(episodes(name)) for _ in range(steps)]
         for name in draw(st.sets(st.sampled_from(TRACED), min_size=1))
     }
     pods = draw(st.sampled_from([0, 1, 30, 30, 30]))
     over = draw(st.sampled_from([frozenset(), frozenset({MEMORY})]))
+    stuck = draw(st.sampled_from([{}, {}, {MEMORY: "too much of it"}]))
     pace = draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 3.0, 8.0]))
     jumps = draw(st.lists(st.tuples(st.integers(0, 100), st.sampled_from([-5.0, 0.0, 60.0, 700.0])), max_size=3))
     t_s, moments = 1000.0, []
     for i in range(max(map(len, courses.values()))):
         t_s += pace + sum(by for at, by in jumps if at == i)
         values = {name: course[i] for name, course in courses.items() if i < len(course) and course[i] is not None}
-        moments.append((t_s, values, pods, over))
+        moments.append((t_s, values, pods, over, stuck if i % 50 else {}))
     return moments
 
 
@@ -690,8 +691,8 @@ def restarted(responder):
 def played(trace, between=unchanged):
     """The decisions, and the responder at the end; `between` says what becomes of it after each step."""
     responder, decisions = Responder(SETTINGS), list[LadderDecision]()
-    for t_s, values, pods, over in trace:
-        decision = responder.tick(t_s, values, pods, over)
+    for t_s, values, pods, over, stuck in trace:
+        decision = responder.tick(t_s, values, pods, over, irreducible=stuck)
         if decision.eviction:
             responder.evicted((f"owner-{len(decisions) % 7}",))
         decisions.append(decision)
@@ -702,12 +703,12 @@ def played(trace, between=unchanged):
 def assert_within_budget(trace, decisions):
     budget = Budget()
     latest, went = -math.inf, []
-    for (t_s, _, pods, _), decision in zip(trace, decisions, strict=True):
+    for (t_s, _, pods, *_), decision in zip(trace, decisions, strict=True):
         latest = max(latest, t_s)
         if decision.eviction:
             went.append((latest, decision.eviction.emergency))
             assert pods
-            assert decision.closed
+            assert decision.closed or not decision.eviction.signal
     for (before_s, _), (after_s, emergency) in pairwise(went):
         assert after_s - before_s >= (budget.emergency_pause_s if emergency else budget.pause_s)
     for at, (last_s, emergency) in enumerate(went):
