@@ -66,6 +66,10 @@ def halfway_bytes(hard: EvictionHard, capacity_bytes: float) -> float:
     return kept and kept - margin_bytes(capacity_bytes) / 2
 
 
+TOLERATED_RATIO: Final = 0.02
+"""So far above its bound, a box of anonymous memory costs no pod: it is where a bound that moves may leave it."""
+
+
 class Evidence(Struct, frozen=True):
     """One sample, in bytes: `node` and `box` are working sets; `anon` is what of the box nothing but swap takes back.
 
@@ -82,8 +86,11 @@ class Evidence(Struct, frozen=True):
 
     @property
     def irreducible(self) -> bool:
-        """Whether no reclaim brings the box back to its bound."""
-        return self.bound is not None and self.anon > self.bound
+        """Whether no reclaim brings the box back to its bound, or so near to it that its tasks are not stalled.
+
+        Source: mm/memcontrol.c, calculate_high_delay (the stall grows with the square of the excess).
+        """
+        return self.bound is not None and self.anon > self.bound * (1.0 + TOLERATED_RATIO)
 
     @property
     def available(self) -> float:
