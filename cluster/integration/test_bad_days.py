@@ -230,6 +230,32 @@ def test_controller_and_nodes_with_wrong_clocks_withdraw_from_those_alone_that_a
         replica.process.stop()
 
 
+def test_replica_that_leads_again_after_an_outage_withdraws_from_those_alone_that_do_not_come_back(plane):
+    lives, gone = (put_node(plane, f"outage-{name}", "3000") for name in ("lives", "gone"))
+    for node in (lives, gone):
+        said(plane, node, 0)
+    replica = Replica(plane, "outage")
+    replica.start(before=HURRY)
+    try:
+        until(replica.leads)
+        plane.kill_api()
+        time.sleep(31.0)
+        plane.start_api()
+        said(plane, lives, 0)
+        until(
+            lambda: "leads_no_more" in replica.log.read_text() and replica.log.read_text().count('"leads"') == 2, 40.0
+        )
+        ends_s = time.monotonic() + 10.0
+        while time.monotonic() < ends_s:
+            assert lent(plane, gone) == "3k", "it has had no time to say that it lives"
+            time.sleep(0.5)
+        said(plane, lives, 0)
+        until(lambda: lent(plane, gone) == "0", 30.0)
+        assert lent(plane, lives) == "3k"
+    finally:
+        replica.process.stop()
+
+
 def test_two_replicas_with_clocks_hours_apart_have_one_leader_at_a_time(plane):
     first, second = replicas = [Replica(plane, f"apart-{number}") for number in range(2)]
     node = put_node(plane, "apart")
