@@ -10,7 +10,7 @@ import structlog
 from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
-from cluster.integration.objects import CPU, PODS, POLICIES, pod, policy, put_node, ready, until
+from cluster.integration.objects import CPU, POLICIES, converted, policy, put_node, ready, until
 from criproxy_cluster.controller import Controller
 from criproxy_cluster.lease_law import DURATION_S, RETRY_S
 from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
@@ -164,7 +164,8 @@ def test_controller_that_begins_while_the_crd_is_not_there_leaves_nodes_as_they_
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
-HURRY = "from criproxy_cluster import node_law; node_law.AWAY_S, node_law.TRUST_S = 30.0, 16.0"
+HURRY_AWAY_S = 30.0
+HURRY = f"from criproxy_cluster import node_law; node_law.AWAY_S, node_law.TRUST_S = {HURRY_AWAY_S}, 16.0"
 """For a replica: a quarter of an hour is 30 s, and a node that lives says so each 8."""
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
@@ -287,6 +288,69 @@ def test_two_replicas_with_clocks_hours_apart_have_one_leader_at_a_time(plane):
             one.process.stop()
 
 
+# --- the API server is away ------------------------------------------------------------------------------------------
+
+
+def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_lives_and_all_goes_on(plane):
+    """Its replica leads no more meanwhile, and again then. Nodes that live say so some time after the return."""
+    lives, gone = (put_node(plane, name, "3000", labels={"pool": "f"}) for name in ("outlives", "goes"))
+    for node in (lives, gone):
+        said(plane, node, 0)
+    policies = [policy(f"outage-{cores}", {"pool": "f"}, {"cpu": {"reserve_cores": cores}}) for cores in (1, 2)]
+    plane.call("POST", POLICIES, policies[0])
+    replica = Replica(plane, "outage")
+    replica.start(before=HURRY, own_certificate=True)
+    try:
+        replica.serve()
+        until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 1}})
+        until(lambda: converted(plane))
+
+        plane.kill_api()
+        time.sleep(HURRY_AWAY_S + 5.0)
+        assert times_logged(replica, "leads_no_more") == 1
+        assert replica.process.is_alive()
+        plane.start_api()
+        until(replica.leads)
+        until(lambda: times_logged(replica, "leads") == 2)
+        until(lambda: (converted(plane) or {}).get(CPU) == "1500")
+        plane.merge(f"{POLICIES}/outage-1", {"spec": {"settings": {"cpu": {"reserve_cores": 3}}}})
+        until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 3}})
+        began_s, gone_s = time.monotonic(), 0.0
+        while (now_s := time.monotonic() - began_s) < HURRY_AWAY_S - 5.0:
+            if now_s > 6.0:  # nodes say so each 8 s
+                said(plane, lives, 0)
+            assert lends(plane, lives), f"made away after {now_s:.1f} s"
+            gone_s = gone_s or (lent(plane, gone) == "0" and now_s)
+            time.sleep(1.0)
+        assert gone_s > 6.0
+
+        # Another one leads for a while, and a policy is another one then.
+        plane.merge(LEASES, {"spec": {"holderIdentity": "another"}})
+        until(lambda: times_logged(replica, "leads_no_more") == 2)
+        plane.call("DELETE", f"{POLICIES}/outage-1")
+        plane.call("POST", POLICIES, policies[1])
+        plane.merge(LEASES, {"spec": {"holderIdentity": ""}})
+        until(lambda: times_logged(replica, "leads") == 3)
+        until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 2}})
+        assert versions(plane, [lives], 4.0) == 0
+        assert lends(plane, lives)
+    finally:
+        replica.process.stop()
+
+
+def times_logged(replica, event):
+    return replica.log.read_text().count(f'"event": "{event}"')
+
+
+def lends(plane, node):
+    """Whether it is as the node itself has said: nobody has said that it is away."""
+    conditions = plane.call("GET", node)["status"]["conditions"]
+    return lent(plane, node) == "3k" and "Away" not in [one.get("reason") for one in conditions]
+
+
+# --- certificates ----------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
 def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane, hours):
     plane.merge(f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls", {"data": None})
@@ -299,13 +363,3 @@ def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane,
         assert requests[CPU] == "1500"
     finally:
         replica.process.stop()
-
-
-def converted(plane):
-    """The requests of a marked pod; None: the webhook can't be asked (yet)."""
-    try:
-        made = plane.call("POST", f"{PODS}?dryRun=All", pod("probe", {"cpu": "1500m"}))
-    except ApiError as error:
-        print(error)
-        return None
-    return made["spec"]["containers"][0]["resources"]["requests"]

@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from integration.demo.cluster.stage import MIN_CORES
 from integration.demo.place import Place
 from integration.lab.clean import clean, leftovers
 
 COMMAND = Path(__file__).resolve().parents[2] / "demo"
+EVICTED = r"criproxy (?:has (\S+) evicted \(pods/eviction\)|stops (\S+) on the node, as the API [^.]*)\. (.*)"
+"""In an emergency it waits for the API server a second, which is little on a machine that others use, too."""
+LATENCY = r"^(\w+, [\w ]*\w) +[1-9]\d* +(\d+) ms +\d+ ms +\d+$"
+NOISE_MS = 20
+"""Of a machine that others use, too. Nothing is said of the slowest requests: those are theirs."""
 
 pytestmark = [
     pytest.mark.timeout(3600),  # the first run builds Kubernetes
@@ -45,12 +51,21 @@ def test_cluster_of_the_demo_converts_places_evicts_and_places_anew(base: Path, 
     assert len(pods) == 3
     for pod in pods:
         assert f"{pod} runs, in the box of node 1." in said
-    evicted = re.search(r"criproxy has (\S+) evicted \(pods/eviction\)\. (.*)", said)
-    assert evicted and evicted[1] in pods and "memory_shortage" in evicted[2]
+    evicted = re.search(EVICTED, said)
+    assert evicted and (evicted[1] or evicted[2]) in pods and "memory_shortage" in evicted[3]
     assert re.search(r"\S+ runs, in the box of node 2\.", said)
     assert re.search(r"later another pod ran in its place, on node 2\.", said)
-    for window in ("quiet, alone", "burst, alone", "quiet, beside the Job", "burst, beside the Job"):
-        assert re.search(rf"^{window} +[1-9]\d* +\d+ ms +\d+ ms", said, re.MULTILINE), window
+    bounds = re.search(r"With pods in it, the box of node 1 had from ([\d.]+) to ([\d.]+) cores\.", said)
+    assert bounds and MIN_CORES - 0.01 <= float(bounds[1]) <= float(bounds[2])
+    squeezed = re.findall(r"The box of node 1 is squeezed from ([\d.]+) to ([\d.]+) cores: \S", said)
+    # It is where something tells of harm to online, which nobody can promise; else the demo says so.
+    why_not = [words for words in ("nothing was to be seen of a squeeze", "Nothing has squeezed it") if words in said]
+    assert len(why_not) == (0 if squeezed else 1)
+    assert all(float(before) > float(after) for before, after in squeezed)
+    medians_ms = {name: int(median) for name, median in re.findall(LATENCY, said, re.MULTILINE)}
+    assert list(medians_ms) == ["burst, alone", "quiet, alone", "quiet, beside the Job", "burst, beside the Job"]
+    assert medians_ms["burst, beside the Job"] <= 3 * medians_ms["burst, alone"] + NOISE_MS
+    assert medians_ms["quiet, beside the Job"] <= 3 * medians_ms["quiet, alone"] + NOISE_MS
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "no process, mount, cgroup, socket or file of the demo is left" in said
 

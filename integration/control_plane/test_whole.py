@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from criproxy.hooks.batch import EXTENDED_SPEC
 from criproxy.pods.stopping import KnownPod
 from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, SOON_S, Cluster
 from integration.lab import cluster_side
 from integration.lab.cluster_side import Replica
 from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.criproxy import python_path
+from integration.lab.images import BUSYBOX
 from integration.lab.kubelet import static_pod
 from integration.test_daemon import file_of
 
@@ -119,13 +122,62 @@ def test_ordinary_requests_are_converted_placed_by_what_is_lent_and_hold_inside_
         "limits": {MEMORY: str(128 << 20)},
     }
     assert cluster.in_box(pod)
-    for cgroup in (place := cluster.cgroup(pod)), place.rpartition("/")[0]:  # the container's, and the pod's
-        shares = file_of(cgroup, "cpu.shares", "cpu.weight")
-        assert int(shares.read_text()) == (307 if shares.name == "cpu.shares" else 12)
-        assert int(file_of(cgroup, "memory.limit_in_bytes", "memory.max").read_text()) == 128 << 20
+    assert_has(cluster, pod, shares=307, weight=12, memory_bytes=128 << 20)
     known = cluster.asked(lambda part: part.known(within_s=20.0), tmp_path)[pod["metadata"]["uid"]]
     assert known == KnownPod(pod["spec"]["priority"], pod["metadata"]["ownerReferences"][0]["uid"])
     assert known.priority == -5
+
+
+KOORDINATOR = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: %s
+  labels:
+    koordinator.sh/qosClass: BE
+    koordinator.sh/priority: "5500"
+  annotations: {%s}
+spec:
+  priorityClassName: koord-batch
+  schedulerName: koord-scheduler
+  restartPolicy: Never
+  containers:
+    - name: main
+      image: %s
+      command: [sleep, "2147483647"]
+      resources: %s
+"""
+"""As Koordinator's own examples are written."""
+
+
+@pytest.mark.parametrize("annotated", [False, True], ids=["in its containers", "in extended-resource-spec"])
+def test_koordinator_s_pod_is_placed_by_what_is_lent_and_has_what_it_asks_for_inside_the_box(
+    cluster: Cluster, replica: Replica, annotated: bool
+) -> None:
+    amounts = {kind: {CPU: "500", MEMORY: "96Mi"} for kind in ("requests", "limits")}
+    spec = f"{EXTENDED_SPEC}: '{json.dumps({'containers': {'main': amounts}})}'" if annotated else ""
+    manifest = yaml.safe_load(KOORDINATOR % ("koord", spec, BUSYBOX, "{}" if annotated else json.dumps(amounts)))
+    manifest["spec"] |= {**PLAIN, "hostNetwork": True, "terminationGracePeriodSeconds": 1}
+    cluster.plane.call("POST", PODS, manifest)
+
+    pod = cluster.wait_running("koord")
+
+    asked = {CPU: "500", MEMORY: "96Mi"}
+    assert pod["spec"]["containers"][0]["resources"] == {"requests": asked, "limits": asked}
+    assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("koord-batch", 5999)
+    assert pod["spec"]["preemptionPolicy"] == "Never"
+    assert pod["status"]["qosClass"] == "BestEffort"
+    assert cluster.in_box(pod)
+    assert_has(cluster, pod, shares=512, weight=20, memory_bytes=96 << 20)
+    cluster.delete("koord")
+
+
+def assert_has(cluster: Cluster, pod: Any, shares: int, weight: int, memory_bytes: int) -> None:
+    """The pod's container, and the pod: CPU shares or, on v2, the weight, and the memory limit."""
+    for cgroup in (place := cluster.cgroup(pod)), place.rpartition("/")[0]:
+        found = file_of(cgroup, "cpu.shares", "cpu.weight")
+        assert int(found.read_text()) == (shares if found.name == "cpu.shares" else weight)
+        assert int(file_of(cgroup, "memory.limit_in_bytes", "memory.max").read_text()) == memory_bytes
 
 
 def test_evicted_pod_does_not_come_straight_back_but_when_its_time_is_over(

@@ -45,8 +45,12 @@ class Replica:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self.port,) = free_ports(1)
         both = plane.authority.sign(name, "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
-        for file in ("tls.crt", "tls.key"):
-            (self._folder / file).write_bytes(both)
+        self.mount({"tls.crt": both, "tls.key": both})
+
+    def mount(self, files: Mapping[str, bytes]) -> None:
+        """Its certificate and key are these from now on, as kubelet mounts a Secret."""
+        for name, content in files.items():
+            (self._folder / name).write_bytes(content)
 
     @property
     def log(self) -> Path:

@@ -68,7 +68,7 @@ class ControlPlane:
     def __init__(self, directory: Path, clock: Mapping[str, str] | None = None) -> None:
         self.directory = directory.absolute() / "control-plane"
         self.authority = Authority(self.directory / "pki", clock)
-        self._ports = dict(zip(("etcd", "peer", "api", "scheduler", "manager"), free_ports(5), strict=True))
+        self._ports = dict(zip(("etcd", "peer", "api", "scheduler", "manager", "health"), free_ports(6), strict=True))
         self._programs = find_programs()
         self._processes: dict[str, Process] = {}
         extension = "subjectAltName=IP:127.0.0.1,IP:10.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
@@ -134,7 +134,7 @@ class ControlPlane:
         ]
         self._start_client("kube-controller-manager", "manager", manager)
         if scheduler:
-            self._start_client("kube-scheduler", "scheduler", [])
+            self._start_client("kube-scheduler", "scheduler", [f"--config={self._scheduler_config()}"])
 
     def start_api(self) -> None:
         """Etcd and the API server, unless they run."""
@@ -190,6 +190,20 @@ class ControlPlane:
         kubeconfig = self.kubeconfig(program, f"/O=system:masters/CN=system:{program}")
         own = ("--port=0", "--bind-address=127.0.0.1", f"--secure-port={self._ports[port]}", "--leader-elect=false")
         self._start(program, f"--kubeconfig={kubeconfig}", f"--cert-dir={self.directory / program}", *own, *arguments)
+
+    def _scheduler_config(self) -> Path:
+        """The scheduler as ever, which also goes by the name that Koordinator's manifests give theirs."""
+        file = self.directory / "scheduler.json"
+        file.write_text(json.dumps({
+            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(self.directory / "kube-scheduler.conf")},
+            "leaderElection": {"leaderElect": False},
+            "healthzBindAddress": f"127.0.0.1:{self._ports['health']}",
+            "metricsBindAddress": f"127.0.0.1:{self._ports['health']}",
+            "profiles": [{"schedulerName": name} for name in ("default-scheduler", "koord-scheduler")],
+        }))  # fmt: skip
+        return file
 
     # --- the API, as its administrator ------------------------------------------------------------------------------
 

@@ -91,6 +91,9 @@ def test_box_that_was_squeezed_is_not_told_to_be_at_its_least() -> None:
     found = outcome()
     found.moments = [replace(one, limit_cores=1.2 - 0.2 * one.t_s) for one in found.moments]
     assert not any("nothing was to be seen" in line for line in in_words(found))
+    assert not any("Nothing has squeezed it" in line for line in in_words(found))
+    found.marks = [Mark(1.0, "burst")]
+    assert any("Nothing has squeezed it" in line for line in in_words(found)), "it was lowered by little at a time"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from integration.demo.cluster.probe import ANSWER_S, Answer, quantile
-from integration.demo.cluster.watch import Mark, Moment
+from integration.demo.cluster.watch import SQUEEZED, Mark, Moment
 from integration.demo.plot import load_pyplot
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def in_words(outcome: Outcome) -> Iterator[str]:
                 f"So nothing was to be seen of a squeeze: beside the demo's pods this machine used {others:.1f} of its "
                 f"{outcome.cores} cores, and the box had no more than its least. Run the demo again when it is quieter."
             )
+        elif all(mark.text != SQUEEZED for mark in outcome.marks):
+            yield "Nothing has squeezed it: what online wants to use, the kernel gives to online first."
     yield f"{'online latency':24} {'requests':>8} {'p50':>8} {'p99':>8}  no answer"
     for window in outcome.windows:
         latencies = outcome.latencies(window)

@@ -23,6 +23,9 @@ _GOES: Final = {
     "StoppedByColocation": "criproxy stops {} on the node, as the API server did not answer in time.",
 }
 """What is told of an offline pod, by its event's reason."""
+SQUEEZED: Final = "squeezed"
+"""The mark of a limit that is lowered."""
+
 _NOTABLE_RATIO: Final = 0.15
 """A limit that moves by less of the machine is not told."""
 
@@ -228,7 +231,7 @@ class Watch:
         self._told_limit = limit
         change = f"from {told:.2f} to {limit:.2f} cores: {why}."
         if limit < told:
-            self.tell(f"The box of node 1 is squeezed {change}", "squeezed")
+            self.tell(f"The box of node 1 is squeezed {change}", SQUEEZED)
         else:
             self.tell(f"The box of node 1 grows {change}")
 
