@@ -17,6 +17,7 @@ from criproxy_cluster import conversion, names
         pytest.param(evictions.EVICTED, names.EVICTED, id="evicted"),
         pytest.param(evictions.EVICTED_FROM, names.EVICTED_FROM, id="evicted-from"),
         pytest.param(batch.RESOURCES, names.RESOURCES, id="resources"),
+        pytest.param(extended_resources.PUBLISHES, names.PUBLISHES, id="publishes"),
         pytest.param(publisher.CONDITION, names.CONDITION, id="condition"),
     ],
 )
