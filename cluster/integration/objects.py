@@ -4,7 +4,6 @@ import time
 from contextlib import suppress
 
 from criproxy_cluster.times import rfc3339
-from integration.lab.control_plane import ApiError
 
 POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
 PODS = "/api/v1/namespaces/default/pods"
@@ -48,13 +47,3 @@ def ready(node, reason):
     now = rfc3339(time.time())
     made = {"type": "ColocationReady", "status": "True", "reason": reason, "lastHeartbeatTime": now}
     return {"status": {"conditions": [{"type": "Ready", "status": "True"}, made]}}
-
-
-def converted(plane):
-    """The requests of a marked pod; None: the webhook can't be asked (yet)."""
-    try:
-        made = plane.call("POST", f"{PODS}?dryRun=All", pod("probe", {"cpu": "1500m"}))
-    except ApiError as error:
-        print(error)
-        return None
-    return made["spec"]["containers"][0]["resources"]["requests"]

@@ -10,7 +10,7 @@ import structlog
 from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
-from cluster.integration.objects import CPU, POLICIES, converted, policy, put_node, ready, until
+from cluster.integration.objects import CPU, POLICIES, policy, put_node, ready, until
 from criproxy_cluster.controller import Controller
 from criproxy_cluster.lease_law import DURATION_S, RETRY_S
 from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
@@ -291,7 +291,7 @@ def test_two_replicas_with_clocks_hours_apart_have_one_leader_at_a_time(plane):
 # --- the API server is away ------------------------------------------------------------------------------------------
 
 
-def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_lives_and_all_goes_on(plane):
+def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_lives_and_all_goes_on(plane, converted):
     """Its replica leads no more meanwhile, and again then. Nodes that live say so some time after the return."""
     lives, gone = (put_node(plane, name, "3000", labels={"pool": "f"}) for name in ("outlives", "goes"))
     for node in (lives, gone):
@@ -303,7 +303,7 @@ def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_l
     try:
         replica.serve()
         until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 1}})
-        until(lambda: converted(plane))
+        until(converted)
 
         plane.kill_api()
         time.sleep(HURRY_AWAY_S + 5.0)
@@ -312,7 +312,7 @@ def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_l
         plane.start_api()
         until(replica.leads)
         until(lambda: times_logged(replica, "leads") == 2)
-        until(lambda: (converted(plane) or {}).get(CPU) == "1500")
+        until(lambda: (converted() or {}).get(CPU) == "1500")
         plane.merge(f"{POLICIES}/outage-1", {"spec": {"settings": {"cpu": {"reserve_cores": 3}}}})
         until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 3}})
         began_s, gone_s = time.monotonic(), 0.0
@@ -352,14 +352,14 @@ def lends(plane, node):
 
 
 @pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
-def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane, hours):
+def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane, hours, converted):
     plane.merge(f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls", {"data": None})
     replica = Replica(plane, f"certifies-{hours % 24}")
     replica.start(wrong_clock(hours), own_certificate=True)
     try:
         replica.serve()
         until(lambda: "certificate_loaded" in replica.log.read_text())
-        requests = until(lambda: converted(plane))
+        requests = until(converted)
         assert requests[CPU] == "1500"
     finally:
         replica.process.stop()

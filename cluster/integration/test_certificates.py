@@ -10,7 +10,7 @@ import time
 import pytest
 import yaml
 
-from cluster.integration.objects import CPU, PODS, converted, pod, until
+from cluster.integration.objects import CPU, PODS, pod, until
 from criproxy_cluster.certificates import SECRET
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, own_address
 from integration.lab.control_plane import ApiError
@@ -90,7 +90,7 @@ def mounted(plane):
     return {name: base64.b64decode(text) for name, text in data.items()}
 
 
-def test_replica_serves_with_cert_manager_s_certificate_from_the_secret_and_takes_up_a_new_one(plane):
+def test_replica_serves_with_cert_manager_s_certificate_from_the_secret_and_takes_up_a_new_one(plane, converted):
     for kind in ("Issuer", "Certificate"):
         plane.kubectl("apply", "-f", "-", stdin=json.dumps(crd(kind)))
         until(lambda kind=kind: plane.exists(f"/apis/cert-manager.io/v1/{kind.lower()}s"))
@@ -103,7 +103,7 @@ def test_replica_serves_with_cert_manager_s_certificate_from_the_secret_and_take
             replica.start(before=OFTEN)
             replica.serve()
         until(lambda issued=issued: served(replica) == issued)
-        until(lambda: (converted(plane) or {}).get(CPU) == "1500")
+        until(lambda: (converted() or {}).get(CPU) == "1500")
     try:
         assert "data" not in plane.call("GET", f"{SECRETS}/{SECRET}"), "it makes none of its own"
     finally:
@@ -133,7 +133,7 @@ LOADED_S = 20.0
 CLIENTS = 4
 
 
-def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(plane):
+def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(plane, converted):
     replica = Replica(plane, "renews")
     replica.start(before=OFTEN + ALWAYS_DUE, own_certificate=True)
     made, failed = [], []
@@ -150,7 +150,7 @@ def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(p
 
     try:
         replica.serve()
-        until(lambda: converted(plane))
+        until(converted)
         end_s = time.monotonic() + LOADED_S
         clients = [threading.Thread(target=make, args=(client,)) for client in range(CLIENTS)]
         for one in clients:
