@@ -512,7 +512,7 @@ def test_any_document_gives_a_consistent_config_or_errors_with_one(document: dic
     loaded.config.colocation.offline_rules()
     for error in loaded.errors:
         assert str(error).isprintable()
-        assert error.key
+        assert error.key or error.problem.endswith("more errors are not shown")
         assert error.remedy
 
 

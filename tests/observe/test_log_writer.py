@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from criproxy.observe.log_writer import LogWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = "x" * 99
+PIPE_BYTES = 4096
 LONG_S = 60.0
 """Longer than any wait here is, unless something hangs."""
 
@@ -29,7 +31,10 @@ class Pipe:
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
-        fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, 4096)
+        fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def held_bytes(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self.reading, termios.FIONREAD, b"\0" * 4), sys.byteorder)
 
     def read_while(self, goes_on: Callable[[list[str]], bool]) -> list[str]:
         text = ""
@@ -49,9 +54,12 @@ def pipe() -> Iterator[Pipe]:
     pipe.close()
 
 
-def fill(writer: LogWriter) -> int:
-    """Write until lines are dropped; returns how many were not."""
-    count = 0
+def fill(writer: LogWriter, pipe: Pipe) -> int:
+    """Write until the pipe is full and then until lines are dropped; returns how many were not."""
+    count = PIPE_BYTES // len(f"{LINE}\n") + 1
+    for _ in range(count):
+        writer.write(f"{LINE}\n")
+    until(lambda: pipe.held_bytes() > PIPE_BYTES - len(f"{LINE}\n"))
     while not writer.dropped:
         writer.write(f"{LINE}\n")
         count += 1
@@ -76,7 +84,7 @@ def test_lines_come_whole_and_in_order(pipe: Pipe) -> None:
 
 def test_reader_that_hangs_keeps_nobody_and_is_told_once_what_it_missed_where_it_is_missing(pipe: Pipe) -> None:
     writer = LogWriter(pipe.writing, lost, max_bytes=20_000)
-    kept = fill(writer)
+    kept = fill(writer, pipe)
     for _ in range(49):
         writer.write(f"{LINE}\n")
     assert (writer.dropped, writer.missing) == (50, 50)
@@ -103,7 +111,7 @@ def test_each_gap_is_told_with_its_own_count(pipe: Pipe) -> None:
 
 def test_what_waits_is_bounded(pipe: Pipe) -> None:
     writer = LogWriter(pipe.writing, lost, max_bytes=20_000)
-    kept = fill(writer)
+    kept = fill(writer, pipe)
     for _ in range(10_000):
         writer.write(f"{LINE}\n")
     assert kept * (len(LINE) + 1) <= 20_000 + 2 * 4096
