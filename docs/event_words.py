@@ -14,7 +14,8 @@ WORDS: Final = {
     "not_stopped": "The runtime has not stopped an offline pod, whose notice was over; it is tried again.",
     "kill": "All processes of an offline pod are killed, as a stop would take too long; its sandbox is stopped next.",
     "not_killed": "The processes of an offline pod could not be killed; its sandbox is stopped all the same.",
-    "not_relieved": "Online is being harmed, and no offline pod could be made to leave for it; `reason` says why.",
+    "not_relieved": "A pod had to leave, as online is harmed or the box is above its limit, and none could be made to; "
+    "`reason` says why.",
     "orphans_killed": "Processes in the box of pods that the runtime no longer knows were killed.",
     "pods_not_known": "The API server did not list this node's pods: who goes first is chosen without priorities.",
     # What becomes of a request.

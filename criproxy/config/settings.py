@@ -200,7 +200,7 @@ class Colocation(Struct, frozen=True, kw_only=True):
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
-    """The box's CPU limit: capacity x watermark - predicted online usage, within min and max."""
+    """The box's limit: capacity x watermark - predicted online usage - reserve, within min and max; see `bound`."""
 
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's CPUs that online and offline may fill.")
@@ -238,11 +238,12 @@ class Memory(Struct, frozen=True, kw_only=True):
     on_over_limit: Annotated[
         Literal["evict", "report"],
         doc(
-            "When the node's free memory is half-way to where kubelet evicts pods (its evictionHard; "
-            "online ones first, as it counts offline ones as 0) and the box is above its limit, as it can't be "
-            "reclaimed: one offline pod after the other is stopped until that is over, within the numbers of "
+            "When the node's free memory is half-way to where kubelet evicts pods (its evictionHard or "
+            "evictionSoft; online ones first, as it counts offline ones as 0) and the box is above its limit, as it "
+            "can't be reclaimed: one offline pod after the other is stopped until that is over, within the numbers of "
             "[interference] (evict), or it is only reported (report). So they are when the box's anonymous memory "
-            "alone is above its limit for interference.evict_after_memory_s, unless that limit is min_bytes."
+            "alone is more than 2 % above its limit for interference.evict_after_memory_s, unless that limit is "
+            "min_bytes."
         ),
     ] = "evict"
     proactive_reclaim: Annotated[
@@ -479,8 +480,8 @@ class Interference(Struct, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         doc(
-            "Whether the kernel is asked how long online pods wait for CPU, memory and disks. Off: the node's shortage "
-            "of memory alone is answered (memory.on_over_limit)."
+            "Whether the kernel is asked how long online pods wait for CPU, memory and disks. Off: the node's memory "
+            "alone is answered, its shortage and a box that can't be reclaimed (memory.on_over_limit)."
         ),
     ] = True
     cpi: Annotated[
@@ -530,7 +531,9 @@ class Interference(Struct, frozen=True, kw_only=True):
         _Seconds, doc("Seconds of harm to CPU or disks after which a box that is closed loses a pod.")
     ] = 120.0
     evict_after_memory_s: Annotated[_Seconds, doc("The same for memory. When it is nearly gone, nothing waits.")] = 5.0
-    evict_pause_s: Annotated[_Seconds, doc("Seconds from one pod that is stopped to the next.")] = 10.0
+    evict_pause_s: Annotated[
+        _Seconds, doc("Seconds from one pod that is stopped to the next; 2 at most when memory is nearly gone.")
+    ] = 10.0
     evict_most: Annotated[
         int,
         Meta(ge=1, le=100),
@@ -564,7 +567,8 @@ class Kubernetes(Struct, frozen=True, kw_only=True):
         bool,
         doc(
             "Publish what the node can lend, evict through the API, and follow the policy that the cluster "
-            "writes into the Node's annotation. Nothing waits for it: without an API server, all goes on as it was.",
+            "writes into the Node's annotation. Nothing but an eviction waits for it, and that for seconds: without an "
+            "API server, all goes on as it was.",
             restart=True,
         ),
     ] = False

@@ -27,7 +27,11 @@ _COUNTERS: Final = {
     "runtime_cpu_seconds": ("CPU time of the runtime's own process, whatever it did",),
     "offline_shim_cpu_seconds": ("CPU time of offline pods' shims, outside the box",),
     "offline_log_bytes": ("What the logs of offline pods have grown by",),
-    "evictions": ("Offline pods that were stopped as online ones were harmed, by what was scarce", "resource"),
+    "evictions": (
+        "Offline pods that were stopped as online ones were harmed, or as the box could not be brought within its "
+        "limit, by what was scarce",
+        "resource",
+    ),
     "ladder_transitions": ("Moves of a resource of the box to a rung of the ladder", "resource", "rung"),
     "exonerations": ("Alarms of a signal of which the box proved not to be the cause", "signal"),
     "box_drift": ("Files of the box that somebody else had changed",),
