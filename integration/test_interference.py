@@ -2,15 +2,19 @@
 
 An online pod that waits for its own CPU limit is harmed by nobody. A box that floods the page cache is found to be the
 cause of what online itself calls harm, and that ends when the box has its floor of memory, to which it is reclaimed:
-the limit, at which the kernel kills, stays.
+the limit, at which the kernel kills, stays. A kill -9 in an experiment, or after a pod was ordered to go, changes
+nothing of what is held.
 
 What online reads again and again is not flooded away on an emulated node: the kernel keeps pages that are in use,
 unless many times the free memory is read between two uses.
 """
 
+import contextlib
 import json
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,8 +38,10 @@ WAIT_S = 300.0
 WATCHED_S = 60.0
 AGAIN_S = 20.0
 """An emulated node takes seconds for what a real one does in parts of one."""
+FLOOR_CORES = 0.1
 IDLE = ("sleep", "2147483647")
 BURN = ("sh", "-c", "for i in 1 2 3 4; do while :; do :; done & done; wait")
+LOOP = ("sh", "-c", "while :; do :; done")
 FLOOD = ("sh", "-c", "while :; do dd if=/data/flood of=/dev/null bs=1M; done")
 FLOOD_MIB, LIMIT_MIB, FLOOR_MIB, HARM_MIB = 4096, 1200, 64, 300
 """Of page cache: what an offline pod reads, the box's limit and floor, and how much more of it online calls harm."""
@@ -167,3 +173,78 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
     assert after < limit, "nothing is lifted for long"
     assert sorted(words)[len(words) // 2] < HARM_MIB
     assert "stop" not in [one["event"] for one in node.proxy.events()]
+
+
+@contextlib.contextmanager
+def harmed_by_cpu(node: HarmedNode, **interference: float) -> Iterator[None]:
+    """Online says itself that it is harmed: badly while the box has its CPU, and a little at the box's floor."""
+    harmed = threading.Event()
+
+    def word() -> float:
+        return 40.0 if not harmed.is_set() else 150.0 if cores(node) == FLOOR_CORES else 400.0
+
+    node.configure({
+        "control": {"policy": "static"},
+        "cpu": {"static_cores": 1.0, "min_cores": FLOOR_CORES},
+        "memory": {"static_bytes": 512 * MIB},
+        "guard": {"enabled": False},
+        "interference": interference,
+    })  # fmt: skip
+    with own_word(word) as port:
+        check = {"http": {"port": port}, "threshold": 100, "every_s": 1, "timeout_s": 5}
+        node.run("online", IDLE, annotations={ANNOTATION: json.dumps(check)})
+        for name in ("offline-1", "offline-2"):
+            node.run(name, LOOP)
+        node.proxy.restart()  # it lists the runtime's pods at its start, and each minute
+        wait_until(node.is_well, WAIT_S, "the service's word", node.proxy.log)
+        harmed.set()
+        yield
+
+
+def cores(node: HarmedNode) -> float:
+    """What the box may use."""
+    return node.box.quota_cores() or float(CPUS)
+
+
+def kill_and_watch(node: HarmedNode, seconds: float) -> tuple[list[str], list[float]]:
+    """kill -9 once the rung is on the disk, a start, and the rungs and limits of the box's CPU since then."""
+    checkpoint, words = node.proxy.directory / "criproxy.checkpoint", f'"rung":"{node.rung("cpu")}"'
+    wait_until(lambda: checkpoint.exists() and words in checkpoint.read_text(), WAIT_S, "the rung to be saved")
+    node.proxy.kill()
+    limits = [cores(node)]
+    node.proxy.start()
+    rungs, until_s = [node.rung("cpu")], time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        limits.append(cores(node))
+        rungs.append(node.rung("cpu"))
+        time.sleep(0.1)
+    return rungs, limits
+
+
+def test_kill_in_an_experiment_leaves_the_box_at_its_floor_in_the_experiment(node: HarmedNode, say: Say) -> None:
+    with harmed_by_cpu(node, trial_s=10.0):
+        wait_until(lambda: ("cpu", "tried") in node.moves(), WAIT_S, "the experiment", node.proxy.log)
+        wait_until(lambda: cores(node) == FLOOR_CORES, WAIT_S, "the floor", node.proxy.log)
+        rungs, limits = kill_and_watch(node, 4.0)
+        say(f"after kill -9: {dict(Counter(rungs))}, {dict(Counter(limits))} cores; {node.moves()}")
+
+    assert set(rungs) == {"tried"}
+    assert set(limits) == {FLOOR_CORES}
+
+
+def test_kill_after_an_eviction_order_lifts_nothing_and_stops_no_second_pod(node: HarmedNode, say: Say) -> None:
+    with harmed_by_cpu(node, trial_s=3.0, close_after_s=1.0, evict_after_s=4.0, evict_pause_s=60.0):
+        wait_until(lambda: evicted(node), WAIT_S, "a pod to go", node.proxy.log)
+        rungs, limits = kill_and_watch(node, 6.0)
+        say(
+            f"after kill -9: {dict(Counter(rungs))}, {dict(Counter(limits))} cores; {evicted(node)} gone; "
+            f"{node.moves()}"
+        )
+
+    assert set(rungs) == {"evicting"}
+    assert set(limits) == {FLOOR_CORES}
+    assert len(evicted(node)) == 1
+
+
+def evicted(node: HarmedNode) -> list[str]:
+    return [one["pod"] for one in node.proxy.events() if one["event"] == "stop"]

@@ -7,7 +7,6 @@ online's. The box may not swap, so with swap online's pages are swapped out unti
 
 import datetime
 import math
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from integration.lab.criproxy import QUICK
 from integration.lab.harm import HarmedNode, harmed_node
 from integration.lab.kubelet import available_bytes
 from integration.lab.process import LabError, wait_until
+from integration.lab.swap import swap_on
 from integration.lab.throwaway import is_throwaway
 
 pytestmark = [
@@ -31,8 +31,6 @@ pytestmark = [
 Say = Callable[[str], object]
 
 MIB = 1 << 20
-DISK = Path("/dev/vdc")
-"""The node's, which nobody uses."""
 KEPT_BYTES = 200 * MIB
 """What the box's limit leaves free: kubelet's default threshold and the margin above it."""
 HOG_MIB, STEP_MIB = 600, 25
@@ -61,10 +59,8 @@ def swap(request: pytest.FixtureRequest) -> Iterator[bool]:
     if not request.param:
         yield False
         return
-    subprocess.run(["mkswap", DISK], check=True, capture_output=True, timeout=60)
-    subprocess.run(["swapon", DISK], check=True, timeout=60)
-    yield True
-    subprocess.run(["swapoff", DISK], check=True, timeout=300)
+    with swap_on():
+        yield True
 
 
 @pytest.fixture
