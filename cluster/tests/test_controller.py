@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
-import structlog
 from lightkube.core.generic_client import GenericClient
+from structlog.testing import CapturingLogger
 
 from criproxy_cluster import controller as module
 from criproxy_cluster.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
@@ -357,8 +357,7 @@ def test_a_node_that_is_gone_is_away_also_where_watches_end_at_once(kube, log, m
 
 def test_watches_that_end_early_though_they_tell_something_are_asked_for_with_growing_pauses(kube, monkeypatch):
     monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.1)
-    told = []
-    log = structlog.wrap_logger(None, processors=[lambda _, __, event: told.append(event) or _drop()])
+    log = CapturingLogger()
 
     async def scenario():
         kube.put("nodes", node("n1"))
@@ -371,31 +370,26 @@ def test_watches_that_end_early_though_they_tell_something_are_asked_for_with_gr
         assert len(kube.seen("watch", "nodes")) <= 9
 
     asyncio.run(scenario())
-    assert any("it ended within" in one.get("error", "") for one in told)
+    assert any("it ended within" in call.kwargs.get("error", "") for call in log.calls)
 
 
 def test_a_watch_that_the_api_server_refuses_is_told_of_in_its_words(kube, monkeypatch):
     monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.02)
-    told = []
-    log = structlog.wrap_logger(None, processors=[lambda _, __, event: told.append(event) or _drop()])
+    log = CapturingLogger()
 
     async def scenario():
         kube.allowed = NEEDED - {("watch", "nodes")}
         async with controlling(kube, log):
-            await until(lambda: told)
+            await until(lambda: log.calls)
 
     asyncio.run(scenario())
-    assert told[0]["error"] == "watch of NodeResource: 403 may not watch nodes "
+    assert log.calls[0].kwargs["error"] == "watch of NodeResource: 403 may not watch nodes "
 
 
 def test_an_error_without_a_content_type_is_trouble_like_others():
     response = httpx2.Response(502, request=httpx2.Request("GET", "http://proxy"))
     with pytest.raises(Trouble), trouble_of("watch"):
         GenericClient.raise_for_status(response)
-
-
-def _drop():
-    raise structlog.DropEvent
 
 
 NEEDED = {
