@@ -183,9 +183,10 @@ class PolicyFollower:
         self.policy = NONE
 
     def status(self) -> PolicyStatus:
-        keys = (f"{section}.{key}" for section, table in self.policy.settings.items() for key in table)
+        policy = NONE if self._own.errors else self.policy  # without a file in order, none holds
+        keys = (f"{section}.{key}" for section, table in policy.settings.items() for key in table)
         problems = self._report.problems if self._report else ()
-        return PolicyStatus(self.policy.name, self.policy.version, tuple(keys), problems, self._trouble)
+        return PolicyStatus(policy.name, policy.version, tuple(keys), problems, self._trouble)
 
     def saw(self, node: Node | None) -> None:
         if node is not None:  # one that is gone says nothing of its policy

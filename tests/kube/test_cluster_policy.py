@@ -197,6 +197,8 @@ def test_no_policy_is_said_to_hold_instead_of_another_on_a_file_that_had_errors_
     bench.start()
     bench.write({**NIGHT, "version": "8"})
     assert (bench.report()["inForce"], bench.report()["instead"]) == (False, "")
+    status = bench.follower.status()
+    assert (status.name, status.version, status.keys) == ("", "", ())
     assert bench.log.events[-1][2]["consequence"] == "no policy holds before the file is in order"
 
 
