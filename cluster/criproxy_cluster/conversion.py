@@ -170,7 +170,8 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
     for where, container in _containers(spec):
         name = str(container.get("name", ""))
         resources = dict(_table(container.get("resources"), f"{where}.resources"))  # YAML may have one for several
-        record[name] = _convert(where, resources, by_annotation.get(name, {}), before.get(name, {}), settings)
+        known = _plain(before.get(name, {}))
+        record[name] = _convert(where, resources, by_annotation.get(name, {}), known, settings)
         if resources:
             container["resources"] = resources
     for what in LEAST:
@@ -312,16 +313,16 @@ def _makes(record: Json, resources: Json, settings: ConversionSettings) -> bool:
     """Whether these amounts in CPU and memory are the ones in `resources`."""
     try:
         asked = {kind: _asked(_table(record.get(kind), ""), "", settings) for kind in _KINDS}
-    except ConversionError:
-        return False
-    now = {
-        kind: {
-            name: str(rounded_up(amount(text)))
-            for name, text in (resources.get(kind) or {}).items()
-            if name in _EXTENDED
+        now = {
+            kind: {
+                name: str(rounded_up(amount(text)))
+                for name, text in (resources.get(kind) or {}).items()
+                if name in _EXTENDED
+            }
+            for kind in _KINDS
         }
-        for kind in _KINDS
-    }
+    except ValueError:  # what is wrong is said where `resources` are read
+        return False
     return _extended({**asked, "requests": {**asked["limits"], **asked["requests"]}}, settings) == now
 
 
@@ -357,6 +358,12 @@ def _recorded(text: Any, required: str = "") -> dict[str, Json]:
             raise ConversionError(where, f"it can't be read: {str(error)[:200]}", f"write {shape}") from None
         return {}
     return found.get("containers", {})
+
+
+def _plain(record: Json) -> Json:
+    """What `_convert` records: of CPU and memory alone. Another name could say what is there, and these much more."""
+    tables = {kind: {what: text for what, text in record.get(kind, {}).items() if what in LEAST} for kind in _KINDS}
+    return {kind: table for kind, table in tables.items() if table}
 
 
 def _containers(spec: Json) -> Iterator[tuple[str, Json]]:

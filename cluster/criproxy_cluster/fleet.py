@@ -20,7 +20,7 @@ from msgspec import Struct
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
 from criproxy_cluster.objects import NodeView
-from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting, switch_off
+from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting, switch_off, was_switched_off
 
 MAX_SHOWN: Final = 10
 """Nodes that a policy's status names, of those that refuse it."""
@@ -124,7 +124,8 @@ class Fleet:
     def set_unusable(self, names: frozenset[str]) -> list[str]:
         """Policies that are there but can't be used, and whose last good content nobody knows.
 
-        Nodes that they speak to keep what they have, unless other policies switch them off: a mistake in a policy must
+        Nodes that they speak to keep what they have, unless other policies or the label switch them off, or that label
+        has and is gone: a mistake in a policy must
         not take away the one before, also when another replica begins to lead. Returns the nodes that need not keep it
         any more.
         """
@@ -144,7 +145,7 @@ class Fleet:
         chosen = selecting(self._ordered, entry.view.labels)
         off = is_switched_off(entry.view)
         told = self._told(chosen, off)
-        if self._unusable and mentions(entry.view.policy, self._unusable) and not (off or switch_off(chosen)):
+        if self._keeps(entry.view.policy, chosen, off=off):
             told = (entry.view.policy or "", "")
         self._take_out(name, entry)
         entry.policies = tuple(policy.name for policy in chosen)
@@ -162,6 +163,11 @@ class Fleet:
         entry.due_s = judgement.due_s
         self._enqueue(name, entry)
         return judgement
+
+    def _keeps(self, text: str | None, chosen: tuple[Policy, ...], *, off: bool) -> bool:
+        """See `set_unusable`. One that the label has switched off is to lend again without it."""
+        unusable = self._unusable and mentions(text, self._unusable)
+        return bool(unusable and not (off or switch_off(chosen) or was_switched_off(text)))
 
     def _enqueue(self, name: str, entry: _Entry) -> None:
         if entry.due_s is not None and (entry.queued_s is None or entry.due_s < entry.queued_s):

@@ -10,7 +10,8 @@ So, of what is published now:
 
 - where nothing is lent any more, it becomes 0;
 - where watermark and reserve change from one known value to another, it moves by
-  capacity x (new - old watermark) - (new - old reserve), unless the floor or the ceiling holds it;
+  capacity x (new - old watermark) - (new - old reserve), unless the floor or the ceiling holds it (a floor that no
+  policy says is taken to be the default);
 - else capacity x watermark - reserve and the ceiling say what it is at most, as far as the policies say these;
 - else it can't be told: the values of the node's own file are not known here.
 
@@ -38,6 +39,9 @@ _UNITS: Final[Mapping[str, tuple[str, int]]] = {
 """Of a name: the resource, and how much of it a core or a byte is. Of other names, the node alone knows."""
 
 _KEY_UNITS: Final = {"cpu": "cores", "memory": "bytes"}
+_FLOORS: Final = {"cpu": Fraction(1, 10), "memory": Fraction(128 << 20)}
+"""The defaults of `min_cores` and `min_bytes` (criproxy/config/settings.py)."""
+
 _ALL_DEPENDS: Final = ("control", "schedule", "kubernetes")
 """Sections on which all depends, in a way that can't be told here."""
 
@@ -121,14 +125,16 @@ class _Law(Struct, frozen=True):
 
     watermark: Fraction | None
     reserve: Fraction | None
-    floor: Fraction | None
+    floor: Fraction
+    """Where they don't, the default."""
     ceiling: Fraction | None
 
     @classmethod
     def of(cls, what: str, settings: Settings) -> "_Law":
         unit = _KEY_UNITS[what]
         keys = ("watermark_ratio", f"reserve_{unit}", f"min_{unit}", f"max_{unit}")
-        return cls(*(_number(settings.get(f"{what}.{key}")) for key in keys))
+        watermark, reserve, floor, ceiling = (_number(settings.get(f"{what}.{key}")) for key in keys)
+        return cls(watermark, reserve, _FLOORS[what] if floor is None else floor, ceiling)
 
     def moves_by(self, other: "_Law", capacity: Fraction) -> Fraction | None:
         """What the other one's watermark and reserve add to what is lent; None: it can't be told."""
@@ -145,11 +151,11 @@ class _Law(Struct, frozen=True):
 
     def lets_move(self, lent: Fraction) -> bool:
         """Whether neither floor nor ceiling holds it."""
-        return lent > (self.floor or 0) and (self.ceiling is None or lent < self.ceiling)
+        return lent > self.floor and (self.ceiling is None or lent < self.ceiling)
 
     def within(self, lent: Fraction) -> Fraction:
         lent = lent if self.ceiling is None else min(lent, self.ceiling)
-        return max(lent, self.floor or Fraction(0))
+        return max(lent, self.floor)
 
     def most(self, capacity: Fraction) -> Fraction | None:
         """If online uses nothing; None: nothing is known that bounds it."""

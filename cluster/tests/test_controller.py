@@ -6,13 +6,17 @@ import time
 import weakref
 from contextlib import asynccontextmanager
 
+import httpx2
 import pytest
+from lightkube.core.generic_client import GenericClient
+from structlog.testing import CapturingLogger
 
 from criproxy_cluster import controller as module
 from criproxy_cluster.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
 from criproxy_cluster.fleet import Fleet
 from criproxy_cluster.leader import LEASE, Leader
 from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
+from criproxy_cluster.requests import Trouble, trouble_of
 from criproxy_cluster.run_command import RunSettings, run
 from criproxy_cluster.times import rfc3339
 
@@ -330,6 +334,62 @@ def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, log, monkey
             assert told_to_lend_nothing(kube) == ["gone"]
 
     asyncio.run(scenario())
+
+
+def test_a_node_that_is_gone_is_away_also_where_watches_end_at_once(kube, log, monkeypatch):
+    """Lists tell of the others."""
+    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 2.0)
+    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
+    monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.4)
+
+    async def scenario():
+        kube.cuts_watches = True
+        for name in ("lives", "gone"):
+            kube.put("nodes", node(name, **lending("x")))
+        async with controlling(kube, log):
+            for beat in range(20):
+                kube.put("nodes", node("lives", **lending(str(beat))))
+                await asyncio.sleep(0.2)
+            assert told_to_lend_nothing(kube) == ["gone"]
+
+    asyncio.run(scenario())
+
+
+def test_watches_that_end_early_though_they_tell_something_are_asked_for_with_growing_pauses(kube, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.1)
+    log = CapturingLogger()
+
+    async def scenario():
+        kube.put("nodes", node("n1"))
+        async with controlling(kube, log):
+            for beat in range(40):
+                await asyncio.sleep(0.1)
+                kube.put("nodes", node("n1", **lending(str(beat))))
+                await asyncio.sleep(0.02)
+                kube.tell_watchers(None)
+        assert len(kube.seen("watch", "nodes")) <= 9
+
+    asyncio.run(scenario())
+    assert any("it ended within" in call.kwargs.get("error", "") for call in log.calls)
+
+
+def test_a_watch_that_the_api_server_refuses_is_told_of_in_its_words(kube, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.02)
+    log = CapturingLogger()
+
+    async def scenario():
+        kube.allowed = NEEDED - {("watch", "nodes")}
+        async with controlling(kube, log):
+            await until(lambda: log.calls)
+
+    asyncio.run(scenario())
+    assert log.calls[0].kwargs["error"] == "watch of NodeResource: 403 may not watch nodes "
+
+
+def test_an_error_without_a_content_type_is_trouble_like_others():
+    response = httpx2.Response(502, request=httpx2.Request("GET", "http://proxy"))
+    with pytest.raises(Trouble), trouble_of("watch"):
+        GenericClient.raise_for_status(response)
 
 
 NEEDED = {

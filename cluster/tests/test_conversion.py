@@ -208,6 +208,32 @@ def test_a_quantity_that_cannot_be_meant_is_refused_with_the_remedy(asked, remed
     assert "spec.containers[0] (main).resources.limits[" in str(refused.value)
 
 
+def marked(requests=None, spec=None):
+    annotations = {} if spec is None else {EXTENDED_SPEC: json.dumps({"containers": {"c": {"requests": spec}}})}
+    return pod(container(requests=requests), annotations=annotations)
+
+
+BAD_EXTENDED = {
+    "in the container": marked({CPU: "2 cores"}),
+    "of another system's names": marked({"gocrane.io/cpu": "2 cores"}),
+    "null in the container": marked({CPU: None}),
+    "in the annotation": marked(spec={CPU: "2 cores"}),
+    "null in the annotation": marked(spec={CPU: None}),
+}
+
+
+@pytest.mark.parametrize("recorded_before", [False, True], ids=["new", "recorded"])
+@pytest.mark.parametrize("bad", BAD_EXTENDED.values(), ids=BAD_EXTENDED)
+def test_an_extended_quantity_that_is_none_is_refused_in_words(bad, recorded_before):
+    bad = copy.deepcopy(bad)
+    if recorded_before:
+        record = {"containers": {"c": {"requests": {"cpu": "2"}}}}
+        bad["metadata"]["annotations"][RESOURCES] = json.dumps(record)
+
+    with pytest.raises(ConversionError):
+        converted(bad, BATCH)
+
+
 def test_resources_of_the_whole_pod_are_refused():
     with pytest.raises(ConversionError, match="for its containers"):
         converted(pod(resources={"requests": {"cpu": "1"}}), BATCH)
@@ -475,3 +501,11 @@ def test_a_record_that_somebody_else_wrote_is_not_believed():
     assert recorded(found)["c"]["requests"]["cpu"] == "1"
     again = pod(container(requests={CPU: "1000", MEMORY: "4194304"}), annotations={RESOURCES: forged})
     assert recorded(converted(again, BATCH))["c"]["requests"] == {"cpu": "1000m", "memory": "4194304"}
+
+
+def test_a_record_with_another_name_that_makes_what_is_there_is_not_believed_of_cpu_and_memory():
+    """Or a pod that asks for one core would have the weight of 64."""
+    forged = json.dumps({"containers": {"c": {"requests": {"cpu": "64", CPU: "1000", "memory": "4Mi"}}}})
+    before = pod(container(requests={CPU: "1000", MEMORY: "4194304"}), annotations={RESOURCES: forged})
+
+    assert recorded(converted(before, BATCH))["c"]["requests"] == {"cpu": "1000m", "memory": "4194304"}

@@ -538,6 +538,14 @@ def test_a_node_keeps_what_an_unusable_policy_has_said_unless_others_switch_it_o
         assert told(fleet)["settings"]["colocation"]["enabled"] is False
 
 
+def test_a_label_that_is_gone_is_undone_though_a_policy_is_unusable():
+    fleet = Fleet()
+    fleet.see(node("n0", {}, text_of([policy()], off=True)[0]))
+    fleet.set_unusable(frozenset({"night"}))
+
+    assert fleet.look("n0", 0.0, WALL).patch == {"metadata": {"annotations": {"colocation.criproxy.io/policy": None}}}
+
+
 def test_a_node_s_label_switches_it_off():
     fleet = Fleet()
     fleet.see(node("n0", {SWITCH: "off"}))

@@ -52,6 +52,12 @@ THEN = {
         {**LOW, "cpu.min_cores": 0.5},
         (How.ABOUT, 500),
     ),
+    "held by the floor of all nodes": (CPU, 100, HIGH, LOW, (How.AT_MOST, 11200)),
+    "a watermark below the floor of all nodes": (CPU, 2000, HIGH, LOW, (How.ABOUT, 100)),
+    "held by the floor of all nodes, of memory": (
+        *(MEMORY, 128 << 20, {"memory.watermark_ratio": 0.75}, {"memory.watermark_ratio": 0.5}),
+        (How.AT_MOST, 32 * GI),
+    ),
     "lending nothing": (CPU, 0, LOW, HIGH, (How.AT_MOST, 14400)),
     "a watermark over the file's": (CPU, 4000, {}, LOW, (How.AT_MOST, 11200)),
     "the file's again": (CPU, 4000, LOW, {}, UNKNOWN),

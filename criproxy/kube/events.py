@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.control.clock import Clock
 from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
-from criproxy.kube.objects import Event, Involved, event, path, status_of
+from criproxy.kube.objects import MAX_MESSAGE, Event, Involved, event, path, status_of
 from criproxy.kube.retry import Meaning
 from criproxy.kube.times import rfc3339
 
@@ -91,7 +91,7 @@ class EventWriter:
         if repeats and not self._may():
             return
         if before := self._told.get(repeats):
-            made = replace(before, message=message, last_timestamp=now, count=before.count + 1)
+            made = replace(before, message=message[:MAX_MESSAGE], last_timestamp=now, count=before.count + 1)
         else:
             name = f"{self._luck.getrandbits(64):016x}"
             made = event(about, self.node.name, reason, message, at=now, name=name, well=well)

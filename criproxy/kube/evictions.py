@@ -7,6 +7,7 @@ What the answer means
 | 2xx | EVICTED | kubelet ends it, within its grace period |
 | 2xx, with a Status that says Failure | as its code says | the server answers so to a pod of several budgets |
 | 404, or 409 on its uid | GONE | there is no such pod any more: all is well |
+| the same, after a try without an answer | EVICTED | that try may have been the one by which it went |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
 | other 4xx | REFUSED | the next victim; if none goes, its sandbox may be stopped |
@@ -292,7 +293,7 @@ class Evictor:
         return made
 
     async def _evict(self, victim: EvictionTarget) -> Eviction:
-        pod, message = victim.pod, ""
+        pod, message, unanswered = victim.pod, "", False
         where = path("namespaces", pod.namespace, "pods", pod.name, "eviction")
         for tried in range(1, TRIES + 1):
             named_s = None
@@ -304,11 +305,12 @@ class Evictor:
                     self._version = version  # of several at once, each comes to the same
                     answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
             except UnreachableError as error:
-                message = str(error)
+                message, unanswered = str(error), True
             else:
                 message, named_s = status_of(answer.body).message, answer.named_pause_s
                 if (found := outcome(answer)) is not None:
-                    return Eviction(pod, found, message)
+                    taken = found is Outcome.GONE and unanswered
+                    return Eviction(pod, Outcome.EVICTED if taken else found, message)
             if tried < TRIES:
                 await self._clock.sleep(pause_s(tried, self._luck.random(), named_s))
         return Eviction(pod, Outcome.UNREACHABLE, message)
@@ -351,7 +353,7 @@ class Evictor:
             return None
 
     async def write_again(self) -> None:
-        """Never raises. What can't be written after a few tries is left until something else has changed."""
+        """Never raises. What can't be written after a few tries is left until `run` comes to it again."""
         self._some.clear()
         for failures in range(1, TRIES + 1):
             failed = await self._write()
@@ -381,6 +383,8 @@ class Evictor:
         while True:
             ends_s = next_end_s(self._evicted)
             left_s = None if ends_s is None else max(1.0, ends_s + LATER_S - self._clock.boottime_s())
+            if self._written != self._entries:  # or the pods of who was marked, and not evicted, stay away for long
+                left_s = LATER_S if left_s is None else min(left_s, LATER_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._some.wait()

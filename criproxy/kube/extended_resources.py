@@ -338,12 +338,16 @@ def publication(
 ) -> Publication:
     """What to publish. `allocated` is what pods were promised of each name, {} where `needs_allocated` says no.
 
-    `left` are the names that an earlier process published, while `last` is None.
+    `left` are the names that the annotation has, while this process has published none, or has left them to others.
+    Others may publish all that is not in it: where nothing is to be published, no other name is written.
     """
+    ours = left if last is None or last.publishes is None else last.quantities
     want = wanted(offered, settings)
+    if settings.off and ours:
+        want = {name: amount for name, amount in want.items() if name in ours}
     bound_to = {} if offered.withheld else allocated
     quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
-    gone = {name: None for name in (last.quantities if last else left) if name not in want}
+    gone = {name: None for name in ours if name not in want}
     return Publication(
         {**gone, **quantities},
         want,

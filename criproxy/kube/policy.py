@@ -183,9 +183,10 @@ class PolicyFollower:
         self.policy = NONE
 
     def status(self) -> PolicyStatus:
-        keys = (f"{section}.{key}" for section, table in self.policy.settings.items() for key in table)
+        policy = NONE if self._own.errors else self.policy  # without a file in order, none holds
+        keys = (f"{section}.{key}" for section, table in policy.settings.items() for key in table)
         problems = self._report.problems if self._report else ()
-        return PolicyStatus(self.policy.name, self.policy.version, tuple(keys), problems, self._trouble)
+        return PolicyStatus(policy.name, policy.version, tuple(keys), problems, self._trouble)
 
     def saw(self, node: Node | None) -> None:
         if node is not None:  # one that is gone says nothing of its policy
@@ -210,16 +211,19 @@ class PolicyFollower:
             )
 
     async def run(self) -> None:
-        """Until cancelled. Nothing of it is ever given up: it is tried again, with growing pauses."""
-        failures = 0
+        """Until cancelled. Nothing of it is ever given up: it is tried again, with growing pauses.
+
+        What arrives in a pause ends it: it may be the cluster's switch.
+        """
+        failures, left_s = 0, None
         while True:
-            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
             self._changed.clear()
             failed = await self.look()
             failures = failures + 1 if failed else 0
-            if failed:
-                await self._clock.sleep(pause_s(failures, self._luck.random()))
-                self._changed.set()
+            left_s = pause_s(failures, self._luck.random()) if failed else None
 
     async def look(self) -> bool:
         """Judge the newest annotation, keep and report it. Whether something failed that should be tried again."""
@@ -246,11 +250,12 @@ class PolicyFollower:
         before, self._report = self._report, self._reported(text, policy, problems)
         if problems:
             if self._report != before:
+                holds = f"version {self.policy.version} holds" if self.policy.version else "the file holds"
                 self._log.error(
                     "policy_refused",
                     version=policy.version,
                     problems=list(problems),
-                    consequence=f"version {self.policy.version} holds" if self.policy.version else "the file holds",
+                    consequence="no policy holds before the file is in order" if self._own.errors else holds,
                 )
         elif policy != self.policy:
             self.policy = policy
@@ -271,7 +276,8 @@ class PolicyFollower:
         """None: there is nothing to report of."""
         if not text:
             return None
-        instead = self.policy.version if problems and policy != self.policy else ""
+        another = problems and policy != self.policy and not self._own.errors
+        instead = self.policy.version if another else ""
         return PolicyReport(policy.version, not problems, problems, instead)
 
     async def _keep(self) -> str:

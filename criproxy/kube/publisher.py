@@ -180,14 +180,14 @@ class Publisher:
         return not self._lent and (self._seen is None or self._seen.publishes is None)
 
     async def _left(self) -> tuple[str, ...]:
-        """The names that an earlier process published, which may have had another config."""
+        """The names that the annotation has: of an earlier process, which may have had another config."""
         if self._seen is None:  # the watch has not begun yet
             self.saw(decoded(await self._ask(ApiRequest("GET", path("nodes", self._node))), Node))
         return names_of(self._seen.publishes if self._seen else None)
 
     async def _publish(self, offered: Offer, why_now: str) -> None:
         settings, last = self._settings, self._last
-        left = await self._left() if last is None else ()
+        left = await self._left() if last is None or last.publishes is None else ()
         promised: dict[str, int] = {}
         if needs_allocated(offered, last, settings):
             promised = await self._allocated()

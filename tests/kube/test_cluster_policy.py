@@ -191,6 +191,17 @@ def test_remembered_policy_on_a_file_that_had_errors_from_the_start_is_not_said_
     assert (bench.report()["inForce"], bench.report()["instead"]) == (False, "")
 
 
+def test_no_policy_is_said_to_hold_instead_of_another_on_a_file_that_had_errors_from_the_start(bench):
+    bench.write(NIGHT)
+    bench.config.write_text(WRONG)
+    bench.start()
+    bench.write({**NIGHT, "version": "8"})
+    assert (bench.report()["inForce"], bench.report()["instead"]) == (False, "")
+    status = bench.follower.status()
+    assert (status.name, status.version, status.keys) == ("", "", ())
+    assert bench.log.events[-1][2]["consequence"] == "no policy holds before the file is in order"
+
+
 def test_without_an_api_server_the_last_policy_holds_after_a_restart(bench, api):
     bench.write(NIGHT)
     api.stop()
@@ -254,20 +265,53 @@ def test_policy_holds_though_its_report_cannot_be_written_yet(bench, api, how):
     assert bench.report()["inForce"]
 
 
-def test_run_follows_until_it_is_cancelled(bench, api):
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the server's thread sets no event
+            await asyncio.sleep(0.01)
+
+
+def annotate(bench, policy):
+    bench.api.put_node(metadata={"annotations": {POLICY: json.dumps(policy)}})
+    bench.follower.saw(decoded(msgspec.json.encode(bench.api.nodes["node1"]), Node))
+
+
+def test_run_follows_until_it_is_cancelled(bench, api, monkeypatch):
+    failed = []
+
+    def pause_s(failures, _luck):
+        failed.append(failures)
+        return 0.01
+
+    monkeypatch.setattr("criproxy.kube.policy.pause_s", pause_s)
+
     async def scenario():
         task = asyncio.create_task(bench.follower.run())
         api.fail("PATCH", 500, times=2)
-        api.put_node(metadata={"annotations": {POLICY: json.dumps(NIGHT)}})
-        bench.follower.saw(decoded(msgspec.json.encode(api.nodes["node1"]), Node))
-        async with asyncio.timeout(10):
-            while bench.report() is None:  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        annotate(bench, NIGHT)
+        await until(bench.report)
         task.cancel()
 
     asyncio.run(scenario())
     assert bench.watermark() == 0.5
-    assert len(bench.clock.slept) == 2
+    assert failed == [1, 2]
+
+
+def test_policy_that_arrives_in_a_pause_is_in_force_at_once(bench, api, monkeypatch):
+    monkeypatch.setattr("criproxy.kube.policy.pause_s", lambda _failures, _luck: 100.0)
+    api.fail("PATCH", 500, times=1)
+
+    async def scenario():
+        task = asyncio.create_task(bench.follower.run())
+        annotate(bench, NIGHT)
+        await until(lambda: bench.follower.status().trouble)
+        annotate(bench, {"version": "8", "settings": {"colocation": {"enabled": False}}})
+        await until(lambda: bench.follower.policy.version == "8")
+        await until(bench.report)
+        task.cancel()
+
+    bench.clock.sleep = asyncio.sleep
+    asyncio.run(scenario())
 
 
 @given(st.text(max_size=200))

@@ -8,7 +8,7 @@ import pytest
 from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.kube.client import ApiClient
 from criproxy.kube.events import BURST, EVERY_S, MAX_UNTOLD, EventWriter, of_ladder
-from criproxy.kube.objects import Involved
+from criproxy.kube.objects import MAX_MESSAGE, Involved
 from tests.fakes.log import FakeLog
 
 POD = Involved("Pod", "a", "uid-a", namespace="jobs")
@@ -77,6 +77,12 @@ def test_same_step_again_is_counted_by_the_event_that_is_there(bench, api, clock
         ("ColocationSqueezed", "memory: open -> squeezed: online waits", 1),
     ]
     assert api.events[0]["firstTimestamp"] == first["firstTimestamp"] < api.events[0]["lastTimestamp"]
+
+
+def test_message_of_a_step_that_comes_again_is_bounded_too(bench, api):
+    bench.step()
+    bench.step(reason="x" * 5000)
+    assert len(api.events[0]["message"]) == MAX_MESSAGE
 
 
 def test_event_that_the_server_has_forgotten_is_made_anew(bench, api):

@@ -15,6 +15,7 @@ from criproxy.kube.evictions import (
     EVICTED_FROM,
     LATER_S,
     MAX_EVICTED,
+    TRIES,
     EvictionTarget,
     Evictor,
     Outcome,
@@ -44,6 +45,7 @@ SEVERAL: tuple = (
 )
 """The API server puts it into the body of an answer that is well otherwise. Source: eviction.go, rtStatus."""
 
+ANOTHER = failure(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b")
 MISSING = failure(404, "NotFound", 'pods "a" not found', kind="pods")
 
 
@@ -209,6 +211,33 @@ def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock
     assert api.nodes["node1"]["metadata"]["labels"] == {"mine": "1"}
 
 
+def test_label_that_could_not_be_taken_away_goes_a_little_later(bench, api, monkeypatch):
+    monkeypatch.setattr("criproxy.kube.evictions.LATER_S", 0.1)
+
+    async def scenario():
+        api.budgets = {"a": BUDGET}
+        await bench.evictor.evict(victim("a", controller="job-1"), "why")
+        assert bench.annotation()
+        api.fail("PATCH", 503, times=TRIES)
+        task = asyncio.create_task(bench.evictor.run())
+        async with asyncio.timeout(10):
+            while bench.annotation():  # noqa: ASYNC110 - the server's thread sets no event
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(scenario())
+    assert api.nodes["node1"]["metadata"]["labels"] == {}
+
+
+@pytest.mark.parametrize("answer", [MISSING, ANOTHER], ids=["gone", "another by now"])
+def test_pod_that_is_gone_after_a_try_without_an_answer_counts_as_evicted(bench, api, answer):
+    """Its replacement is not to come straight back."""
+    api.fail("eviction", raw=b"")
+    api.budgets = {"a": answer}
+    assert bench.first(victim("a", controller="job-1")) == [("a", Outcome.EVICTED)]
+    assert list(bench.annotation()) == ["job-1"]
+
+
 @pytest.mark.parametrize("uid", ["a/b", "x" * 64, "-a", "", "\u00e4"])
 def test_controller_whose_uid_can_be_no_label_gets_none(bench, api, uid):
     bench.first(victim("a", controller=uid))
@@ -336,7 +365,7 @@ def test_run_tells_while_whoever_evicts_goes_on(bench, api):
         (failure(500, "InternalError", "This pod has more than one PodDisruptionBudget, which"), Outcome.BUDGET),
         ((201, {"kind": "Status", "status": "Failure"}, {}), None),
         (MISSING, Outcome.GONE),
-        (failure(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b"), Outcome.GONE),
+        (ANOTHER, Outcome.GONE),
         (failure(504, "Timeout", "couldn't update PodDisruptionBudget due to conflicts"), None),
         (BUDGET, Outcome.BUDGET),
         (failure(429, "TooManyRequests", "The disruption budget x is still being processed"), Outcome.BUDGET),

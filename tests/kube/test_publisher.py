@@ -288,6 +288,39 @@ def test_annotation_that_is_removed_is_written_anew_and_goes_when_the_names_are_
     assert bench.patches() == 4
 
 
+OFF = PublishSettings(off="kubernetes.publish is false")
+
+
+def publish_as_another(bench, **amounts):
+    """Another system has taken the names that were left to it."""
+    status = bench.api.nodes["node1"]["status"]
+    for table in ("capacity", "allocatable"):
+        status[table] = {**status.get(table, {}), **amounts}
+    bench.see()
+
+
+def test_names_that_were_left_to_others_stay_when_other_names_are_published(bench):
+    bench.look()
+    bench.publisher.configure(OFF)
+    bench.look(30)
+    publish_as_another(bench, **{BATCH_CPU: "7000", BATCH_MEMORY: "1"})
+    bench.publisher.configure(PublishSettings(PRESETS["crane"]))
+    found = bench.look(30)
+    assert (found[BATCH_CPU], found[BATCH_MEMORY], found["gocrane.io/cpu"]) == ("7000", "1", "4")
+
+
+def test_start_that_leaves_names_to_others_takes_away_those_of_the_annotation_alone(bench):
+    bench.begin(PublishSettings(PRESETS["crane"]))
+    bench.look()
+    publish_as_another(bench, **{BATCH_CPU: "7000", BATCH_MEMORY: "1"})
+    bench.begin(OFF)
+    bench.see()
+    assert bench.look(30) == {BATCH_CPU: "7000", BATCH_MEMORY: "1"}
+    assert bench.annotation() is None
+    bench.publisher.configure(PublishSettings())
+    assert bench.look(30)[BATCH_CPU] == "4000", "it publishes again"
+
+
 def test_status_tells_the_numbers_and_why(bench):
     bench.look()
     bench.clock.advance(7)
