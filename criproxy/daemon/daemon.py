@@ -220,7 +220,7 @@ class Daemon:
         processes = self._placement_check.processes
         self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
         asker = ServiceAsker(runtime, settings.config.interference.prometheus_server)
-        self._services = ServiceChecks(settings.modes.writes, asker, self._inventory, self._unbounded, clock, log)
+        self._services = ServiceChecks(settings.service_checks(), asker, self._inventory, self._unbounded, clock, log)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
@@ -403,7 +403,7 @@ class Daemon:
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
-            (self._services, lambda settings: settings.modes.writes),
+            (self._services, PartSettings.service_checks),
             (self._cache, PartSettings.cache),
             (self._disk_keeping, PartSettings.disk_keeper),
             (self._proactive_reclaim, PartSettings.proactive_reclaim),

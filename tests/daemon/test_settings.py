@@ -277,6 +277,15 @@ def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limit
 
 
 @pytest.mark.parametrize(
+    ("trial_s", "measured_s"), [(3.0, 2.0), (30.0, 25.0)], ids=["by-default-cpu", "the-longest-memory"]
+)
+def test_services_are_asked_only_what_the_shortest_experiment_can_measure(trial_s: float, measured_s: float) -> None:
+    given = replace(settings(Colocation(enabled=True)), config=Config(interference=Interference(trial_s=trial_s)))
+
+    assert given.service_checks().measured_s == measured_s
+
+
+@pytest.mark.parametrize(
     ("on_disable", "disks", "cache"),
     [("release", DisksUse.LIFTED, CacheLimits()), ("evict", DisksUse.LEFT, None)],
 )
