@@ -190,8 +190,8 @@ class PartSettings(Struct, frozen=True):
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
 
     def disk_keeper(self) -> Keeper | None:
-        """None: what is in force is not ours to change."""
-        if self._lifts:
+        """None: what is in force is not ours to change. Where colocation is off, nobody looks after it any more."""
+        if self.modes.limits is LimitsUse.LIFTED:
             return "leave"
         return self.config.io.weight if self.modes.writes else None
 
