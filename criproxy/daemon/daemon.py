@@ -157,7 +157,7 @@ class Daemon:
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own)
+        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own, cpus.exclusive)
         self._box = Box(driver, settings.box(), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
