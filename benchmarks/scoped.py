@@ -15,7 +15,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.tree import Tree
-from criproxy.config import Loaded, load
+from criproxy.config import Loaded, OwnFiles
 from criproxy.daemon.daemon import Daemon
 from criproxy.daemon.reload import FileWatch
 from criproxy.model import Usage
@@ -74,14 +74,15 @@ def main() -> None:
         vars(module)["CFS_PERIOD_US"] = options.period_us
     log_writer = log.take_stderr()
     watch = FileWatch(options.config)
-    loaded = load(watch.file)
+    own = OwnFiles(watch.file)
+    loaded = own.load(None)
     log.configure(loaded.config.observe.log_level)
     driver: Any = ScopedDriver(detect(WithoutIdle() if options.no_idle else Tree()), options.node)
-    asyncio.run(_serve(watch, loaded, driver, log_writer))
+    asyncio.run(_serve(watch, own, loaded, driver, log_writer))
 
 
-async def _serve(watch: FileWatch, loaded: Loaded, driver: Any, log_writer: LogWriter) -> None:
-    await Daemon(watch, loaded, driver, log_writer, dry_run=False).serve()
+async def _serve(watch: FileWatch, own: OwnFiles, loaded: Loaded, driver: Any, log_writer: LogWriter) -> None:
+    await Daemon(watch, own, loaded, driver, log_writer, dry_run=False).serve()
 
 
 if __name__ == "__main__":

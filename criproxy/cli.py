@@ -255,10 +255,11 @@ def _upgrade(options: argparse.Namespace) -> int:
 
 def _withdraw(options: argparse.Namespace) -> int:
     from criproxy.commands.withdraw import NotWithdrawnError, withdraw
+    from criproxy.config import OwnFiles
     from criproxy.daemon.kubernetes import load_first
 
     try:  # as criproxy had it: the cluster's policy may say what is published, and by which names
-        _print(withdraw(load_first(options.config, dry_run=False).config))
+        _print(withdraw(load_first(OwnFiles(options.config), dry_run=False).config))
     except NotWithdrawnError as error:
         return _fail(f"not withdrawn: {error}")
     return 0

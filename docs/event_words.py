@@ -82,7 +82,7 @@ WORDS: Final = {
     "guard_pressure": "How the guard is told that online waits for a CPU, or why it is not.",
     "schedule": "The schedule's window has changed; `holds` says what holds now.",
     "eviction_threshold": "The threshold below which kubelet evicts pods for memory.",
-    "eviction_threshold_unknown": "kubelet's eviction threshold for memory can't be found out: its default is assumed.",
+    "eviction_threshold_unknown": "kubelet's threshold for memory can't be read: what the line names is assumed.",
     "memory_over_limit": "The node is near kubelet's eviction while the box is above its memory limit.",
     "memory_within_limit": "That is over: kubelet's eviction is not near on the box's account.",
     # Harm to online, and what is done about it.

@@ -50,11 +50,12 @@ class Topology(Struct):
 class WholeCores(Struct):
     """The box's cores, whole ones if it is to have those; the next choice begins at the last.
 
-    `own`: the CPUs that offline pods have alone.
+    `own`: the CPUs that offline pods have alone; `exclusive`: those that online pods have alone.
     """
 
     topology: Topology
     own: Callable[[], Cpus]
+    exclusive: Callable[[], Cpus]
     _held: Cpus = frozenset()
 
     def choose(self, allowed: Cpus | Unlimited, limit_cores: float | Unlimited) -> tuple[Cpus | Unlimited, str]:
@@ -73,6 +74,6 @@ class WholeCores(Struct):
         Never raises: what is not known to be a sibling stays the box's, which is to leave the exclusive CPUs at least.
         """
         try:
-            return spared(self.topology.cores(), allowed, self.own())
+            return spared(self.topology.cores(), allowed, self.own(), self.exclusive())
         except CgroupError as error:
             return allowed, f"what kubelet leaves; which of them are siblings of exclusive CPUs is not known: {error}"

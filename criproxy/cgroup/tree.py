@@ -232,7 +232,7 @@ class Tree:
         """SIGKILL to those that `pids` returns, and to what they have forked by then; not to one that has got the pid
         of another meanwhile.
 
-        A process that was killed forks no more, so this ends when all that are listed were killed.
+        A process that was killed forks no more, so this ends when all that are listed were killed. Raises CgroupError.
         """
         there, killed = set(pids()), set[int]()
         for _ in range(_MOST_KILLS):
@@ -241,6 +241,8 @@ class Tree:
                 return
             tried, there = self._kill(chosen, pids)
             killed |= tried
+        if left := there - killed:
+            raise CgroupError(f"processes are started as fast as they are killed: {len(left)} of them are left")
 
     def _kill(self, chosen: Sequence[int], pids: Callable[[], Collection[int]]) -> tuple[set[int], set[int]]:
         """Returns those of `chosen` that are done with (all, unless descriptors ran out), and who is there now."""

@@ -20,12 +20,13 @@ from criproxy.model import UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 
 
-def spared(cores: Sequence[Cpus], allowed: Cpus, own: Cpus) -> tuple[Cpus, str]:
-    """`allowed` without the siblings of CPUs that are not among them, and in words what is left; "": all of them.
+def spared(cores: Sequence[Cpus], allowed: Cpus, own: Cpus, exclusive: Cpus) -> tuple[Cpus, str]:
+    """`allowed` without the siblings of CPUs that online pods have alone (`exclusive`), and in words what is left; "":
+    all of them.
 
-    Where no others are left that pods share, the siblings stay. The arguments are those of `choose`.
+    Where no others are left that pods share, the siblings stay. The other arguments are those of `choose`.
     """
-    beside = frozenset().union(*(core & allowed for core in cores if not core <= allowed)) - own
+    beside = frozenset().union(*(core & allowed for core in cores if core & exclusive)) - own
     if not beside:
         return allowed, ""
     if beside | own >= allowed:

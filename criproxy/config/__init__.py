@@ -1,6 +1,6 @@
 """The config file: typed settings (`settings`, `schema`), and reading them (`load`)."""
 
-from criproxy.config.load import ConfigError, Loaded, Override, OwnFiles, files_of, load, load_above
+from criproxy.config.load import ConfigError, Loaded, Override, OwnFiles, files_of, load
 from criproxy.config.schema import restart_keys
 from criproxy.config.settings import Config, Proxy
 
@@ -13,6 +13,5 @@ __all__ = [
     "Proxy",
     "files_of",
     "load",
-    "load_above",
     "restart_keys",
 ]

@@ -92,14 +92,6 @@ def load(path: Path, overrides: Sequence[Override] = ()) -> Loaded:
     return _together(path, *_sources(path), overrides)
 
 
-def load_above(path: Path, override: Override) -> Loaded:
-    """As `load`, with one override; one that adds an error to those of the files is left out as a whole.
-
-    The files may have changed since it was found right: an operator's own file must not become a pass-through by that.
-    """
-    return OwnFiles(path).load(override)
-
-
 _Sources = Sequence[tuple[str, bytes]]
 """Files by name, with their content."""
 
@@ -122,6 +114,9 @@ class OwnFiles:
 
     def load(self, override: Override | None) -> Loaded:
         """Read the files. With errors in them, the override is set above what they were before (`Loaded.instead`).
+
+        One that adds an error to those of the files is left out as a whole: they may have changed since it was found
+        right, and an operator's own file must not become a pass-through by that.
 
         Blocks as `load` does. To be called when the files are at rest: what is half written may be in order.
         """

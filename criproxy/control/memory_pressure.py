@@ -33,7 +33,8 @@ class EvictionHard(Struct, frozen=True):
     """kubelet's evictionHard for memory.available: `size_bytes` + `ratio` of the node's memory; both 0: it has none.
 
     `soft_bytes` and `soft_ratio` are its evictionSoft, in the same way. `source` says where they are set. `problem`:
-    why they could not be read, so that this is kubelet's default; "": they were.
+    why one of them could not be read, so that this is what is assumed (kubelet's default, where evictionHard is not
+    known); "": they were.
     """
 
     size_bytes: int = 100 << 20
@@ -67,7 +68,7 @@ def halfway_bytes(hard: EvictionHard, capacity_bytes: float) -> float:
 
 
 TOLERATED_RATIO: Final = 0.02
-"""So far above its bound, a box of anonymous memory costs no pod: it is where a bound that moves may leave it."""
+"""A bound moves a little all the time; a box of anonymous memory that is no further above it than this loses no pod."""
 
 
 class Evidence(Struct, frozen=True):
@@ -123,7 +124,7 @@ class EvictionStatus(Struct, frozen=True):
     """How near the node is to kubelet's eviction of pods for memory. Bytes are None before the first sample.
 
     `hard_bytes` is the larger of kubelet's evictionHard and evictionSoft for memory.available, set where `source` says
-    (0: it has neither); `problem` says why it is not known, so that kubelet's default stands there. Below
+    (0: it has neither); `problem` says why one of them is not known, so that what is assumed stands there. Below
     `halfway_bytes`, while the box is above its limit, an offline pod is stopped. `last`: the last one, and why; "":
     none was.
     """

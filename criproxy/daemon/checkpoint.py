@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
@@ -23,8 +24,12 @@ from criproxy.pods.shared import Trouble
 
 VERSION: Final = 1
 EVERY_S: Final = 60.0
-WAITED_FOR_S: Final = 10.0
-"""For so long a slow disk keeps what may have been held back before a restart from being given back."""
+WAITED_FOR_S: Final = 3.0
+"""For so long a slow disk keeps what may have been held back before a restart from being given back. As long, no harm
+to online is answered.
+"""
+
+_LADDER: Final = "where the ladder stood, and what was learned of the signals of harm"
 
 LAST_S: Final = 1.0
 """What the end of the process waits for the last one."""
@@ -118,8 +123,7 @@ class CheckpointFile(Struct):
         try:
             return msgspec.json.decode(document.interference, type=InterferenceState | None)
         except msgspec.DecodeError as error:
-            lost = "where the ladder stood, and what was learned of the signals of harm"
-            self.log.warning("interference_starts_cold", file=str(self.path), lost=lost, error=str(error))
+            self.log.warning("interference_starts_cold", file=str(self.path), lost=_LADDER, error=str(error))
             return None
 
     def _set_aside(self, reason: str) -> None:
@@ -151,12 +155,25 @@ class Checkpointer(Struct):
         """Have what the file holds restored. Until then nothing is saved over it.
 
         `wait` is told when others begin to wait for it, and when they are to go on, after `WAITED_FOR_S` at the latest.
+        What the ladder has done from then on is not undone by what comes later: of that, the predictors alone are
+        restored.
         """
         self._loading = True
         wait(True)
-        late = asyncio.get_running_loop().call_later(WAITED_FOR_S, wait, False)
+        goes_on = asyncio.Event()
+
+        def go_on() -> None:
+            goes_on.set()
+            wait(False)
+
+        late = asyncio.get_running_loop().call_later(WAITED_FOR_S, go_on)
         try:
-            restore(*await run_apart("checkpoint", self.file.load))
+            remembered, shift_s = await run_apart("checkpoint", self.file.load)
+            if goes_on.is_set() and remembered.interference is not None:
+                why = f"it was read after more than {WAITED_FOR_S:g} s"
+                self.file.log.warning("interference_starts_cold", file=str(self.file.path), lost=_LADDER, error=why)
+                remembered = replace(remembered, interference=None)
+            restore(remembered, shift_s)
         except RuntimeError as error:  # the machine has no more threads
             self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
         finally:

@@ -29,7 +29,7 @@ from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.topology import Topology, WholeCores
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
-from criproxy.config import Loaded
+from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
@@ -103,7 +103,8 @@ def run(config_file: Path, dry_run: bool) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. A bad config makes a pass-through, not a failure."""
     log_writer = logs.take_stderr()
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
-    loaded = load_first(config_file, dry_run=dry_run)
+    own = OwnFiles(config_file)
+    loaded = load_first(own, dry_run=dry_run)
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
     driver: CgroupDriver
@@ -114,7 +115,7 @@ def run(config_file: Path, dry_run: bool) -> int:
         driver = AbsentDriver(str(error))
 
     async def serve() -> None:
-        await Daemon(watch, loaded, driver, log_writer, dry_run=dry_run).serve()
+        await Daemon(watch, own, loaded, driver, log_writer, dry_run=dry_run).serve()
 
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
@@ -126,14 +127,21 @@ def run(config_file: Path, dry_run: bool) -> int:
 
 
 class Daemon:
-    """All parts of a running criproxy. `loaded` was read from the file of `watch`.
+    """All parts of a running criproxy. `loaded` was read from the file of `watch`, by `own`.
 
     With errors in `loaded`, it is a pass-through: nothing new is placed and no limit is raised, but containers still
     follow their sandboxes into the box.
     """
 
     def __init__(
-        self, watch: FileWatch, loaded: Loaded, driver: CgroupDriver, log_writer: LogWriter, *, dry_run: bool
+        self,
+        watch: FileWatch,
+        own: OwnFiles,
+        loaded: Loaded,
+        driver: CgroupDriver,
+        log_writer: LogWriter,
+        *,
+        dry_run: bool,
     ) -> None:
         """Each step builds what the next ones are given; nothing is set later."""
         config = loaded.config
@@ -157,7 +165,7 @@ class Daemon:
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own)
+        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own, cpus.exclusive)
         self._box = Box(driver, settings.box(), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
@@ -165,7 +173,7 @@ class Daemon:
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         reload_asked = asyncio.Event()
         self._kubernetes = KubernetesPart(
-            watch.file,
+            own,
             config,
             reload_asked.set,
             dry_run=dry_run,
@@ -208,7 +216,9 @@ class Daemon:
         self._holds = Holds(clock, self._hold_offs, settings.stops_by())
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         cluster = self._kubernetes if settings.config.kubernetes.enabled else None
-        shared = PodsShared(self._inventory, runtime, self._holds, self._metrics, clock, log, cluster, cluster)
+        shared = PodsShared(
+            self._inventory, runtime, self._holds, self._metrics, clock, log, evicts=cluster, tells=cluster
+        )
         self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
         stops = settings.reconciler(), shared, self._box, self._unbounded, shared.stopper()
         self._reconciler = stopper = Reconciler(*stops)
@@ -220,7 +230,7 @@ class Daemon:
         processes = self._placement_check.processes
         self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
         asker = ServiceAsker(runtime, settings.config.interference.prometheus_server)
-        self._services = ServiceChecks(settings.modes.writes, asker, self._inventory, self._unbounded, clock, log)
+        self._services = ServiceChecks(settings.service_checks(), asker, self._inventory, self._unbounded, clock, log)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
@@ -403,7 +413,7 @@ class Daemon:
             (self._reconciler, PartSettings.reconciler),
             (self._placement_check, PartSettings.stops_by),
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
-            (self._services, lambda settings: settings.modes.writes),
+            (self._services, PartSettings.service_checks),
             (self._cache, PartSettings.cache),
             (self._disk_keeping, PartSettings.disk_keeper),
             (self._proactive_reclaim, PartSettings.proactive_reclaim),

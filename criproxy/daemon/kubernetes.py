@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from criproxy.config import Config, Loaded, Override, OwnFiles, load, load_above
+from criproxy.config import Config, Loaded, Override, OwnFiles, load
 from criproxy.control.clock import Clock
 from criproxy.control.interference.ladder import Transition
 from criproxy.daemon.footprint import tidy
@@ -58,11 +58,13 @@ class Offering(Protocol):
 
 
 class KubernetesPart:
-    """The part. `changed` is called when another policy holds; it must not block."""
+    """The part. `own`: the node's files, which were loaded. `changed` is called when another policy holds; it must not
+    block.
+    """
 
     def __init__(
         self,
-        config_file: Path,
+        own: OwnFiles,
         config: Config,
         changed: Callable[[], None],
         *,
@@ -72,7 +74,7 @@ class KubernetesPart:
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self._enabled = config.kubernetes.enabled and not dry_run
-        self._own = OwnFiles(config_file)
+        self._own = own
         self._policy_file = policy_file(config)
         self._config = config
         self._changed = changed
@@ -84,10 +86,7 @@ class KubernetesPart:
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
-        self._remembered: Override | None = None
-        if self._enabled:
-            self._remembered = remembered(config)
-            self._own.load(self._remembered)
+        self._remembered = remembered(config) if self._enabled else None
 
     # --- settings ---------------------------------------------------------------------------------------------------
 
@@ -282,13 +281,13 @@ def remembered(config: Config) -> Override | None:
     return None if policy == NONE else policy.override
 
 
-def load_first(file: Path, *, dry_run: bool) -> Loaded:
+def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
     """The config at the start: with the policy that held last, where Kubernetes is switched on. Blocks."""
-    loaded = load(file)
+    loaded = own.load(None)
     if not loaded.config.kubernetes.enabled or dry_run:
         return loaded
     policy = remembered(loaded.config)
-    return loaded if policy is None else load_above(file, policy)
+    return loaded if policy is None else own.load(policy)
 
 
 def publish_settings(settings: "Settings") -> "PublishSettings":

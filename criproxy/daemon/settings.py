@@ -26,6 +26,7 @@ from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.service_checks import ServiceChecksSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
@@ -165,6 +166,11 @@ class PartSettings(Struct, frozen=True):
             ladder_settings(config), self.relieves, config.enabled and not self.held_off, self._disks(), config.cpi
         )
 
+    def service_checks(self) -> ServiceChecksSettings:
+        experiments = ((one.trial_s, one.settle_s) for one in ladder_settings(self.config.interference).resources)
+        measured_s = min(trial_s - settle_s for trial_s, settle_s in experiments if trial_s is not None)
+        return ServiceChecksSettings(self.modes.writes, measured_s)
+
     def _disks(self) -> DisksUse:
         limits = self.modes.limits
         if limits is LimitsUse.WRITTEN and self.config.interference.enabled:
@@ -184,8 +190,8 @@ class PartSettings(Struct, frozen=True):
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
 
     def disk_keeper(self) -> Keeper | None:
-        """None: what is in force is not ours to change."""
-        if self._lifts:
+        """None: what is in force is not ours to change. Where colocation is off, nobody looks after it any more."""
+        if self.modes.limits is LimitsUse.LIFTED:
             return "leave"
         return self.config.io.weight if self.modes.writes else None
 

@@ -27,9 +27,9 @@ _SERVING: Final = b"\x08\x01"
 """HealthCheckResponse with status SERVING. Source: gRPC, grpc/health/v1/health.proto."""
 
 
-_ADDRESS_RATIO: Final = 0.8
-"""The share of a check's time-out in which the runtime has to tell where the pod is. If it takes longer, that is not
-the pod's doing.
+_OTHERS_RATIO: Final = 0.8
+"""The share of a check's time-out in which the runtime has to tell where the pod is, or Prometheus to answer a query.
+If it takes longer, that is not the pod's doing.
 """
 
 _MOST_KNOWN: Final = 4 * MOST
@@ -83,8 +83,8 @@ class ServiceAsker(Struct, frozen=True):
             text = output.decode(errors="replace")
             return ServiceAnswer(status == 0, text if status == 0 else f"exit status {status}")
         if check.prometheus is not None:
-            return await self._query(check.prometheus, check.timeout_s * _ADDRESS_RATIO)
-        host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
+            return await self._query(check.prometheus, check.timeout_s * _OTHERS_RATIO)
+        host = await self._address(sandbox_id, check.timeout_s * _OTHERS_RATIO)
         if check.http is None:
             return await _health(host, check.grpc)
         status, text = await _get(host, check.http.port, check.http.path)
@@ -95,7 +95,7 @@ class ServiceAsker(Struct, frozen=True):
         over_the_network = check.http or check.grpc
         if over_the_network is None:
             return ""
-        host = await self._address(sandbox_id, check.timeout_s * _ADDRESS_RATIO)
+        host = await self._address(sandbox_id, check.timeout_s * _OTHERS_RATIO)
         return f"{host}: {remedy([host])}, or the network of all pods" if is_barred(host, over_the_network.port) else ""
 
     async def _query(self, check: PrometheusCheck, timeout_s: float) -> ServiceAnswer:
@@ -105,8 +105,8 @@ class ServiceAsker(Struct, frozen=True):
         host, port = self.prometheus
         try:
             async with asyncio.timeout(timeout_s):
-                _, text = await _get(host, port, f"/api/v1/query?query={quote(check.query, safe='')}")
-            return ServiceAnswer(True, _number(text))
+                status, text = await _get(host, port, f"/api/v1/query?query={quote(check.query, safe='')}")
+            return ServiceAnswer(True, _number(status, text))
         except (OSError, ValueError) as error:
             if is_barred(host, port):
                 raise NotAskedError(f"Prometheus at {host}: {remedy([host])}") from error
@@ -153,11 +153,17 @@ async def _get(host: str, port: int, path: str) -> tuple[int, str]:
     raise ValueError("it is no HTTP/1")
 
 
-def _number(text: str) -> str:
-    """Of Prometheus' answer, as it writes numbers. Raises ValueError when there is none."""
-    answer = msgspec.json.decode(text, type=_Queried)
+def _number(status: int, text: str) -> str:
+    """Of Prometheus' answer, as it writes numbers. Raises ValueError when there is none.
+
+    What is wrong with a query comes with a status of its own, and in JSON. Source: Prometheus, HTTP API.
+    """
+    try:
+        answer = msgspec.json.decode(text, type=_Queried)
+    except ValueError as error:
+        raise ValueError(f"status {status}: {error}") from error
     if answer.data is None:
-        raise ValueError(answer.error[:200] or "the answer has no data")
+        raise ValueError(f"status {status}: {answer.error[:200] or 'the answer has no data'}")
     if isinstance(answer.data, _Vector) and not answer.data.result:
         raise ValueError("the query finds no sample")
     _, number = answer.data.result if isinstance(answer.data, _Scalar) else answer.data.result[0].value

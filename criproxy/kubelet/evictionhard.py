@@ -16,6 +16,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -67,20 +68,29 @@ def threshold(quantity: str, source: str) -> EvictionHard:
 
 
 class Thresholds(Struct, frozen=True):
-    """What a KubeletConfiguration says, by signal; None: nothing. `merged`: defaults are merged into `hard`."""
+    """What a KubeletConfiguration says, by signal; None: nothing. `merged`: defaults are merged into `hard`.
+
+    `problem`: why `soft` could not be read; "": it was.
+    """
 
     hard: dict[str, str] | None = None
     soft: dict[str, str] | None = None
     merged: bool = False
+    problem: str = ""
 
 
 def of_file(text: str) -> Thresholds:
-    """Raises ValueError."""
+    """Raises ValueError where `hard` is not to be read."""
     if text.lstrip().startswith("{"):
         root = json.loads(text)
-        merged = root.get("mergeDefaultEvictionSettings") is True
-        return Thresholds(_of_json(root, HARD), _of_json(root, SOFT), merged)
-    return Thresholds(_of_yaml(text, HARD), _of_yaml(text, SOFT), bool(_MERGED.search(text)))
+        of, merged = partial(_of_json, root), root.get("mergeDefaultEvictionSettings") is True
+    else:
+        of, merged = partial(_of_yaml, text), bool(_MERGED.search(text))
+    hard = of(HARD)
+    try:
+        return Thresholds(hard, of(SOFT), merged)
+    except ValueError as error:
+        return Thresholds(hard, None, merged, str(error))
 
 
 def _of_yaml(text: str, key: str) -> dict[str, str] | None:
@@ -122,10 +132,11 @@ def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
     """A flag wins over all files; of these, a later one adds to those before."""
     found: dict[str, dict[str, str] | None] = {HARD: None, SOFT: None}
     sources: dict[str, str] = {}
-    merged = False
+    merged, problem = False, ""
     for path in configuration(words, root):
         there = of_file((root / path.lstrip("/")).read_text(errors="replace"))
         merged |= there.merged
+        problem = problem or (there.problem and f"{path}: {there.problem}")
         for key, entries in ((HARD, there.hard), (SOFT, there.soft)):
             if entries is not None:
                 found[key] = {**(found[key] or {}), **entries}
@@ -135,11 +146,18 @@ def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
             pairs = (one.partition("<") for one in given.split(",") if one)
             found[key] = {signal.strip(): value.strip() for signal, _, value in pairs}
             sources[key] = name
-            merged &= key != HARD
+            if key == HARD:
+                merged = False
+            else:
+                problem = ""
     hard, quantity = _hard(found[HARD], sources.get(HARD, ""), merged=merged), (found[SOFT] or {}).get(SIGNAL)
     if quantity is None:
-        return hard
-    soft = threshold(quantity, sources[SOFT])
+        return structs.replace(hard, problem=problem)
+    try:
+        soft = threshold(quantity, sources[SOFT])
+    except ValueError as error:
+        return structs.replace(hard, problem=str(error))
+    hard = structs.replace(hard, problem=problem)
     source = f"{hard.source}; {soft.source}"
     return structs.replace(hard, source=source, soft_bytes=soft.size_bytes, soft_ratio=soft.ratio)
 

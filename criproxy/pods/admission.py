@@ -63,8 +63,8 @@ class Facts(Struct, frozen=True):
     `pod`: as the request describes it; None when it does not (the updates). `sandbox`: the one that the call is about,
     as the inventory knows it; None for a start, and when nobody knows it. The others are "" or say, in words, why the
     request can't be decoded, why the sandbox can't be asked for, why the pod may not start for now (of a container: why
-    its pod itself is held), and which fault of our own kept us from finding out. `any_placed`: whether any
-    pod is in the box.
+    its pod itself is held), and which fault of our own kept us from finding out. `any_placed`: whether any pod is in
+    the box.
     """
 
     operation: Operation

@@ -48,7 +48,8 @@ _STATIC: Final = "static"
 class CpuAssignments(Struct, frozen=True):
     """What kubelet's CPU manager has decided. `shared`: its shared pool, None when it bounds nobody (policy none).
 
-    `exclusive`: the CPUs that containers have for themselves, by the uid of their pod.
+    `exclusive`: the CPUs that containers have for themselves, by the uid of their pod, or, before Kubernetes 1.18, by
+    the container's id.
     """
 
     shared: Cpus | None
@@ -61,7 +62,7 @@ NOBODY_BOUND: Final = CpuAssignments(None)
 class _Checkpoint(Struct, rename="camel"):
     """The file. Entries are by pod uid and container since Kubernetes 1.18, by container id alone before.
 
-    Of those that have another shape, no pod's CPUs are known: they are all taken for online pods'.
+    Of the latter, no pod is known: they are all taken for online pods'.
     """
 
     policy_name: str
@@ -75,11 +76,14 @@ def parse_state(content: bytes) -> CpuAssignments:
     if checkpoint.policy_name != _STATIC:
         return NOBODY_BOUND
     exclusive = {
-        uid: frozenset().union(*(parse_cpus(cpus) for cpus in containers.values() if isinstance(cpus, str)))
-        for uid, containers in checkpoint.entries.items()
-        if isinstance(containers, dict)
+        id: frozenset().union(*(parse_cpus(cpus) for cpus in _texts(entry))) for id, entry in checkpoint.entries.items()
     }
     return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
+
+
+def _texts(entry: object) -> list[str]:
+    found = entry.values() if isinstance(entry, dict) else (entry,)
+    return [one for one in found if isinstance(one, str)]
 
 
 class CpusOfBox(Struct):
@@ -96,6 +100,11 @@ class CpusOfBox(Struct):
     def own(self) -> Cpus:
         """The CPUs that offline pods have alone."""
         return self._own(self.state)
+
+    def exclusive(self) -> Cpus:
+        """The CPUs that online pods have alone; those that kubelet reserves are not among them."""
+        state = self.state
+        return frozenset().union(*state.exclusive.values()) - self._own(state)
 
     def _own(self, state: CpuAssignments) -> Cpus:
         uids = {sandbox.pod.uid for sandbox in self.inventory.placed} if state.exclusive else set()

@@ -189,7 +189,7 @@ class MemoryRelief(Struct):
             if hard.soft_bytes or hard.soft_ratio:
                 words += f", soft {_in_words(hard.soft_bytes, hard.soft_ratio)}"
             if hard.problem:
-                remedy = f"{words} is assumed, kubelet's default"
+                remedy = f"{words} is assumed, {hard.source}"
                 self.shared.log.warning("eviction_threshold_unknown", reason=hard.problem, consequence=remedy)
             else:
                 self.shared.log.info("eviction_threshold", memory_available=words, source=hard.source)

@@ -25,6 +25,7 @@ from criproxy.control.interference.service_checks import (
     check_of,
     percent_of,
     problem_of,
+    unprovable,
 )
 from criproxy.model import Pod, PodRef
 from criproxy.pods.inventory import Inventory
@@ -77,10 +78,20 @@ class AskedService(Struct):
     was_well: bool = False
 
 
-class ServiceChecks(Struct):
-    """`active`: offline pods are ours to act on; else nobody is asked."""
+class ServiceChecksSettings(Struct, frozen=True):
+    """`active`: offline pods are ours to act on; else nobody is asked.
+
+    `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long is not asked.
+    """
 
     active: bool
+    measured_s: float
+
+
+class ServiceChecks(Struct):
+    """See the module."""
+
+    settings: ServiceChecksSettings
     asks: AsksServices
     inventory: Inventory
     unbounded: UnboundedPods
@@ -95,8 +106,8 @@ class ServiceChecks(Struct):
     one, or before a while in which nobody was asked.
     """
 
-    def configure(self, active: bool) -> None:
-        self.active = active
+    def configure(self, settings: ServiceChecksSettings) -> None:
+        self.settings = settings
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
@@ -142,7 +153,7 @@ class ServiceChecks(Struct):
 
     def look(self) -> None:
         """Begin with those that are due. Never waits, never raises."""
-        if not self.active or not self.inventory.running_pods:
+        if not self.settings.active or not self.inventory.running_pods:
             self._known_well, self._services = self.well, {}
             return
         unbounded = self.unbounded.pods()
@@ -156,6 +167,9 @@ class ServiceChecks(Struct):
             if service.check is not None:
                 service.problem, service.percent = f"{MOST} services of this node are asked already", None
         for id, service in sorted(places[:MOST], key=lambda place: place[1].due_s):
+            if service.check is not None and (why := unprovable(service.check, self.settings.measured_s)):
+                service.problem, service.percent = why, None
+                continue
             hurried = self._is_hurried(service)
             due = hurried or (now_s >= service.due_s and len(self._asking) < AT_ONCE)
             if service.check is not None and due and id not in self._asking:

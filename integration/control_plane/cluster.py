@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from criproxy.config import OwnFiles
 from criproxy.config.settings import Config, Control, Kubernetes
 from criproxy.control.clock import Clock
 from criproxy.daemon.kubernetes import KubernetesPart
@@ -152,10 +153,12 @@ class Cluster:
             kubernetes=Kubernetes(enabled=True, publish=False, kubeconfig=str(self.kubelet.kubeconfig)),
         )
         (folder / "config.toml").write_text("")
+        own = OwnFiles(folder / "config.toml")
+        own.load(None)
 
         async def run() -> T:
             part = KubernetesPart(
-                folder / "config.toml",
+                own,
                 config,
                 lambda: None,
                 dry_run=False,

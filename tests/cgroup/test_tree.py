@@ -2,11 +2,12 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,20 @@ def test_kill_ends_what_is_forked_while_it_lists() -> None:
         for one in children:
             one.kill()
             one.wait()
+
+
+def test_kill_of_what_is_started_as_fast_as_it_is_killed_is_a_cgroup_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST_KILLS", 3)
+    started = itertools.count(1)
+
+    def killed(_: Tree, chosen: Sequence[int], pids: Callable[[], Collection[int]]) -> tuple[set[int], set[int]]:
+        return set(chosen), set(pids())
+
+    monkeypatch.setattr(Tree, "_kill", killed)
+    with pytest.raises(CgroupError, match="as fast as they are killed: 1 of them"):
+        Tree().kill(lambda: [next(started)])
 
 
 def test_kill_goes_on_with_the_descriptors_that_there_are(

@@ -22,6 +22,7 @@ from tests.fakes.driver import FakeDriver
 FOUR = tuple(frozenset({core, core + 4}) for core in range(4))
 """Four cores of two hyperthreads, numbered as on most machines."""
 NONE: Cpus = frozenset()
+ALL: Cpus = frozenset(range(8))
 FLOOR = {"cpu": 0.5, "memory": 64 << 20}
 POD = parse_kubelet_parent("/kubepods/besteffort/poda")
 
@@ -83,13 +84,23 @@ def test_where_there_are_no_whole_cores_the_box_has_what_it_may_have(
 def test_siblings_of_exclusive_cpus_are_not_the_boxs_unless_it_would_have_none(
     allowed: str, own: str, left: str, words: str
 ) -> None:
-    cpus, why = spared(FOUR, parse_cpus(allowed), parse_cpus(own))
+    cpus, why = spared(FOUR, parse_cpus(allowed), parse_cpus(own), ALL - parse_cpus(allowed))
 
     assert (format_cpus(cpus), words in why, why == "") == (left, True, words == "")
 
 
+def test_sibling_of_a_cpu_that_kubelet_reserves_is_the_boxs() -> None:
+    """With strict-cpu-reservation, CPU 0 is in no shared pool; an online pod has 5 alone."""
+    cpus, why = spared(FOUR, parse_cpus("1-4,6-7"), NONE, parse_cpus("5"))
+
+    assert (format_cpus(cpus), "without 1, the siblings" in why) == ("2-4,6-7", True)
+
+
 def test_machine_without_hyperthreads_spares_nothing() -> None:
-    assert spared([frozenset({cpu}) for cpu in range(4)], parse_cpus("0-2"), NONE) == (parse_cpus("0-2"), "")
+    assert spared([frozenset({cpu}) for cpu in range(4)], parse_cpus("0-2"), NONE, frozenset({3})) == (
+        parse_cpus("0-2"),
+        "",
+    )
 
 
 LIMITS = st.floats(0.0, 12.0)
@@ -154,7 +165,7 @@ def test_cores_that_are_not_told_are_an_error(tmp_path: Path) -> None:
 
 def test_box_follows_its_limit_and_says_what_it_has(tmp_path: Path) -> None:
     driver, allowed = FakeDriver(), [frozenset(range(8))]
-    cores = WholeCores(machine(tmp_path, FOUR), lambda: NONE)
+    cores = WholeCores(machine(tmp_path, FOUR), lambda: NONE, lambda: NONE)
     box = Box(driver, BoxSettings(FLOOR, whole_cores=True), lambda: allowed[0], FakeClock(), cores=cores)
     held: list[str] = []
 
@@ -177,7 +188,7 @@ def test_box_follows_its_limit_and_says_what_it_has(tmp_path: Path) -> None:
 def test_container_is_kept_to_what_the_box_has_now_on_v1_alone(tmp_path: Path, version: int, kept: str) -> None:
     driver = FakeDriver()
     driver.version = version
-    cores = WholeCores(machine(tmp_path, FOUR), lambda: NONE)
+    cores = WholeCores(machine(tmp_path, FOUR), lambda: NONE, lambda: NONE)
     box = Box(driver, BoxSettings(FLOOR, whole_cores=True), lambda: frozenset(range(8)), FakeClock(), cores=cores)
 
     async def course() -> None:
@@ -194,7 +205,7 @@ def test_container_is_kept_to_what_the_box_has_now_on_v1_alone(tmp_path: Path, v
 def test_box_leaves_the_sibling_of_an_exclusive_cpu_without_being_asked_for_whole_cores(tmp_path: Path) -> None:
     driver, allowed = FakeDriver(), [parse_cpus("0-7")]
     topology = machine(tmp_path, FOUR)
-    cores = WholeCores(topology, lambda: NONE)
+    cores = WholeCores(topology, lambda: NONE, lambda: ALL - allowed[0])
     box = Box(driver, BoxSettings(FLOOR), lambda: allowed[0], FakeClock(), cores=cores)
     held: list[tuple[str, str]] = []
 
@@ -212,7 +223,7 @@ def test_box_leaves_the_sibling_of_an_exclusive_cpu_without_being_asked_for_whol
 
 
 def test_box_on_a_machine_that_does_not_tell_its_cores_leaves_the_exclusive_cpus(tmp_path: Path) -> None:
-    cores = WholeCores(Topology(Tree(), None, str(tmp_path)), lambda: NONE)
+    cores = WholeCores(Topology(Tree(), None, str(tmp_path)), lambda: NONE, lambda: NONE)
     box = Box(FakeDriver(), BoxSettings(FLOOR), lambda: parse_cpus("0-2"), FakeClock(), cores=cores)
 
     asyncio.run(box.admit(POD, 0))

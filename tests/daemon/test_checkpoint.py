@@ -305,7 +305,12 @@ def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file
     assert (restored, waits) == ([(states, 0.0)], [True, False])
 
 
-def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever(file, states, log, monkeypatch):
+def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever_and_undoes_nothing_when_it_comes(
+    file, states, log, monkeypatch
+):
+    kept = Remembered(states.predictors, InterferenceState(responder().state()))
+    file.write(kept)
+    restored = []
     freed, load, goes_on = threading.Event(), file.load, asyncio.Event()
     monkeypatch.setattr("criproxy.daemon.checkpoint.WAITED_FOR_S", 0.01)
     monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
@@ -315,9 +320,11 @@ def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever(file, states
             goes_on.set()
 
     async def main():
-        loading = asyncio.create_task(Checkpointer(file).load(lambda *_: None, wait))
+        loading = asyncio.create_task(Checkpointer(file).load(lambda *what: restored.append(what), wait))
         await goes_on.wait()
         freed.set()
         await loading
 
     asyncio.run(asyncio.wait_for(main(), 30))
+    assert restored == [(states, 0.0)]
+    assert log.names() == ["interference_starts_cold"]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from criproxy.config import OwnFiles
 from criproxy.config.settings import Config, Control, ResourceTable
 from criproxy.config.settings import Kubernetes as Settings
 from criproxy.control.interference.ladder import Rung, Transition
@@ -60,8 +61,10 @@ class Bench:
             kubernetes=Settings(enabled=True, kubeconfig=str(kubeconfig), publish=publish),
         )
         self.metrics, self.offering = Metrics("1"), Offering(self.clock)
+        own = OwnFiles(self.file)
+        load_first(own, dry_run=dry_run)
         self.part = KubernetesPart(
-            self.file,
+            own,
             self.config,
             self.changed,
             dry_run=dry_run,
@@ -177,15 +180,27 @@ def write_policy(bench, **settings):
 
 def test_policy_that_held_last_holds_from_the_start(bench):
     write_policy(bench, cpu={"reserve_cores": 2.0})
-    loaded = load_first(bench.file, dry_run=False)
+    loaded = load_first(OwnFiles(bench.file), dry_run=False)
     assert (loaded.config.cpu.reserve_cores, loaded.errors) == (2.0, ())
-    assert load_first(bench.file, dry_run=True).config.cpu.reserve_cores == 0.0
+    assert load_first(OwnFiles(bench.file), dry_run=True).config.cpu.reserve_cores == 0.0
+
+
+def test_files_are_read_once_at_the_start_where_no_policy_held(tmp_path, monkeypatch):
+    reads, real = [], OwnFiles.load
+
+    def load(own, override):
+        reads.append(own.path)
+        return real(own, override)
+
+    monkeypatch.setattr(OwnFiles, "load", load)
+    bench = Bench(tmp_path, tmp_path / "kubeconfig")
+    assert reads == [bench.file]
 
 
 @pytest.mark.parametrize("text", ["{", '{"settings": {"cpu": {"reserve_cores": -1}}}', '{"settings": {"proxy": {}}}x'])
 def test_policy_that_does_not_fit_any_more_is_left_out(bench, text):
     policy_file(bench.config).write_text(text)
-    loaded = load_first(bench.file, dry_run=False)
+    loaded = load_first(OwnFiles(bench.file), dry_run=False)
     assert (loaded.config.cpu.reserve_cores, loaded.errors) == (0.0, ())
 
 

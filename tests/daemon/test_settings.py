@@ -271,9 +271,20 @@ def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limit
 
     assert on.disk_keeper() == "io.cost"
     assert replace(on, config=Config(colocation=asked.colocation)).disk_keeper() == "leave"
-    assert replace(on, config=Config(io=asked.io)).disk_keeper() == "leave", "colocation is off"
+    for on_disable in ("release", "evict"):
+        off = Config(colocation=Colocation(on_disable=on_disable), io=asked.io)
+        assert replace(on, config=off).disk_keeper() == "leave", "colocation is off"
     for other in (replace(on, held_off="repair"), replace(on, dry_run=True), replace(on, pass_through=True)):
         assert other.disk_keeper() is None
+
+
+@pytest.mark.parametrize(
+    ("trial_s", "measured_s"), [(3.0, 2.0), (30.0, 25.0)], ids=["by-default-cpu", "the-longest-memory"]
+)
+def test_services_are_asked_only_what_the_shortest_experiment_can_measure(trial_s: float, measured_s: float) -> None:
+    given = replace(settings(Colocation(enabled=True)), config=Config(interference=Interference(trial_s=trial_s)))
+
+    assert given.service_checks().measured_s == measured_s
 
 
 @pytest.mark.parametrize(

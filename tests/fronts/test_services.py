@@ -165,7 +165,9 @@ def test_query_is_answered_by_a_scalar_or_by_the_first_sample(data: str, number:
             "parse error: unexpected <eof>",
             id="no-query",
         ),
-        pytest.param(b"HTTP/1.0 200 OK\r\n\r\n<html>", "JSON is malformed", id="another-server"),
+        pytest.param(b"HTTP/1.0 200 OK\r\n\r\n<html>", "status 200: JSON is malformed", id="another-server"),
+        pytest.param(b"HTTP/1.1 401 Unauthorized\r\n\r\nUnauthorized\n", "status 401", id="a-password-is-asked-for"),
+        pytest.param(b"HTTP/1.1 503 No\r\n\r\n{}", "status 503: the answer has no data", id="away"),
         pytest.param(b"SSH-2.0\r\n", "no HTTP/1", id="no-http"),
     ],
 )

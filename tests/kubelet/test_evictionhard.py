@@ -108,8 +108,6 @@ def test_file_without_thresholds_says_nothing() -> None:
     "text",
     [
         "evictionHard: *hard\n",
-        "evictionSoft: *soft\n",
-        '{"evictionSoft": 1}',
         "evictionHard: [1]\n",
         "evictionHard:\n  memory.available: >\n    1Gi\n",
         '{"evictionHard": 1}',
@@ -119,6 +117,44 @@ def test_file_without_thresholds_says_nothing() -> None:
 def test_what_is_written_otherwise_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         of_file(text)
+
+
+@pytest.mark.parametrize(
+    ("soft", "why"),
+    [
+        pytest.param("evictionSoft: *soft\n", "evictionSoft is written in a way", id="alias"),
+        pytest.param("evictionSoft: &soft {memory.available: 3Gi}\n", "evictionSoft is written in a way", id="anchor"),
+        pytest.param("evictionSoft:\n  memory.available: >-\n    3Gi\n", "evictionSoft is written", id="folded"),
+        pytest.param("evictionSoft: {memory.available: much}\n", "'much' in evictionSoft", id="no-quantity"),
+    ],
+)
+def test_soft_threshold_that_can_not_be_read_is_said_and_the_hard_one_holds(
+    tmp_path: Path, soft: str, why: str
+) -> None:
+    kubelet(tmp_path, f"--config={CONFIG}", files={CONFIG: f"evictionHard: {{memory.available: 2Gi}}\n{soft}"})
+
+    hard = read(LISTEN, tmp_path)
+
+    assert hard.of(32 * 1024 * MIB) == 2048 * MIB
+    assert why in hard.problem
+
+
+def test_soft_threshold_of_a_json_file_that_can_not_be_read_costs_nobody_the_hard_one() -> None:
+    found = of_file('{"evictionHard": {"memory.available": "2Gi"}, "evictionSoft": 1}')
+    assert found == Thresholds({"memory.available": "2Gi"}, problem="evictionSoft is no mapping of texts")
+
+
+def test_soft_threshold_of_a_flag_holds_whatever_the_file_says_of_it(tmp_path: Path) -> None:
+    kubelet(
+        tmp_path,
+        f"--config={CONFIG}",
+        "--eviction-soft=memory.available<3Gi",
+        files={CONFIG: "evictionSoft: *soft\n"},
+    )
+
+    hard = read(LISTEN, tmp_path)
+
+    assert (hard.of(32 * 1024 * MIB), hard.problem) == (3072 * MIB, "")
 
 
 def kubelet(root: Path, *words: str, pid: int = 7, files: dict[str, str] | None = None) -> None:

@@ -52,12 +52,12 @@ NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"containerd://1":"1"},"checksum":1}',
-            CpuAssignments(frozenset({0})),
+            CpuAssignments(frozenset({0}), {"containerd://1": frozenset({1})}),
             id="before-1.18",
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"u1":{"a":{"cpus":"1"}},"u2":["1"]},"new":[1]}',
-            CpuAssignments(frozenset({0}), {"u1": frozenset()}),
+            CpuAssignments(frozenset({0}), {"u1": frozenset(), "u2": frozenset()}),
             id="of-a-kubelet-to-come",
         ),
         pytest.param(NONE, NOBODY_BOUND, id="none"),
@@ -163,12 +163,13 @@ def test_process_that_has_handed_over_leaves_the_boxs_cpus_to_the_other(node: No
 def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
     node.write(static("0", u1="1", u2="2"))
     node.round()
-    before = node.of_box.cpus()
+    before, exclusive = node.of_box.cpus(), node.of_box.exclusive()
     node.inventory.place("u2")
 
     node.round()
 
     assert (before, node.of_box.cpus()) == ({0}, {0, 2})
+    assert (exclusive, node.of_box.exclusive()) == ({1, 2}, {1})
     assert node.box.confined == 2
 
 

@@ -14,7 +14,15 @@ from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnsw
 from criproxy.model import Pod, PodRef
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.service_checks import AT_ONCE, MOST, PUT_OFF_S, NotAskedError, ServiceChecks, TooLargeError
+from criproxy.pods.service_checks import (
+    AT_ONCE,
+    MOST,
+    PUT_OFF_S,
+    NotAskedError,
+    ServiceChecks,
+    ServiceChecksSettings,
+    TooLargeError,
+)
 from tests.fakes.clock import FakeClock
 
 HTTP = '{"http": {"port": 80}, "threshold": 100, "hold_s": 7, "every_s": 5, "timeout_s": 1}'
@@ -35,6 +43,7 @@ class Bench:
     strays: dict[str, PodRef] = field(default_factory=dict)
     containers: tuple[ListedContainer, ...] = ()
     active: bool = True
+    measured_s: float = 2.0
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
@@ -44,7 +53,10 @@ class Bench:
         self.hindered = ""
         self.under_way = self.most_under_way = 0
         log = structlog.get_logger()
-        self.checks = ServiceChecks(self.active, self, self, self, self.clock, log)  # type: ignore[arg-type]
+        self.checks = ServiceChecks(self.settings(), self, self, self, self.clock, log)  # type: ignore[arg-type]
+
+    def settings(self, active: bool | None = None) -> ServiceChecksSettings:
+        return ServiceChecksSettings(self.active if active is None else active, self.measured_s)
 
     def pods(self) -> dict[str, PodRef]:
         return self.strays
@@ -126,10 +138,27 @@ def test_word_is_of_the_moment_that_it_was_asked_for() -> None:
 
 def test_word_of_a_query_is_as_old_as_its_answer_may_be() -> None:
     async def test() -> None:
-        bench = Bench({"s1": pod("web", '{"prometheus": {"query": "x", "lag_s": 20}, "threshold": 100}')})
+        bench = Bench(
+            {"s1": pod("web", '{"prometheus": {"query": "x", "lag_s": 20}, "threshold": 100}')}, measured_s=21.0
+        )
         asked_s = bench.clock.boottime_s()
         await bench.seconds(2)
         assert [one.asked_s for one in bench.checks.signals()] == [asked_s - 20.0]
+
+    run(test)
+
+
+def test_query_that_lags_behind_for_as_long_as_an_experiment_measures_says_why_it_is_not_asked() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", '{"prometheus": {"query": "x"}, "threshold": 100}')}, measured_s=15.0)
+        await bench.seconds(2)
+        (service,) = bench.checks.services()
+        assert (bench.asked, bench.percents()) == ([], [])
+        assert "up to 15 s old (lag_s), and an experiment measures for 15 s" in service.problem
+        bench.measured_s = 16.0
+        bench.checks.configure(bench.settings())
+        await bench.seconds(2)
+        assert (bench.percents(), service.problem) == ([50.0], "")
 
     run(test)
 
@@ -225,11 +254,11 @@ def test_service_that_was_well_before_a_while_without_offline_pods_is_believed_a
         await bench.seconds(5)
         pods = bench.running_pods
         bench.running_pods = () if idle == "no-offline-pod" else pods
-        bench.checks.configure(idle != "inactive")
+        bench.checks.configure(bench.settings(idle != "inactive"))
         await bench.seconds(3)
         known = bench.checks.well
         bench.running_pods = pods
-        bench.checks.configure(True)
+        bench.checks.configure(bench.settings(True))
         bench.says = ServiceAnswer(True, "250")
         await bench.seconds(2)
         assert known == {"s1"}, "a restart meanwhile keeps it, too"

@@ -99,7 +99,8 @@ DETECTORS: Final = (
 """In the order in which their alarms are answered. Pressures are what PSI's `some` total grew by since the last sample,
 not avg10, which still remembers when an experiment is over. `memory_shortage` is
 
-    100 - 2 * (memory.available - evictionHard) / margin       margin: 2 % of the node's memory, at least 100 MiB
+    100 - 2 * (memory.available - threshold) / margin      threshold: the larger of evictionHard and evictionSoft
+                                                           margin: 2 % of the node's memory, at least 100 MiB
 
 so that its emergency is memory half-way to kubelet's threshold, within 1 % above it. Each service has a `hold_s` of its
 own, which is over when `service_check` is shown its word (see `service_checks`); likewise `cpi` is shown a pod that has

@@ -5,12 +5,12 @@ The value of colocation.criproxy.io/service-check is one of
     {"http": {"port": 8080, "path": "/p99_ms"}, "threshold": 250, "hold_s": 5}
     {"grpc": {"port": 9000, "service": "shop"}}
     {"exec": {"container": "main", "command": ["cat", "/run/queue"]}, "threshold": 40, "every_s": 10, "timeout_s": 2}
-    {"prometheus": {"query": "max(queue_length{pod='$pod'})", "lag_s": 5}, "threshold": 40}
+    {"prometheus": {"query": "max(queue_length{pod='$pod'})", "lag_s": 1}, "threshold": 40}
 
 HTTP and gRPC (grpc.health.v1) are asked at the pod's own address alone, and a command runs in the pod's own container:
 who may create the pod could do that anyway. A query goes to the server that the node's own settings name. With a
-threshold, the answer begins with a number, which is worse the
-higher it is; without one, it says yes or no by its status. What counts is a percentage of the threshold:
+threshold, the answer begins with a number, which is worse the higher it is; without one, it says yes or no by its
+status. What counts is a percentage of the threshold:
 
     no answer, or one that says no   200
     number and threshold             100 * number / threshold, 0 at least and `MOST_PERCENT` at most
@@ -18,6 +18,7 @@ higher it is; without one, it says yes or no by its status. What counts is a per
 
 A service that was never well since its start says nothing: it may just be starting. A Prometheus that does not answer,
 or has no sample, says nothing of the service either; and what it has is `lag_s` old, as it looks at services by and by.
+So no experiment that is over sooner can prove anything by it, and such a query is not asked at all (`unprovable`).
 
 Of all that is known now, one value goes to the detector `service_check`, which opens a case as soon as it is shown one
 above its bar: so a service is kept back until it has been high for its own `hold_s`, from answer to answer. The worst
@@ -158,6 +159,20 @@ def check_of(annotations: Mapping[str, str], pod: PodRef) -> ServiceCheck | None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"annotation {ANNOTATION}: {error}") from error
     return check if check.prometheus is None else replace(check, prometheus=check.prometheus.about(pod))
+
+
+def unprovable(check: ServiceCheck, measured_s: float) -> str:
+    """Why no experiment can prove anything by this check, so that it must open no case; "": one can.
+
+    `measured_s`: for how long the shortest experiment measures, once what the box has lost takes effect.
+    """
+    if check.lag_s < measured_s:
+        return ""
+    return (
+        f"its answer is up to {check.lag_s:g} s old (lag_s), and an experiment measures for {measured_s:g} s, so it "
+        "would prove nothing: it is not asked; remedy: a smaller lag_s, by more frequent scrapes, or a longer "
+        "interference.trial_s"
+    )
 
 
 def problem_of(outcome: ServiceAnswer, check: ServiceCheck) -> str:
