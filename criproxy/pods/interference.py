@@ -224,7 +224,7 @@ class InterferenceWatch(Struct):
     async def _read(self, now_s: float) -> dict[str, float]:
         """The signals that the detectors are shown, by name. Raises CgroupError."""
         self._found = ()
-        await self.relief.look(self.loop.given)
+        await self.relief.look(self.loop.given, self.loop.due)
         workloads = self._workloads()
         reading = await self._reading(workloads)
         if reading is None:

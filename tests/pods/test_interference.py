@@ -66,6 +66,7 @@ class Node:
     fails: Exception | None = None
     stuck: Exception | None = None
     given: Limits = field(default_factory=lambda: {MEMORY: 4 * GIB})
+    due: Limits = field(default_factory=lambda: {MEMORY: 5 * GIB})
     cpi: Callable[[Mapping[str, float]], float] | None = None
     counted: Collection[str] | None = None
     work: Work = field(default_factory=lambda: Work(0, 0))
@@ -138,10 +139,10 @@ class Relief:
     """When it was seen last that the box can't be reclaimed to its bound."""
     hard: EvictionHard = field(default_factory=EvictionHard)
     evidence: Evidence | None = None
-    given: list[Limits] = field(default_factory=list)
+    given: list[tuple[Limits, Limits]] = field(default_factory=list)
 
-    async def look(self, given: Limits) -> None:
-        self.given.append(given)
+    async def look(self, given: Limits, due: Limits) -> None:
+        self.given.append((given, due))
 
     def irreducible(self, after_s: float) -> str:
         return "too much of it" if self.too_much_s > after_s else ""
@@ -235,7 +236,7 @@ def test_each_look_has_memory_judged_by_what_the_policy_gave() -> None:
     bench = Bench()
     bench.looks(2)
 
-    assert bench.relief.given == [{MEMORY: 4 * GIB}] * 2
+    assert bench.relief.given == [({MEMORY: 4 * GIB}, {MEMORY: 5 * GIB})] * 2
 
 
 def by_the_box(shares: Mapping[str, float]) -> float:
