@@ -208,7 +208,8 @@ class InterferenceWatch(Struct):
             return
         if not pods and self._responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")
-            self._responder.tick(self.shared.clock.boottime_s(), {}, pods)  # what it remembers is forgotten in time
+            if self._responder.remembers:
+                self._responder.tick(self.shared.clock.boottime_s(), {}, pods)
             return
         now_s, shown = self.shared.clock.boottime_s(), dict[str, float]()
         if not pods:
@@ -488,6 +489,7 @@ class InterferenceWatch(Struct):
             most=budget.most,
             moves=tuple(reversed(moves)),
             disks=self.disks.status(),
+            kept=budget.most - budget.of(emergency=False),
         )
 
     def _untried(self, resource: str) -> str:

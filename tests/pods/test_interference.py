@@ -419,6 +419,25 @@ def test_what_is_remembered_of_harm_is_forgotten_while_there_are_no_pods() -> No
     assert (ladder.pauses, ladder.fruitless, ladder.t_s) == ({}, {}, bench.clock.boottime_s())
 
 
+def test_without_pods_nothing_is_judged_once_there_is_nothing_left_to_forget() -> None:
+    bench = Bench(pods=0)
+    bench.looks(5)
+    never = bench.watch.checkpoint().responder.ladder.t_s
+    bench.running_pods = (POD,)
+    bench.looks(1)
+    last_s, bench.running_pods = bench.clock.boottime_s(), ()
+    bench.looks(5)
+
+    assert never is None
+    assert bench.watch.checkpoint().responder.ladder.t_s == last_s
+
+
+def test_status_says_how_many_pods_may_go_and_how_many_of_them_in_an_emergency_only() -> None:
+    status = Bench().watch.status()
+
+    assert (status.most, status.kept) == (6, 2)
+
+
 def test_what_is_held_is_given_back_when_the_pods_have_gone() -> None:
     bench = Bench()
     bench.looks(2)
