@@ -3,7 +3,7 @@
 `control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
 budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
 budgets either, and would take an online pod. For CPU and disks, and where the box alone has too much memory, kubelet
-evicts nobody: then nobody goes.
+evicts nobody: then nobody goes, and the next time others are asked for first.
 
 What each would give back is read when one has to go: its anonymous memory, less its fair share of what all of them have
 (in proportion to their memory limits, else an equal one), or the CPU or disk IO that it uses within a second. Where IO
@@ -87,6 +87,8 @@ class PodEviction(Struct):
 
     `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `VICTIM_HELD_S`, or
     until they should have ended that were evicted. Then kubelet may be away, and they are stopped.
+
+    `_kept`: the sandboxes that disruption budgets kept when nobody went, and until when they come after all others.
     """
 
     shared: PodsShared
@@ -94,6 +96,7 @@ class PodEviction(Struct):
     stopper: PodStopper
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
+    _kept: dict[str, float] = {}
 
     async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float = 0.0) -> tuple[str, ...] | None:
         """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
@@ -106,6 +109,7 @@ class PodEviction(Struct):
         """
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
+        self._kept = {one: until_s for one, until_s in self._kept.items() if now_s < until_s}
         try:
             return await self._evict(order, setting, now_s, WORTH_RATIO * excess_bytes if order.emergency else 0.0)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
@@ -119,7 +123,10 @@ class PodEviction(Struct):
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
         covers = self.shared.holds.hold_offs.covers
-        victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred, least)
+        free = [one for one in candidates if not covers(one.pod)]
+        kept = [] if at_once else [one for one in free if sandboxes[one.pod.uid].id in self._kept]
+        victims = _ranked([one for one in free if one not in kept], order.barred, least)
+        victims = (victims + _ranked(kept, order.barred, least))[:VICTIMS]
         if not victims and order.emergency:  # kubelet would evict online pods
             victims = _ranked(candidates, order.barred, least)
         if not victims:
@@ -132,22 +139,24 @@ class PodEviction(Struct):
         leaves: list[tuple[str, PodRef, str]] = []
         for victim in victims:
             one = victim.candidate
-            why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
+            passed = _PASSED if leaves or (kept and one not in kept) else ""
+            why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{passed}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
         within_s = EMERGENCY_S if order.emergency else ACCEPTED_S
         found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         if found is None and not at_once:
-            reason = "the disruption budgets of all offline pods that have any to give back keep them"
+            self._kept |= {sandbox_id: now_s + VICTIM_HELD_S for sandbox_id, _, _ in leaves}
+            reason = "disruption budgets keep all offline pods that were asked for"
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
             return None
         at, is_evicted = found or (0, False)
         sandbox_id, pod, why = leaves[at]
-        if order.emergency:
-            await self._kill(sandboxes[pod.uid], why)
         again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
         held = f"online pods were harmed: {order.reason}" if order.signal else order.reason
         self.shared.holds.hold(pod, VICTIM_HELD_S, held, setting)
+        if order.emergency:
+            await self._kill(sandboxes[pod.uid], why)
         if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}

@@ -75,6 +75,7 @@ class Bench:
 
     async def kill(self, pod: str) -> None:
         assert f"s{pod[-1]}" not in self.stopped, "the runtime was asked before"
+        assert self.holds.held_itself(PodRef(f"u{pod[-1]}", "", "")), "kubelet may start its containers again"
         if self.kill_fails:
             raise self.kill_fails
         self.killed.append(pod)
@@ -501,6 +502,47 @@ def test_no_more_than_a_few_are_asked_for() -> None:
 
     assert [name for name, *_ in api.asked] == [f"job{n}" for n in range(8, 8 - VICTIMS, -1)]
     assert bench.stopped == ["s8"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "signal"), [(CPU, "cpu_pressure"), (IO, "io_pressure"), (MEMORY, "")], ids=["cpu", "io", "box-alone"]
+)
+def test_pods_that_budgets_keep_do_not_keep_others_from_being_asked_for(resource: str, signal: str) -> None:
+    api = Api("job3")
+    many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
+    uses = {f"/offline/podu{n}": (1 + n) * MIB for n in range(9)}
+    cores = {path: use / MIB for path, use in uses.items()}
+    bench = Bench(evicts=api, running_pods=many, memory=uses, cores=cores, disk_bytes_per_s=uses)
+    order = replace(ORDER, resource=resource, signal=signal)
+    first, first_asked = bench.evict(order), len(api.asked)
+    second = bench.evict(order)
+
+    assert (first, first_asked, second) == (None, VICTIMS, ())
+    assert api.asked[-1][0] == "job3"
+    assert not {name for name, *_ in api.asked[:VICTIMS]} & {name for name, *_ in api.asked[VICTIMS:]}
+    assert "disruption budgets keep those that come before it" in bench.eviction.last[resource]
+
+
+def test_pods_that_budgets_keep_are_asked_for_by_their_rank_again_a_minute_later() -> None:
+    api = Api()
+    bench = Bench(evicts=api)
+    order = replace(ORDER, signal="")
+    for seconds in (0.0, 10.0, VICTIM_HELD_S):
+        bench.clock.advance(seconds)
+        bench.running_pods = (LARGE, SMALL)[: 1 if seconds == 0.0 else 2]
+        bench.evict(order)
+
+    assert [name for name, *_ in api.asked] == ["job2", "job1", "job2", "job2", "job1"]
+
+
+def test_in_an_emergency_the_pod_that_its_budget_keeps_goes_in_its_own_rank() -> None:
+    bench = Bench(evicts=Api())
+    bench.running_pods = (LARGE,)
+    bench.evict(replace(ORDER, signal=""))
+    bench.running_pods = (LARGE, SMALL)
+    bench.evict(replace(ORDER, emergency=True))
+
+    assert bench.killed == ["/offline/podu2"]
 
 
 @pytest.mark.parametrize(
