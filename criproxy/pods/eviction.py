@@ -11,11 +11,11 @@ is scarce, the box is at its floor by then: who wants most has most of that. At 
 switched on, is asked for their priorities and owners, and for no longer than that.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
-eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. Where memory is scarce, none is given
-any. In an emergency Kubernetes is asked for half a second which pod may go, and that one's processes are killed then:
-kubelet's way or the runtime's takes seconds, in which the kernel would swap out online's memory, or kubelet evict
-online pods. Who gives back less than `WORTH_RATIO` of what the box has above its limit stays then, as long as another
-one may go.
+eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. So does one whose stop is waited for.
+Where memory is scarce, none is given any time, and nobody waits. In an emergency Kubernetes is asked for half a second
+which pod may go, and that one's processes are killed then: kubelet's way or the runtime's takes seconds, in which the
+kernel would swap out online's memory, or kubelet evict online pods. Who gives back less than `WORTH_RATIO` of what the
+box has above its limit stays then, as long as another one may go.
 """
 
 import asyncio
@@ -97,9 +97,18 @@ class PodEviction(Struct):
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
     _kept: dict[str, float] = {}
+    _stopping: set[str] = set()
 
-    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float = 0.0) -> tuple[str, ...] | None:
+    async def evict(
+        self,
+        order: EvictionOrder,
+        setting: str,
+        excess_bytes: float = 0.0,
+        chosen: Callable[[tuple[str, ...]], object] = lambda _: None,
+    ) -> tuple[str, ...] | None:
         """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
+
+        `chosen` is told them, too, before the pod's end is waited for. Until then, this may be cancelled.
 
         `excess_bytes`: by how much the box is above its memory limit; 0: it is not, or that is not known.
 
@@ -111,13 +120,21 @@ class PodEviction(Struct):
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
         self._kept = {one: until_s for one, until_s in self._kept.items() if now_s < until_s}
         try:
-            return await self._evict(order, setting, now_s, WORTH_RATIO * excess_bytes if order.emergency else 0.0)
+            least = WORTH_RATIO * excess_bytes if order.emergency else 0.0
+            return await self._evict(order, setting, now_s, least, chosen)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
             reason = str(error) or "the runtime did not list its pods in time"
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
             return None
 
-    async def _evict(self, order: EvictionOrder, setting: str, now_s: float, least: float) -> tuple[str, ...] | None:
+    async def _evict(
+        self,
+        order: EvictionOrder,
+        setting: str,
+        now_s: float,
+        least: float,
+        chosen: Callable[[tuple[str, ...]], object],
+    ) -> tuple[str, ...] | None:
         at_once = order.resource == MEMORY and bool(order.signal)
         if not at_once and self._is_one_leaving():
             return None
@@ -155,13 +172,15 @@ class PodEviction(Struct):
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
         held = f"online pods were harmed: {order.reason}" if order.signal else order.reason
         self.shared.holds.hold(pod, VICTIM_HELD_S, held, setting)
+        self.last = {**self.last, order.resource: f"{pod}: {why}"}
+        self.shared.counters.count("evictions", order.resource)
+        owners = victims[at].candidate.owners
+        chosen(owners)
         if order.emergency:
             await self._kill(sandboxes[pod.uid], why)
         if not is_evicted:
             await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
-        self.last = {**self.last, order.resource: f"{pod}: {why}"}
-        self.shared.counters.count("evictions", order.resource)
-        return victims[at].candidate.owners
+        return owners
 
     def checkpoint(self) -> EvictionState:
         """What a restart should keep."""
@@ -174,9 +193,9 @@ class PodEviction(Struct):
         self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
 
     def _is_one_leaving(self) -> bool:
-        """Whether one that was to be stopped still has the time that it was given."""
+        """Whether one that was to be stopped still has the time that it was given, or its stop is waited for."""
         running = {one.id for one in self.shared.inventory.running_pods}
-        return bool(self.stopper.leaving & self._tried.keys() & running)
+        return bool((self.stopper.leaving | self._stopping) & self._tried.keys() & running)
 
     async def _kill(self, sandbox: Sandbox, why: str) -> None:
         """What fails of it is logged: its sandbox is stopped all the same."""
@@ -192,12 +211,15 @@ class PodEviction(Struct):
         Its processes are gone all the same, killed here or by the runtime, which does that before it takes the network
         away: an uncounted kill would leave the budget without an end.
         """
+        self._stopping.add(sandbox_id)
         try:
             async with asyncio.timeout(STOP_S):
                 await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
         except (ConnectionError, TimeoutError, ValueError) as error:
             reason = f"the runtime has not stopped {pod}: {str(error) or f'no answer within {STOP_S:.0f} s'}"
             self.shared.log.error("not_relieved", resource=resource, reason=reason)
+        finally:
+            self._stopping.discard(sandbox_id)
 
     async def _candidates(self, resource: str, emergency: bool) -> tuple[dict[str, Sandbox], list[Candidate]]:
         """The sandboxes by their pods' uid, and the pods with what they say of themselves, and Kubernetes of them."""

@@ -155,6 +155,8 @@ class InterferenceWatch(Struct):
     _shares: Mapping[str, float] = {}
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
+    _choice: asyncio.Task[None] | None = None
+    """Carries out the order, until it is known who goes."""
     _waits: bool = False
     _gone_s: float = 0.0
     """When the last pod went for memory (CLOCK_BOOTTIME)."""
@@ -380,9 +382,18 @@ class InterferenceWatch(Struct):
                 await self.loop.renew()
 
     def _ask_for(self, order: EvictionOrder) -> None:
-        if self._order is not None or self._setting_of(order) not in self.shared.holds.stops_by:
+        """One order waits for the other, but an emergency's for none that is less.
+
+        What is called off for that stays in the budget: Kubernetes may have been asked already.
+        """
+        before = self._order
+        waits = before is not None and (before.emergency or not order.emergency)
+        if waits or self._setting_of(order) not in self.shared.holds.stops_by:
             self._responder.not_evicted()
             return
+        if self._choice is not None:
+            self._choice.cancel()
+            self._choice = None
         self._order = order
         self._due.set()
 
@@ -392,26 +403,32 @@ class InterferenceWatch(Struct):
         return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
     async def _evict_when_due(self) -> None:
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            await self.evict()
+        async with asyncio.TaskGroup() as orders:
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                self._choice = orders.create_task(self.evict())
 
     async def evict(self) -> None:
         """Carry out the order that was given."""
         order = self._order
         if order is None:
             return
+
+        def chosen(owners: tuple[str, ...]) -> None:
+            self._order = self._choice = None
+            self._responder.evicted(owners)
+            self.moved()
+
         try:
-            owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes)
+            owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes, chosen)
         finally:
-            self._order = None
+            if self._order is order:
+                self._order = self._choice = None
         if owners is None:
             self._responder.not_evicted()
-        else:
-            self._responder.evicted(owners)
-            if order.resource == MEMORY:
-                self._gone_s = self.shared.clock.boottime_s()
+        elif order.resource == MEMORY:
+            self._gone_s = self.shared.clock.boottime_s()
         self.moved()
 
     def _rest(self, why: str) -> None:

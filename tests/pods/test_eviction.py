@@ -591,6 +591,32 @@ def test_none_goes_for_cpu_while_a_pod_has_its_notice() -> None:
     assert asyncio.run(orders()) == [[], [], [], ["s1", "s2"]]
 
 
+def test_who_goes_is_told_before_its_end_is_waited_for_and_only_an_emergency_does_not_wait_for_that() -> None:
+    bench = Bench(labels={"s1": {"job-name": "sort"}})
+    stop, answers = bench.stop, asyncio.Event()
+    told: list[tuple[str, ...]] = []
+
+    async def slow(sandbox_id: str) -> None:
+        await answers.wait()
+        await stop(sandbox_id)
+
+    async def orders() -> tuple[tuple[str, ...] | None, ...]:
+        bench.stop = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(bench.eviction.evict(OF_CPU, ON_OVER_LIMIT, 0.0, told.append))
+        await asyncio.sleep(0.01)
+        before = list(told)
+        second = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        emergency = asyncio.create_task(bench.eviction.evict(replace(ORDER, emergency=True), ON_OVER_LIMIT))
+        await asyncio.sleep(0.01)
+        killed = list(bench.killed)
+        answers.set()
+        assert (before, killed) == ([("batch/job-name=sort",)], ["/offline/podu2"])
+        return await first, second, await emergency
+
+    assert asyncio.run(orders()) == (("batch/job-name=sort",), None, ())
+    assert bench.stopped == ["s1", "s2"]
+
+
 def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_minute() -> None:
     api = Api("job1", "job2")
     api.ends_s = 3600.0

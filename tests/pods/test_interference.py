@@ -162,6 +162,10 @@ class Bench:
         self.eviction_state = EvictionState()
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: tuple[str, ...] | None = ("job",)
+        self.chooses: asyncio.Event | None = None
+        self.stops: asyncio.Event | None = None
+        """What is waited for without an emergency."""
+        self.ended: list[EvictionOrder] = []
         self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
         self.told: list[Transition] = []
@@ -210,9 +214,22 @@ class Bench:
     def save(self) -> None:
         self.saved += 1
 
-    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float) -> tuple[str, ...] | None:
+    async def evict(
+        self,
+        order: EvictionOrder,
+        setting: str,
+        excess_bytes: float,
+        chosen: Callable[[tuple[str, ...]], object],
+    ) -> tuple[str, ...] | None:
         assert excess_bytes == self.relief.excess_bytes
         self.orders.append((order, setting))
+        if not order.emergency and self.chooses is not None:
+            await self.chooses.wait()
+        if self.goes is not None:
+            chosen(self.goes)
+        if not order.emergency and self.stops is not None:
+            await self.stops.wait()
+        self.ended.append(order)
         return self.goes
 
     def looks(self, count: int) -> None:
@@ -514,6 +531,49 @@ def test_where_no_pod_may_be_stopped_the_box_stays_closed_and_the_budget_whole()
 
     assert (bench.orders, bench.watch.status().evictions) == ([], 0)
     assert bench.holds.closed
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "goes_on"),
+    [
+        pytest.param("chooses", False, id="the-choice-is-called-off"),
+        pytest.param("stops", True, id="the-stop-goes-on"),
+    ],
+)
+def test_emergency_waits_for_no_order_without_one(waits_for: str, goes_on: bool) -> None:
+    bench = Bench(replace(ON, enabled=False))
+    event = asyncio.Event()
+    setattr(bench, waits_for, event)
+    counts = list[int]()
+
+    async def look() -> None:
+        bench.clock.advance(1.0)
+        await bench.watch.look()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def go() -> None:
+        evicting = asyncio.create_task(bench.watch._evict_when_due())
+        for _ in range(10):
+            bench.relief.too_much_s = bench.clock.boottime_s() + 1.0
+            await look()
+            if bench.orders:
+                break
+        bench.relief.accountable = True
+        bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+        for _ in range(2):
+            await look()
+        counts.append(bench.watch.status().evictions)
+        event.set()
+        await look()
+        evicting.cancel()
+
+    asyncio.run(go())
+
+    assert [order.emergency for order, _ in bench.orders[:2]] == [False, True]
+    assert bench.ended[0].emergency
+    assert any(not order.emergency for order in bench.ended) == goes_on
+    assert counts == [2], "both are in the budget"
 
 
 def test_pod_that_did_not_go_does_not_count() -> None:
