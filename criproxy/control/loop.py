@@ -89,7 +89,8 @@ class Loop(Struct, eq=False):
     """Its cost is that of a few small files and 25 us of arithmetic, whatever the number of pods.
 
     `kept_free`: how much must stay free of a node's memory. `on_sample` gets each sample, before it is used, and what
-    the policy gave last. `_predicted`: the last prediction, and the snapshot that it was made from.
+    the policy gave last, and would have given (see `due`). `_predicted`: the last prediction, and the snapshot that it
+    was made from.
     """
 
     box: BoundedBox
@@ -100,13 +101,14 @@ class Loop(Struct, eq=False):
     log: structlog.typing.FilteringBoundLogger
     guard: CpuGuard
     kept_free: Callable[[float], float] = lambda _: 0.0
-    on_sample: Callable[[Snapshot, Limits], None] = lambda *_: None
+    on_sample: Callable[[Snapshot, Limits, Limits], None] = lambda *_: None
     history: History = field(default_factory=History)
     failed_ticks: int = 0
     _sampler: Sampler = field(default_factory=Sampler)
     _predictors: dict[str, Predictor] = {}
     _state: PolicyState = PolicyState()
     _given: Limits = {}
+    _due: Limits = {}
     _seen: HarmSeen = NOTHING_SEEN
     _only_lowers: bool = False
     _predicted: tuple[Snapshot, Prediction] | None = None
@@ -132,7 +134,7 @@ class Loop(Struct, eq=False):
                 self.guard.wake()
                 await self._fall_back()
             else:
-                self.on_sample(snapshot, self._given)
+                self.on_sample(snapshot, self._given, self._due)
                 prediction = self._predict(snapshot)
                 self._predicted = snapshot, prediction
                 decision, changes = await self._apply(snapshot, prediction, self.box.starting)
@@ -181,6 +183,11 @@ class Loop(Struct, eq=False):
             kept=kept,
         )
         self._given = decision.limits
+        known = {
+            name: ResourcePrediction(snapshot.of[name].online) if one.note else one for name, one in prediction.items()
+        }
+        due, _ = decide(snapshot, known, PolicyState(), settings.policy, starting=starting, kept=kept)
+        self._due = due.limits
         cpu = self._cpu_evidence(snapshot, decision)
         self.guard.decided(self._outlook(snapshot, decision, cpu))
         decision = joined(decision, settings.policy.resources, self._seen, cpu)
@@ -296,6 +303,15 @@ class Loop(Struct, eq=False):
     def given(self) -> Limits:
         """By the policy's last decision, before what is seen of harm was joined to it."""
         return self._given
+
+    @property
+    def due(self) -> Limits:
+        """What online leaves the box, had the last decision not been careful.
+
+        What is predicted while little is known, or from what was, counts as no more than online uses now; and a raise
+        waits for nothing.
+        """
+        return self._due
 
     def wait_for_checkpoint(self, waits: bool) -> None:
         """While it waits, the box gets no more than it has: what was held back before a restart is not known yet."""

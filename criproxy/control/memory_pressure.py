@@ -75,6 +75,7 @@ class Evidence(Struct, frozen=True):
     """One sample, in bytes: `node` and `box` are working sets; `anon` is what of the box nothing but swap takes back.
 
     `bound`: the limit that the policy gives the box, None: none. It need not answer for what the ladder takes off that.
+    `due`: what online leaves it, which is more while the policy is careful for want of knowledge.
     """
 
     t_s: float
@@ -84,14 +85,17 @@ class Evidence(Struct, frozen=True):
     bound: float | None
     hard: EvictionHard
     anon: float = 0.0
+    due: float = 0.0
 
     @property
     def irreducible(self) -> bool:
         """Whether no reclaim brings the box back to its bound, or so near to it that its tasks are not stalled.
 
+        A bound that is lower than online needs it to be rises by itself, so that no pod has to go for it.
+
         Source: mm/memcontrol.c, calculate_high_delay (the stall grows with the square of the excess).
         """
-        return self.bound is not None and self.anon > self.bound * (1.0 + TOLERATED_RATIO)
+        return self.bound is not None and self.anon > max(self.bound, self.due) * (1.0 + TOLERATED_RATIO)
 
     @property
     def available(self) -> float:

@@ -293,7 +293,8 @@ def interference_lines(harm: InterferenceStatus) -> Iterator[str]:
         bound = f"{_megabytes(disk.bytes_per_s)} and {disk.operations_per_s:.0f} operations/s"
         yield f"  disk {disk.name}: reads and writes are held to {bound} each; while online was calm it did {calm}"
     if harm.evictions:
-        yield f"  {harm.evictions} pods were stopped in ten minutes, of {harm.most} at most"
+        kept = f", {harm.kept} of them in an emergency only" if harm.kept else ""
+        yield f"  {harm.evictions} pods were stopped in ten minutes, of {harm.most} at most{kept}"
 
 
 def _row(name: str, text: str) -> str:

@@ -3,7 +3,7 @@
 `control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
 budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
 budgets either, and would take an online pod. For CPU and disks, and where the box alone has too much memory, kubelet
-evicts nobody: then nobody goes.
+evicts nobody: then nobody goes, and the next time others are asked for first.
 
 What each would give back is read when one has to go: its anonymous memory, less its fair share of what all of them have
 (in proportion to their memory limits, else an equal one), or the CPU or disk IO that it uses within a second. Where IO
@@ -11,11 +11,11 @@ is scarce, the box is at its floor by then: who wants most has most of that. At 
 switched on, is asked for their priorities and owners, and for no longer than that.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
-eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. Where memory is scarce, none is given
-any. In an emergency Kubernetes is asked for half a second which pod may go, and that one's processes are killed then:
-kubelet's way or the runtime's takes seconds, in which the kernel would swap out online's memory, or kubelet evict
-online pods. Who gives back less than `WORTH_RATIO` of what the box has above its limit stays then, as long as another
-one may go.
+eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. So does one whose stop is waited for.
+Where memory is scarce, none is given any time, and nobody waits. In an emergency Kubernetes is asked for half a second
+which pod may go, and that one's processes are killed then: kubelet's way or the runtime's takes seconds, in which the
+kernel would swap out online's memory, or kubelet evict online pods. Who gives back less than `WORTH_RATIO` of what the
+box has above its limit stays then, as long as another one may go.
 """
 
 import asyncio
@@ -87,6 +87,8 @@ class PodEviction(Struct):
 
     `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `VICTIM_HELD_S`, or
     until they should have ended that were evicted. Then kubelet may be away, and they are stopped.
+
+    `_kept`: the sandboxes that disruption budgets kept when nobody went, and until when they come after all others.
     """
 
     shared: PodsShared
@@ -94,9 +96,19 @@ class PodEviction(Struct):
     stopper: PodStopper
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
+    _kept: dict[str, float] = {}
+    _stopping: set[str] = set()
 
-    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float = 0.0) -> tuple[str, ...] | None:
+    async def evict(
+        self,
+        order: EvictionOrder,
+        setting: str,
+        excess_bytes: float = 0.0,
+        chosen: Callable[[tuple[str, ...]], object] = lambda _: None,
+    ) -> tuple[str, ...] | None:
         """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
+
+        `chosen` is told them, too, before the pod's end is waited for. Until then, this may be cancelled.
 
         `excess_bytes`: by how much the box is above its memory limit; 0: it is not, or that is not known.
 
@@ -106,20 +118,32 @@ class PodEviction(Struct):
         """
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
+        self._kept = {one: until_s for one, until_s in self._kept.items() if now_s < until_s}
         try:
-            return await self._evict(order, setting, now_s, WORTH_RATIO * excess_bytes if order.emergency else 0.0)
+            least = WORTH_RATIO * excess_bytes if order.emergency else 0.0
+            return await self._evict(order, setting, now_s, least, chosen)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
             reason = str(error) or "the runtime did not list its pods in time"
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
             return None
 
-    async def _evict(self, order: EvictionOrder, setting: str, now_s: float, least: float) -> tuple[str, ...] | None:
+    async def _evict(
+        self,
+        order: EvictionOrder,
+        setting: str,
+        now_s: float,
+        least: float,
+        chosen: Callable[[tuple[str, ...]], object],
+    ) -> tuple[str, ...] | None:
         at_once = order.resource == MEMORY and bool(order.signal)
         if not at_once and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
         covers = self.shared.holds.hold_offs.covers
-        victims = _ranked([one for one in candidates if not covers(one.pod)], order.barred, least)
+        free = [one for one in candidates if not covers(one.pod)]
+        kept = [] if at_once else [one for one in free if sandboxes[one.pod.uid].id in self._kept]
+        victims = _ranked([one for one in free if one not in kept], order.barred, least)
+        victims = (victims + _ranked(kept, order.barred, least))[:VICTIMS]
         if not victims and order.emergency:  # kubelet would evict online pods
             victims = _ranked(candidates, order.barred, least)
         if not victims:
@@ -132,27 +156,31 @@ class PodEviction(Struct):
         leaves: list[tuple[str, PodRef, str]] = []
         for victim in victims:
             one = victim.candidate
-            why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{_PASSED if leaves else ''}"
+            passed = _PASSED if leaves or (kept and one not in kept) else ""
+            why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{passed}"
             leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
         within_s = EMERGENCY_S if order.emergency else ACCEPTED_S
         found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         if found is None and not at_once:
-            reason = "the disruption budgets of all offline pods that have any to give back keep them"
+            self._kept |= {sandbox_id: now_s + VICTIM_HELD_S for sandbox_id, _, _ in leaves}
+            reason = "disruption budgets keep all offline pods that were asked for"
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
             return None
         at, is_evicted = found or (0, False)
         sandbox_id, pod, why = leaves[at]
-        if order.emergency:
-            await self._kill(sandboxes[pod.uid], why)
         again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
         held = f"online pods were harmed: {order.reason}" if order.signal else order.reason
         self.shared.holds.hold(pod, VICTIM_HELD_S, held, setting)
-        if not is_evicted:
-            await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
         self.shared.counters.count("evictions", order.resource)
-        return victims[at].candidate.owners
+        owners = victims[at].candidate.owners
+        chosen(owners)
+        if order.emergency:
+            await self._kill(sandboxes[pod.uid], why)
+        if not is_evicted:
+            await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
+        return owners
 
     def checkpoint(self) -> EvictionState:
         """What a restart should keep."""
@@ -165,9 +193,9 @@ class PodEviction(Struct):
         self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
 
     def _is_one_leaving(self) -> bool:
-        """Whether one that was to be stopped still has the time that it was given."""
+        """Whether one that was to be stopped still has the time that it was given, or its stop is waited for."""
         running = {one.id for one in self.shared.inventory.running_pods}
-        return bool(self.stopper.leaving & self._tried.keys() & running)
+        return bool((self.stopper.leaving | self._stopping) & self._tried.keys() & running)
 
     async def _kill(self, sandbox: Sandbox, why: str) -> None:
         """What fails of it is logged: its sandbox is stopped all the same."""
@@ -183,12 +211,15 @@ class PodEviction(Struct):
         Its processes are gone all the same, killed here or by the runtime, which does that before it takes the network
         away: an uncounted kill would leave the budget without an end.
         """
+        self._stopping.add(sandbox_id)
         try:
             async with asyncio.timeout(STOP_S):
                 await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
         except (ConnectionError, TimeoutError, ValueError) as error:
             reason = f"the runtime has not stopped {pod}: {str(error) or f'no answer within {STOP_S:.0f} s'}"
             self.shared.log.error("not_relieved", resource=resource, reason=reason)
+        finally:
+            self._stopping.discard(sandbox_id)
 
     async def _candidates(self, resource: str, emergency: bool) -> tuple[dict[str, Sandbox], list[Candidate]]:
         """The sandboxes by their pods' uid, and the pods with what they say of themselves, and Kubernetes of them."""

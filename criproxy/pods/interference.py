@@ -155,6 +155,8 @@ class InterferenceWatch(Struct):
     _shares: Mapping[str, float] = {}
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
+    _choice: asyncio.Task[None] | None = None
+    """Carries out the order, until it is known who goes."""
     _waits: bool = False
     _gone_s: float = 0.0
     """When the last pod went for memory (CLOCK_BOOTTIME)."""
@@ -208,7 +210,8 @@ class InterferenceWatch(Struct):
             return
         if not pods and self._responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")
-            self._responder.tick(self.shared.clock.boottime_s(), {}, pods)  # what it remembers is forgotten in time
+            if self._responder.remembers:
+                self._responder.tick(self.shared.clock.boottime_s(), {}, pods)
             return
         now_s, shown = self.shared.clock.boottime_s(), dict[str, float]()
         if not pods:
@@ -224,7 +227,7 @@ class InterferenceWatch(Struct):
     async def _read(self, now_s: float) -> dict[str, float]:
         """The signals that the detectors are shown, by name. Raises CgroupError."""
         self._found = ()
-        await self.relief.look(self.loop.given)
+        await self.relief.look(self.loop.given, self.loop.due)
         workloads = self._workloads()
         reading = await self._reading(workloads)
         if reading is None:
@@ -379,9 +382,18 @@ class InterferenceWatch(Struct):
                 await self.loop.renew()
 
     def _ask_for(self, order: EvictionOrder) -> None:
-        if self._order is not None or self._setting_of(order) not in self.shared.holds.stops_by:
+        """One order waits for the other, but an emergency's for none that is less.
+
+        What is called off for that stays in the budget: Kubernetes may have been asked already.
+        """
+        before = self._order
+        waits = before is not None and (before.emergency or not order.emergency)
+        if waits or self._setting_of(order) not in self.shared.holds.stops_by:
             self._responder.not_evicted()
             return
+        if self._choice is not None:
+            self._choice.cancel()
+            self._choice = None
         self._order = order
         self._due.set()
 
@@ -391,26 +403,32 @@ class InterferenceWatch(Struct):
         return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
     async def _evict_when_due(self) -> None:
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            await self.evict()
+        async with asyncio.TaskGroup() as orders:
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                self._choice = orders.create_task(self.evict())
 
     async def evict(self) -> None:
         """Carry out the order that was given."""
         order = self._order
         if order is None:
             return
+
+        def chosen(owners: tuple[str, ...]) -> None:
+            self._order = self._choice = None
+            self._responder.evicted(owners)
+            self.moved()
+
         try:
-            owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes)
+            owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes, chosen)
         finally:
-            self._order = None
+            if self._order is order:
+                self._order = self._choice = None
         if owners is None:
             self._responder.not_evicted()
-        else:
-            self._responder.evicted(owners)
-            if order.resource == MEMORY:
-                self._gone_s = self.shared.clock.boottime_s()
+        elif order.resource == MEMORY:
+            self._gone_s = self.shared.clock.boottime_s()
         self.moved()
 
     def _rest(self, why: str) -> None:
@@ -488,6 +506,7 @@ class InterferenceWatch(Struct):
             most=budget.most,
             moves=tuple(reversed(moves)),
             disks=self.disks.status(),
+            kept=budget.most - budget.of(emergency=False),
         )
 
     def _untried(self, resource: str) -> str:

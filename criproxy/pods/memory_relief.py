@@ -132,24 +132,41 @@ class MemoryRelief(Struct):
 
     # --- for the loop, and for the interference watch ---------------------------------------------------------------
 
-    def sampled(self, snapshot: Snapshot, given: Limits) -> None:
+    def sampled(self, snapshot: Snapshot, given: Limits, due: Limits) -> None:
         """Judge this moment, also when the limits could not be written: then it is needed most.
 
-        `given`: what the policy gave last.
+        `given`: what the policy gave last; `due`: what online leaves the box (see `Loop.due`).
         """
-        memory, bound = snapshot.of[MEMORY], self._bound(given)
-        anon = snapshot.box_anon_bytes
-        seen = Evidence(snapshot.t_s, memory.capacity, memory.node, memory.box, bound, self.hard, anon=anon)
+        memory = snapshot.of[MEMORY]
+        seen = Evidence(
+            snapshot.t_s,
+            memory.capacity,
+            memory.node,
+            memory.box,
+            self._bound(given),
+            self.hard,
+            anon=snapshot.box_anon_bytes,
+            due=self._bound(due) or 0.0,
+        )
         self._judge(seen)
 
-    async def look(self, given: Limits) -> None:
+    async def look(self, given: Limits, due: Limits) -> None:
         """Read and judge what is in use now, unless the last sample says it. Raises CgroupError."""
         last, now_s = self._evidence, self.shared.clock.boottime_s()
         if last is None or now_s - last.t_s < FRESH_S:
             return
         usage = await self.box.usage()
-        node, box, bound = usage.node.working_set_bytes, usage.box or Usage(0.0, 0), self._bound(given)
-        seen = Evidence(now_s, last.capacity, node, box.working_set_bytes, bound, self.hard, anon=box.anon_bytes)
+        box = usage.box or Usage(0.0, 0)
+        seen = Evidence(
+            now_s,
+            last.capacity,
+            usage.node.working_set_bytes,
+            box.working_set_bytes,
+            self._bound(given),
+            self.hard,
+            anon=box.anon_bytes,
+            due=self._bound(due) or 0.0,
+        )
         self._judge(seen)
 
     def _bound(self, given: Limits) -> float | None:

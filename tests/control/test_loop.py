@@ -137,6 +137,28 @@ def test_tick_cold_start_gives_the_floor_and_says_so(node):
     assert "cold start, 2 of 3 samples" in node.observer.seen[-1][1].resources["cpu"].reason
 
 
+@pytest.mark.parametrize(
+    ("kind", "law", "ticks"),
+    [
+        pytest.param("calibrated", DynamicSettings(floor=GIB / 8), 400, id="prediction-falls-slowly"),
+        pytest.param("histogram", DynamicSettings(floor=GIB / 8, max_raise_ratio=0.01), 20, id="limit-climbs"),
+    ],
+)
+def test_tick_what_online_leaves_the_box_is_known_before_the_box_may_have_it(kind, law, ticks):
+    policy = laws(DynamicSettings(floor=0.1), law)
+    node = Node(replace(SETTINGS, policy=policy, predictor=PredictorSettings(kind=kind)))
+    node.ticks(ticks)
+    snapshot, _, _ = node.observer.seen[-1]
+    memory = snapshot.of["memory"]
+    assert node.loop.due["memory"] == pytest.approx(0.9 * memory.capacity - memory.online, rel=0.05)
+    assert law.floor < node.loop.given["memory"] < 0.7 * node.loop.due["memory"]  # type: ignore[operator]
+
+
+def test_tick_what_online_leaves_the_box_is_by_the_prediction_once_that_is_not_careful(node):
+    node.ticks(20)
+    assert node.loop.due == node.loop.given
+
+
 def test_tick_steady_load_leaves_the_rest_to_the_box(node):
     node.ticks(20)
     snapshot, decision, _ = node.observer.seen[-1]

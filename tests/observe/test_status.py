@@ -256,6 +256,7 @@ HARM = InterferenceStatus(
     closed="the box harms online pods: memory",
     evictions=2,
     most=6,
+    kept=2,
 )
 
 
@@ -269,7 +270,7 @@ HARM = InterferenceStatus(
         "ladder        the box harms online pods: memory",
         "memory: closed, 0% of the way from its floor, since ",
         ": it had to",
-        "2 pods were stopped in ten minutes, of 6 at most",
+        "2 pods were stopped in ten minutes, of 6 at most, 2 of them in an emergency only",
     ],
 )
 def test_text_tells_what_is_seen_of_harm_and_what_is_done(shown: str) -> None:

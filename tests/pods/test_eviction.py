@@ -75,6 +75,7 @@ class Bench:
 
     async def kill(self, pod: str) -> None:
         assert f"s{pod[-1]}" not in self.stopped, "the runtime was asked before"
+        assert self.holds.held_itself(PodRef(f"u{pod[-1]}", "", "")), "kubelet may start its containers again"
         if self.kill_fails:
             raise self.kill_fails
         self.killed.append(pod)
@@ -504,6 +505,47 @@ def test_no_more_than_a_few_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("resource", "signal"), [(CPU, "cpu_pressure"), (IO, "io_pressure"), (MEMORY, "")], ids=["cpu", "io", "box-alone"]
+)
+def test_pods_that_budgets_keep_do_not_keep_others_from_being_asked_for(resource: str, signal: str) -> None:
+    api = Api("job3")
+    many = tuple(Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in range(9))
+    uses = {f"/offline/podu{n}": (1 + n) * MIB for n in range(9)}
+    cores = {path: use / MIB for path, use in uses.items()}
+    bench = Bench(evicts=api, running_pods=many, memory=uses, cores=cores, disk_bytes_per_s=uses)
+    order = replace(ORDER, resource=resource, signal=signal)
+    first, first_asked = bench.evict(order), len(api.asked)
+    second = bench.evict(order)
+
+    assert (first, first_asked, second) == (None, VICTIMS, ())
+    assert api.asked[-1][0] == "job3"
+    assert not {name for name, *_ in api.asked[:VICTIMS]} & {name for name, *_ in api.asked[VICTIMS:]}
+    assert "disruption budgets keep those that come before it" in bench.eviction.last[resource]
+
+
+def test_pods_that_budgets_keep_are_asked_for_by_their_rank_again_a_minute_later() -> None:
+    api = Api()
+    bench = Bench(evicts=api)
+    order = replace(ORDER, signal="")
+    for seconds in (0.0, 10.0, VICTIM_HELD_S):
+        bench.clock.advance(seconds)
+        bench.running_pods = (LARGE, SMALL)[: 1 if seconds == 0.0 else 2]
+        bench.evict(order)
+
+    assert [name for name, *_ in api.asked] == ["job2", "job1", "job2", "job2", "job1"]
+
+
+def test_in_an_emergency_the_pod_that_its_budget_keeps_goes_in_its_own_rank() -> None:
+    bench = Bench(evicts=Api())
+    bench.running_pods = (LARGE,)
+    bench.evict(replace(ORDER, signal=""))
+    bench.running_pods = (LARGE, SMALL)
+    bench.evict(replace(ORDER, emergency=True))
+
+    assert bench.killed == ["/offline/podu2"]
+
+
+@pytest.mark.parametrize(
     ("tiers", "gone"), [pytest.param(True, ["s1"], id="on"), pytest.param(False, ["s2"], id="off")]
 )
 def test_pod_of_the_low_tier_goes_before_the_one_that_uses_more(tiers: bool, gone: list[str]) -> None:
@@ -547,6 +589,32 @@ def test_none_goes_for_cpu_while_a_pod_has_its_notice() -> None:
         return [*stopped, bench.stopped]
 
     assert asyncio.run(orders()) == [[], [], [], ["s1", "s2"]]
+
+
+def test_who_goes_is_told_before_its_end_is_waited_for_and_only_an_emergency_does_not_wait_for_that() -> None:
+    bench = Bench(labels={"s1": {"job-name": "sort"}})
+    stop, answers = bench.stop, asyncio.Event()
+    told: list[tuple[str, ...]] = []
+
+    async def slow(sandbox_id: str) -> None:
+        await answers.wait()
+        await stop(sandbox_id)
+
+    async def orders() -> tuple[tuple[str, ...] | None, ...]:
+        bench.stop = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(bench.eviction.evict(OF_CPU, ON_OVER_LIMIT, 0.0, told.append))
+        await asyncio.sleep(0.01)
+        before = list(told)
+        second = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
+        emergency = asyncio.create_task(bench.eviction.evict(replace(ORDER, emergency=True), ON_OVER_LIMIT))
+        await asyncio.sleep(0.01)
+        killed = list(bench.killed)
+        answers.set()
+        assert (before, killed) == ([("batch/job-name=sort",)], ["/offline/podu2"])
+        return await first, second, await emergency
+
+    assert asyncio.run(orders()) == (("batch/job-name=sort",), None, ())
+    assert bench.stopped == ["s1", "s2"]
 
 
 def test_a_pod_that_ignores_its_grace_period_of_an_hour_keeps_the_next_for_a_minute() -> None:

@@ -66,6 +66,7 @@ class Node:
     fails: Exception | None = None
     stuck: Exception | None = None
     given: Limits = field(default_factory=lambda: {MEMORY: 4 * GIB})
+    due: Limits = field(default_factory=lambda: {MEMORY: 5 * GIB})
     cpi: Callable[[Mapping[str, float]], float] | None = None
     counted: Collection[str] | None = None
     work: Work = field(default_factory=lambda: Work(0, 0))
@@ -138,10 +139,10 @@ class Relief:
     """When it was seen last that the box can't be reclaimed to its bound."""
     hard: EvictionHard = field(default_factory=EvictionHard)
     evidence: Evidence | None = None
-    given: list[Limits] = field(default_factory=list)
+    given: list[tuple[Limits, Limits]] = field(default_factory=list)
 
-    async def look(self, given: Limits) -> None:
-        self.given.append(given)
+    async def look(self, given: Limits, due: Limits) -> None:
+        self.given.append((given, due))
 
     def irreducible(self, after_s: float) -> str:
         return "too much of it" if self.too_much_s > after_s else ""
@@ -161,6 +162,10 @@ class Bench:
         self.eviction_state = EvictionState()
         self.orders: list[tuple[EvictionOrder, str]] = []
         self.goes: tuple[str, ...] | None = ("job",)
+        self.chooses: asyncio.Event | None = None
+        self.stops: asyncio.Event | None = None
+        """What is waited for without an emergency."""
+        self.ended: list[EvictionOrder] = []
         self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
         self.told: list[Transition] = []
@@ -209,9 +214,22 @@ class Bench:
     def save(self) -> None:
         self.saved += 1
 
-    async def evict(self, order: EvictionOrder, setting: str, excess_bytes: float) -> tuple[str, ...] | None:
+    async def evict(
+        self,
+        order: EvictionOrder,
+        setting: str,
+        excess_bytes: float,
+        chosen: Callable[[tuple[str, ...]], object],
+    ) -> tuple[str, ...] | None:
         assert excess_bytes == self.relief.excess_bytes
         self.orders.append((order, setting))
+        if not order.emergency and self.chooses is not None:
+            await self.chooses.wait()
+        if self.goes is not None:
+            chosen(self.goes)
+        if not order.emergency and self.stops is not None:
+            await self.stops.wait()
+        self.ended.append(order)
         return self.goes
 
     def looks(self, count: int) -> None:
@@ -235,7 +253,7 @@ def test_each_look_has_memory_judged_by_what_the_policy_gave() -> None:
     bench = Bench()
     bench.looks(2)
 
-    assert bench.relief.given == [{MEMORY: 4 * GIB}] * 2
+    assert bench.relief.given == [({MEMORY: 4 * GIB}, {MEMORY: 5 * GIB})] * 2
 
 
 def by_the_box(shares: Mapping[str, float]) -> float:
@@ -418,6 +436,25 @@ def test_what_is_remembered_of_harm_is_forgotten_while_there_are_no_pods() -> No
     assert (ladder.pauses, ladder.fruitless, ladder.t_s) == ({}, {}, bench.clock.boottime_s())
 
 
+def test_without_pods_nothing_is_judged_once_there_is_nothing_left_to_forget() -> None:
+    bench = Bench(pods=0)
+    bench.looks(5)
+    never = bench.watch.checkpoint().responder.ladder.t_s
+    bench.running_pods = (POD,)
+    bench.looks(1)
+    last_s, bench.running_pods = bench.clock.boottime_s(), ()
+    bench.looks(5)
+
+    assert never is None
+    assert bench.watch.checkpoint().responder.ladder.t_s == last_s
+
+
+def test_status_says_how_many_pods_may_go_and_how_many_of_them_in_an_emergency_only() -> None:
+    status = Bench().watch.status()
+
+    assert (status.most, status.kept) == (6, 2)
+
+
 def test_what_is_held_is_given_back_when_the_pods_have_gone() -> None:
     bench = Bench()
     bench.looks(2)
@@ -494,6 +531,49 @@ def test_where_no_pod_may_be_stopped_the_box_stays_closed_and_the_budget_whole()
 
     assert (bench.orders, bench.watch.status().evictions) == ([], 0)
     assert bench.holds.closed
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "goes_on"),
+    [
+        pytest.param("chooses", False, id="the-choice-is-called-off"),
+        pytest.param("stops", True, id="the-stop-goes-on"),
+    ],
+)
+def test_emergency_waits_for_no_order_without_one(waits_for: str, goes_on: bool) -> None:
+    bench = Bench(replace(ON, enabled=False))
+    event = asyncio.Event()
+    setattr(bench, waits_for, event)
+    counts = list[int]()
+
+    async def look() -> None:
+        bench.clock.advance(1.0)
+        await bench.watch.look()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def go() -> None:
+        evicting = asyncio.create_task(bench.watch._evict_when_due())
+        for _ in range(10):
+            bench.relief.too_much_s = bench.clock.boottime_s() + 1.0
+            await look()
+            if bench.orders:
+                break
+        bench.relief.accountable = True
+        bench.relief.evidence = Evidence(0.0, 4 * GIB, 4 * GIB - (130 << 20), GIB, 128 << 20, EvictionHard())
+        for _ in range(2):
+            await look()
+        counts.append(bench.watch.status().evictions)
+        event.set()
+        await look()
+        evicting.cancel()
+
+    asyncio.run(go())
+
+    assert [order.emergency for order, _ in bench.orders[:2]] == [False, True]
+    assert bench.ended[0].emergency
+    assert any(not order.emergency for order in bench.ended) == goes_on
+    assert counts == [2], "both are in the budget"
 
 
 def test_pod_that_did_not_go_does_not_count() -> None:

@@ -38,6 +38,7 @@ class Bench:
         self.clock, self.box = FakeClock(), FakeBox("/offline", 2, limits, limits, held)
         self.hard = HARD
         self.given: Limits = {"cpu": 1.0, "memory": 128 * MIB}
+        self.due: Limits | None = None
         stops_by = frozenset([ON_OVER_LIMIT] if active and stop else [])
         self.holds = Holds(self.clock, no_hold_offs(self.clock), stops_by)
         nobody: Any = None
@@ -55,14 +56,14 @@ class Bench:
         for _ in range(count):
             self.clock.now += 1.0
             sample = replace(snapshot(self.clock.now, available, box), box_anon_bytes=anon)
-            self.relief.sampled(sample, self.given)
+            self.relief.sampled(sample, self.given, self.given if self.due is None else self.due)
 
     def look(self, seconds: float, available: int, box: int | None) -> None:
         """So much later, between two samples."""
         self.clock.now += seconds
-        used = None if box is None else Usage(0.0, box)
+        used = None if box is None else Usage(0.0, box, anon_bytes=box)
         self.box.usages = [UsageReading(Usage(0.0, 4 * GIB - available), used, self.clock.now)]
-        asyncio.run(self.relief.look(self.given))
+        asyncio.run(self.relief.look(self.given, self.given if self.due is None else self.due))
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
@@ -192,6 +193,23 @@ def test_box_can_be_reclaimed_or_that_is_not_to_be_answered(
     made.pass_by(1, available=GIB, anon=anon)
 
     assert made.relief.irreducible(0.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("due", "irreducible"),
+    [
+        pytest.param(200 * MIB, False, id="online-leaves-it-more-than-it-has"),
+        pytest.param(110 * MIB, True, id="online-leaves-it-less"),
+    ],
+)
+def test_limit_that_is_lower_than_online_needs_it_costs_no_pod(due: float, irreducible: bool) -> None:
+    bench = Bench()
+    bench.due = {"cpu": 1.0, "memory": due}
+    bench.pass_by(1, available=GIB, anon=131 * MIB)
+    sampled, then_s = bench.relief.irreducible(0.0), bench.clock.boottime_s()
+    bench.look(9.0, GIB, 131 * MIB)
+
+    assert (bool(sampled), bool(bench.relief.irreducible(then_s))) == (irreducible, irreducible)
 
 
 def test_box_that_an_operator_holds_criproxy_off_is_not_to_be_brought_back() -> None:

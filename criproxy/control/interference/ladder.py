@@ -133,7 +133,7 @@ class Budget(Struct, frozen=True):
 
     def of(self, *, emergency: bool) -> int:
         """How many may have gone in `window_s`, this one included."""
-        return self.most if emergency else min(self.most, max(1, self.most - self.kept))
+        return self.most if emergency else max(1, self.most - self.kept)
 
 
 class LadderSettings(Struct, frozen=True):
@@ -623,8 +623,9 @@ class _Step:
                     self._accounted.setdefault(suspect, name)
 
     def choose_suspect(self) -> None:
-        """Who is tried next: of the open case, or of the first detector that has an alarm; nobody as pods go in an
-        emergency.
+        """Say who is tried next: a suspect of the open case, or else of the first detector that has an alarm.
+
+        In an emergency nobody is, as pods go then, and an experiment could not be judged.
         """
         if self._trying or self._disturbed or not self._pods or self._going_down:
             return
@@ -801,16 +802,18 @@ class _Step:
     def order(self) -> EvictionOrder | None:
         """One pod is to go now, if a resource is on that rung, its harm goes on, and the budget has it.
 
-        So it is, on any rung, where the box is above its bound for as long by what can't be taken back from it.
+        So it is, on any rung, where the box is above its bound for as long by what can't be taken back from it; but who
+        is harmed comes first.
         """
         for resource in self._settings.resources:
             scene = self._scene(resource)
             if scene.state.rung is Rung.EVICTING and self._pods and (scene.harmed or scene.emergency):
                 reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
                 return self._within_budget(scene, scene.signal, reason)
+        for resource in self._settings.resources:
             if self._irreducible_s.get(resource.name, -1.0) >= resource.evict_after_s:
                 reason = f"{self._irreducible[resource.name]}, for {self._irreducible_s[resource.name]:.0f} s by now"
-                return self._within_budget(scene, "", reason)
+                return self._within_budget(self._scene(resource), "", reason)
         return None
 
     def _within_budget(self, scene: _Scene, signal: str, reason: str) -> EvictionOrder | None:

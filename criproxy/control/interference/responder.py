@@ -85,7 +85,8 @@ class DiskBound(Struct, frozen=True):
 class InterferenceStatus(Struct, frozen=True):
     """`resting`: why no signal is looked at now; "": they are. `closed`: why no new offline pod is let in; "": it is.
 
-    `evictions`: how many pods went within the budget's window, of `most`. `moves`: the latest, the last one first.
+    `evictions`: how many pods went within the budget's window, of `most`, of which `kept` go in an emergency only.
+    `moves`: the latest, the last one first.
     """
 
     resting: str
@@ -96,6 +97,7 @@ class InterferenceStatus(Struct, frozen=True):
     most: int
     moves: tuple[Move, ...] = ()
     disks: tuple[DiskBound, ...] = ()
+    kept: int = 0
 
 
 class Responder:
@@ -117,6 +119,14 @@ class Responder:
     def at_rest(self) -> bool:
         """Nothing is held back, and nothing is tried."""
         return all(self._ladder.of(one.name).rung is Rung.OPEN for one in self._settings.resources)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is anything of past harm that is forgotten with the ticks."""
+        past = self._ladder
+        return bool(
+            past.resources or past.case or past.pauses or past.fruitless or past.emergency_s or past.irreducible_s
+        )
 
     def is_harmed_by(self, resource: str) -> bool:
         """Whether the resource is being tried, or the harm that it was convicted of goes on."""

@@ -35,11 +35,11 @@ PRIORITY: Final = "colocation.criproxy.io/priority"
 class Candidate(Struct, frozen=True):
     """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
 
-    For memory, `use` is what its end alone gives back: anonymous memory, and tmpfs. Where nobody has a share of his
-    own, `fair_share` is 0.
+    For memory, `use` is what its end alone gives back: anonymous memory, and tmpfs. `fair_share` is 0 where pods have
+    no share of their own.
 
-    `owners` are the names of what owns it (its Job): the uid, where Kubernetes tells it,
-    and what its labels say; none: nothing does. `started_s` is on any one clock. `mid`: it is of the higher tier.
+    `owners` are the names of what owns it (its Job): the uid, where Kubernetes tells it, and what its labels say. There
+    are none where nothing owns it. `started_s` is on any one clock. `mid`: it is of the higher tier.
     """
 
     pod: PodRef

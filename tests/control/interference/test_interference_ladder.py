@@ -545,7 +545,7 @@ def test_budget_of_evictions(state, readings, ordered):
     assert (decision.eviction is not None) is ordered
 
 
-@pytest.mark.parametrize(("most", "others"), [(6, 4), (3, 1), (2, 1), (1, 1), (0, 0)])
+@pytest.mark.parametrize(("most", "others"), [(6, 4), (3, 1), (2, 1), (1, 1)])
 def test_emergencies_keep_two_of_the_budget_and_others_have_one_at_least(most, others):
     budget = Budget(most=most)
     assert (budget.of(emergency=True), budget.of(emergency=False)) == (most, others)
@@ -611,6 +611,13 @@ def test_pod_goes_where_the_box_is_above_its_bound_by_what_can_not_be_taken_back
     assert (orders[5].resource, orders[5].signal, orders[5].emergency) == (MEMORY, "", False)
     assert orders[5].reason == "too much of it, for 5 s by now"
     assert state.of(MEMORY).rung is OPEN, "nobody is harmed"
+
+
+def test_pod_goes_for_harm_before_it_does_for_what_can_not_be_taken_back():
+    state = replace(stand(EVICTING, CPU), irreducible_s={MEMORY: 9.0})
+    signals = Signals(101.0, {"cpu_pressure": HARM}, 3, irreducible={MEMORY: "too much of it"})
+    decision, _ = step(signals, state, BY_NAME, SETTINGS)
+    assert (decision.eviction.resource, decision.eviction.signal) == (CPU, "cpu_pressure")
 
 
 def test_what_can_not_be_taken_back_keeps_to_the_budget_and_to_its_own_time():
