@@ -45,12 +45,12 @@ def apply_overlay(plane):
     assert overlay["resources"] == ["../base", "certificate.yaml"]
     plane.kubectl("apply", "-k", str(MANIFESTS / "base"))
     plane.kubectl("apply", "-f", str(OVERLAY / "certificate.yaml"))
-    (deployment, configuration) = overlay["patches"]
-    patch = ("patch", "-n", SYSTEM)
-    text = json.dumps(yaml.safe_load((OVERLAY / deployment["path"]).read_text()))
-    plane.kubectl(*patch, "deployment", "criproxy-cluster", "-p", text)
-    target, text = configuration["target"], json.dumps(yaml.safe_load(configuration["patch"]))
-    plane.kubectl(*patch, target["kind"], target["name"], "--type", "json", "-p", text)
+    for one in overlay["patches"]:
+        found = yaml.safe_load((OVERLAY / one["path"]).read_text() if "path" in one else one["patch"])
+        target = one.get("target") or {"kind": found["kind"], "name": found["metadata"]["name"]}
+        how = "json" if isinstance(found, list) else "strategic"
+        where = (target["kind"], target["name"], "-n", SYSTEM)
+        plane.kubectl("patch", *where, "--type", how, "-p", json.dumps(found))
 
 
 def issue(plane, number):
