@@ -13,6 +13,7 @@ from criproxy.cgroup.files import CFS_PERIOD_US
 from integration.demo.meter import cpu_seconds
 from integration.lab.cgroups import hierarchies, version
 from integration.lab.criproxy import Config
+from integration.lab.process import LabError
 
 Place = Literal["nowhere", "box", "besteffort", "burstable"]
 
@@ -151,12 +152,20 @@ _REALTIME_US = 900_000
 
 
 def allow_realtime(path: str) -> None:
-    """Let processes of a cgroup run under SCHED_FIFO. Source: kernel, scheduler/sched-rt-group (cgroup v1 alone)."""
+    """Let processes of a cgroup run under SCHED_FIFO. Raises LabError.
+
+    Source: kernel, scheduler/sched-rt-group (cgroup v1 alone).
+    """
     if version() != 1:
         return
     above = [one for one in reversed(PurePosixPath(path).parents) if one.name]
     for one in (*above, PurePosixPath(path)):
-        _cpu(str(one), "cpu.rt_runtime_us").write_text(str(_REALTIME_US))
+        file = _cpu(str(one), "cpu.rt_runtime_us")
+        try:
+            file.write_text(str(_REALTIME_US))
+        except OSError as error:
+            why = "other cgroups may have what there is of real time: end what uses it, and remove their cgroups"
+            raise LabError(f"can't write {_REALTIME_US} to {file}: {error.strerror}; {why}") from error
 
 
 def set_idle(path: str, *, idle: bool) -> None:

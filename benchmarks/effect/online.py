@@ -18,6 +18,8 @@ DATA = Path("/data")
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 _SCALE = "10"
 _CLIENTS = 8
+_AHEAD = ("chrt", "--fifo", "1", "taskset", "-c", str(min(os.sched_getaffinity(0))))
+"""As `benchmarks.effect.phase.node` has the other generators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Postgres:
                 *("--rate", str(rate), f"--random-seed={seed + number}", "--log", f"--log-prefix={prefix}", "postgres"),
             )
             before = os.times()
-            done = subprocess.run(["chrt", "--fifo", "1", *command], check=False, capture_output=True, text=True)
+            done = subprocess.run([*_AHEAD, *command], check=False, capture_output=True, text=True)
             after = os.times()
             cpu_s += after.children_user + after.children_system - before.children_user - before.children_system
             if done.returncode != 0:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,10 +204,11 @@ class Node:
 
 @contextmanager
 def node(directory: Path, server: Server) -> Iterator[Node]:
-    """A node with this server in an online pod, and its generator before all others, as if on another machine.
+    """A node with this server in an online pod, and its generator as far as can be as if on another machine.
 
-    With a share of CPU alone it would not be: while the kernel gives offline its turn, up to a tick of 4 ms, requests
-    would wait to be sent and answers to be read, which no other machine's scheduler does to them.
+    It runs before all others, or requests would wait to be sent, and answers to be read, while the kernel gives
+    offline its turn of up to a tick, 4 ms. And it has the first CPU, and the server the others, or each time that it
+    interrupted the server the kernel would choose anew who is next, and might choose offline. Offline has all CPUs.
     """
     packages = [name for name in (*server.packages, *PACKAGES) if not _installed(name)]
     if packages:
@@ -238,6 +239,9 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         with _joined(f"{root}/generator", server.pids()):
             for pid in server.pids():
                 os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
+            first, *others = sorted(os.sched_getaffinity(0))
+            _keep_to(server.pids(), {first})
+            _keep_to(Tree(online).pids(), others or {first})
             yield Node(directory, server, runtime)
 
 
@@ -255,6 +259,13 @@ def _joined(cgroup: str, pids: Sequence[int], *, own: bool = True) -> Iterator[N
     finally:
         if own:
             (hierarchy.mount / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _keep_to(pids: Iterable[int], cpus: Iterable[int]) -> None:
+    """All threads of these processes, and those to come."""
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _wait_for_the_limit(proxy: ScopedCriproxy, *, by_evidence: bool) -> str:
