@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import Clock
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
-from integration.lab.usage import Cgroup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
 
@@ -215,13 +214,19 @@ def test_busy_mid_pod_leaves_little_to_a_low_one_that_asks_for_as_much(
         for _ in range(os.cpu_count() or 1):
             tell(ground.start(f"{ground.box}/{name}"), "spin")
     ground.driver.write(ground.box, {"cpu": UNLIMITED, "memory": 512 * MIB})
-    Cgroup(ground.prefix).favour()  # the machine's other work hardly counts beside it
-    low, mid = (Cgroup(f"{ground.box}/{name}") for name in ("podlow", "podmid"))
+    most = ("262144", "10000")[version - 1]
+    ground.file(ground.prefix, "cpu.shares", "cpu.weight").write_text(most)  # the machine's other work hardly counts
+
+    def cpu_s(name: str) -> float:
+        usage = ground.driver.usage(f"{ground.box}/{name}")
+        assert usage is not None
+        return usage.cpu_usage_s
+
     ratios = []
     for _ in range(WINDOWS):
-        before_s = low.cpu_s(), mid.cpu_s()
+        before_s = cpu_s("podlow"), cpu_s("podmid")
         time.sleep(WINDOW_S)
-        ratios.append((mid.cpu_s() - before_s[1]) / (low.cpu_s() - before_s[0]))
+        ratios.append((cpu_s("podmid") - before_s[1]) / (cpu_s("podlow") - before_s[0]))
 
     ratio = statistics.median(ratios)
     say(f"mid got {ratio:.0f} times the CPU of low, {ratio / (ratio + 1):.1%} of what both got")
@@ -272,15 +277,21 @@ def test_memory_limit_below_the_usage_is_approached_and_kills_nobody(ground: Gro
     assert not any(change.drift for change in (*again, *changes))
 
 
+def needs_a_disk(ground: Ground) -> Mapping[str, int]:
+    """To be called once files have been read: those in memory can't be dropped. Returns the box's memory.stat."""
+    stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
+    if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
+        pytest.skip(f"needs a file system on a disk at {Path(__file__).parent}: this one is in memory")
+    return stat
+
+
 def test_memory_limit_below_page_cache_drops_the_cache(ground: Ground) -> None:
     # Beside this file and not in a temporary directory, which may be in memory itself.
     file = Path(__file__).parent / f".cache-{os.getpid()}"
     child = ground.start(ground.pod("poda"))
     try:
         tell(child, f"cache 128 {file}")
-        stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
-        if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
-            pytest.skip(f"needs a file system on a disk at {file.parent}: this one is in memory")
+        stat = needs_a_disk(ground)
         bring(ground, {"cpu": 1.0, "memory": 48 * MIB})
     finally:
         file.unlink(missing_ok=True)
@@ -308,6 +319,7 @@ def test_reclaim_in_the_box_takes_what_a_low_pod_has_before_what_a_mid_one_has(
             pod = f"{ground.box}/{name}"
             ground.driver.ensure_pod(pod, PodLimits(protected=protected and name == "podmid"))
             tell(ground.start(pod), f"cache 96 {file}")
+        needs_a_disk(ground)
         before = cached()
         bring(ground, {"cpu": 1.0, "memory": 128 * MIB})
         left = cached()
@@ -340,6 +352,7 @@ def test_page_cache_of_a_pod_that_has_ended_stays_charged_to_the_box_unless_it_i
     child = ground.start(container)
     try:
         tell(child, f"cache 128 {file}")
+        needs_a_disk(ground)
         ground.stop(child)
         remove = Tree().remove
         deadline = time.monotonic() + 20
@@ -393,9 +406,7 @@ def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> N
 
     try:
         tell(child, f"cache 1024 {file}")
-        stat = files.parse_flat_keyed(ground.file(ground.box, "memory.stat", "memory.stat").read_text())
-        if stat.get("total_shmem", stat.get("shmem", 0)) > 100 * MIB:
-            pytest.skip(f"needs a file system on a disk at {file.parent}: this one is in memory")
+        stat = needs_a_disk(ground)
         sinking_s, calls = asyncio.run(scenario())
     finally:
         file.unlink(missing_ok=True)

@@ -220,13 +220,13 @@ class InterferenceWatch(Struct):
             with self._unseen.logged_by(lambda e: self.shared.log.warning("interference_not_seen", error=str(e))):
                 shown = await self._read(now_s)
             if self._unseen.last:  # what the look before has shown holds no more
+                self._found = ()
                 self.disks.read(None)
                 self.guard.acquit(False)
         await self._tick(now_s, shown, pods)
 
     async def _read(self, now_s: float) -> dict[str, float]:
         """The signals that the detectors are shown, by name. Raises CgroupError."""
-        self._found = ()
         await self.relief.look(self.loop.given, self.loop.due)
         workloads = self._workloads()
         reading = await self._reading(workloads)

@@ -42,10 +42,13 @@ def test_reload_of_ours_leaves_it(oom_group: Path) -> None:
         assert oom_group.read_text() == "1\n"
 
 
-def test_reload_of_anybody_else_resets_it_from_that_version_on(oom_group: Path) -> None:
+def test_reload_of_anybody_else_resets_it_from_that_version_on(oom_group: Path, say: Callable[[str], object]) -> None:
+    """Debian 12's 252 does so by now, too (seen on 2026-11-24), and did not before."""
     systemctl("daemon-reload")
     number = int(systemctl("--version").split()[1].partition("~")[0])
-    assert (oom_group.read_text() == "0\n") == (number >= RESETS)
+    left = oom_group.read_text()
+    say(f"systemd {number} has left {left.strip()}")
+    assert left == "0\n" or number < RESETS
 
 
 def test_slice_of_an_offline_pod_has_it_and_the_box_has_not(say: Callable[[str], object]) -> None:

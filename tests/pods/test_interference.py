@@ -70,6 +70,7 @@ class Node:
     cpi: Callable[[Mapping[str, float]], float] | None = None
     counted: Collection[str] | None = None
     work: Work = field(default_factory=lambda: Work(0, 0))
+    meanwhile: Callable[[], object] = lambda: None
     _some_s: float = 0.0
     _io_s: float = 0.0
     _memory_s: float = 0.0
@@ -79,6 +80,7 @@ class Node:
     async def signals(self, reader: Any, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
         self.reads.append(own_limits)
         self.counted = counted
+        self.meanwhile()
         if self.fails:
             raise self.fails
         now_s = self.clock.boottime_s()
@@ -619,6 +621,17 @@ def test_kernel_that_does_not_answer_is_told_once_and_asked_again() -> None:
 
     assert bench.log.names() == ["interference_not_seen"]
     assert [one.value for one in bench.watch.status().signals if one.name == "cpu_pressure"] == [0.0]
+
+
+def test_signals_of_the_look_before_are_shown_until_those_of_this_one_are_read() -> None:
+    bench, shown = Bench(), list[bool]()
+    bench.node.meanwhile = lambda: shown.append("cpu_pressure" in [one.name for one in bench.watch.status().signals])
+    bench.looks(3)
+    bench.node.fails = CgroupError("it hangs")
+    bench.looks(1)
+
+    assert shown == [False, True, True, True]
+    assert bench.watch.status().signals == (), "they hold no more"
 
 
 def test_what_is_held_is_given_back_when_nothing_can_be_seen_for_long() -> None:
