@@ -31,20 +31,24 @@ class DiskKeeping(Struct, eq=False):
             self.keeper = keeper
             self._due.set()
 
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether disks are to be kept, or put back."""
+        return self.keeper not in (None, "leave") or (self.keeper == "leave" and self.keepers.has_changed_some)
+
     async def run(self) -> None:
         """Look at once, at each change of the setting, and each minute while disks are to be kept."""
         while True:
             self._due.clear()
             await self.look()
-            rests = self.keeper is None or (self.keeper == "leave" and not self.keepers.has_changed_some)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if rests else EVERY_S):
+                async with asyncio.timeout(EVERY_S if self._is_at_work else None):
                     await self._due.wait()
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""
         keeper, log = self.keeper, self.shared.log
-        if keeper is None or (keeper == "leave" and not self.keepers.has_changed_some):
+        if keeper is None or not self._is_at_work:
             self.kept = Kept()
             return
         before = self.kept

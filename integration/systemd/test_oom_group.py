@@ -43,7 +43,7 @@ def test_reload_of_ours_leaves_it(oom_group: Path) -> None:
 
 
 def test_reload_of_anybody_else_resets_it_from_that_version_on(oom_group: Path, say: Callable[[str], object]) -> None:
-    """Debian 12's 252 does so by now, too (seen on 2026-11-24), and did not before."""
+    """Debian 12's 252 was seen to do so, too (2026-11-24)."""
     systemctl("daemon-reload")
     number = int(systemctl("--version").split()[1].partition("~")[0])
     left = oom_group.read_text()
