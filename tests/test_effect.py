@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import FEWEST_ROUNDS, MEASURES, enough, estimate, ratios
-from benchmarks.effect.openloop import Memcached, Protocol, Redis, arrivals
+from benchmarks.effect.openloop import Memcached, Nginx, Protocol, Redis, arrivals
 from benchmarks.effect.phase import LATE_S, STOLEN_RATIO, not_by_evidence, why_void
-from benchmarks.effect.report import EVERY, results, told
+from benchmarks.effect.report import EVERY, Scale, next_round, results, told
 from criproxy.config.settings import Cpu
 from criproxy.control.evidence import CpuEvidence, bound_by_evidence
 from criproxy.control.policy import DynamicSettings
@@ -69,6 +69,25 @@ def test_rounds_are_enough_when_each_arm_is_known_well_enough() -> None:
     assert not enough(steady, [ARM, "another"], 1.05)
 
 
+def test_next_round_is_of_what_is_known_least_in_earlier_runs_too_until_all_is_known_well_enough() -> None:
+    wanted = Scale(6.0, ("20", "80"), ("redis",), ("compress", "sort"), (ARM,), 600.0)
+    rows: list[dict[str, object]] = []
+
+    def measure(load: str, work: str, p99: float = 1.0) -> None:
+        number = len(rows)
+        about = {"round": str(number), "server": "redis", "load": load, "work": work}
+        rows.extend({**about, "arm": arm, "p99": p99} for arm in (ALONE, AGAIN, ARM))
+
+    measured: list[tuple[str, str]] = []
+    while (combo := next_round(rows, "redis", wanted)) and len(measured) < 100:
+        measured.append(combo)
+        measure(*combo)
+
+    assert sorted(measured[:4]) == [("20", "compress"), ("20", "sort"), ("80", "compress"), ("80", "sort")]
+    assert len(measured) == 2 * FEWEST_ROUNDS  # of each load, over all works
+    assert next_round(rows, "memcached", wanted) is not None
+
+
 def test_arrivals_come_at_the_rate_of_their_segment() -> None:
     due = arrivals([(100.0, 10.0), (1000.0, 10.0)], 5.0, seed=1)
     first = [at_s for at_s in due if at_s < 15.0]
@@ -94,8 +113,9 @@ def test_phase_is_void_when_the_schedule_was_not_kept_or_the_cpu_was_taken_away(
     [
         (Redis(), b"*10\r\n" + b"$2\r\n10\r\n" * 10),
         (Memcached(), b"VALUE k0 0 4\r\nxxxx\r\nEND\r\n"),
+        (Nginx(), b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
     ],
-    ids=["redis", "memcached"],
+    ids=["redis", "memcached", "nginx"],
 )
 def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: bytes) -> None:
     data, counted, tail = answer * 3, 0, b""

@@ -1,6 +1,8 @@
 """The offline side: real work in a pod, each piece of which is counted, so that it has a rate of its own."""
 
+import itertools
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,13 +47,15 @@ class Work:
     name: str
     workers: int
 
-    @property
-    def command(self) -> tuple[str, ...]:
+    def command(self, *, pinned: bool) -> tuple[str, ...]:
+        """What its container runs; `pinned`: the workers stay on the CPUs, one after the other."""
         kinds = list(WORKS) if self.name == MIX else [self.name]
         pieces = [kinds[n % len(kinds)] for n in range(max(self.workers, len(kinds)))]
-        endless = "(while :; do {}; printf . >>/data/done.{}.{}; done) &"
-        loops = (endless.format(WORKS[kind], kind, n) for n, kind in enumerate(pieces))
-        return ("sh", "-c", "PATH=/usr/bin:/bin; export PATH; " + " ".join(loops) + " wait")
+        loops = [f"while :; do {WORKS[kind]}; printf . >>/data/done.{kind}.{n}; done" for n, kind in enumerate(pieces)]
+        if pinned:
+            cpus = itertools.cycle(sorted(os.sched_getaffinity(0)))
+            loops = [f"taskset -c {next(cpus)} sh -c {shlex.quote(loop)}" for loop in loops]
+        return ("sh", "-c", "PATH=/usr/bin:/bin; export PATH; " + " ".join(f"({loop}) &" for loop in loops) + " wait")
 
     def done(self, data: Path) -> dict[str, int]:
         """The pieces done so far, by kind."""

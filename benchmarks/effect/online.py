@@ -18,6 +18,32 @@ DATA = Path("/data")
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 _SCALE = "10"
 _CLIENTS = 8
+_NGINX = """\
+daemon off;
+user root;
+worker_processes {workers};
+error_log stderr;
+pid {data}/nginx.pid;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {data}/tmp;
+  proxy_temp_path {data}/tmp;
+  fastcgi_temp_path {data}/tmp;
+  scgi_temp_path {data}/tmp;
+  uwsgi_temp_path {data}/tmp;
+  keepalive_requests 1000000;
+  keepalive_timeout 1h;
+  types {{ application/json json; }}
+  gzip on;
+  gzip_types application/json;
+  gzip_comp_level 6;
+  server {{
+    listen unix:{data}/server.sock;
+    root {data};
+  }}
+}}
+"""
 _AHEAD = ("chrt", "--fifo", "1", "taskset", "-c", str(min(os.sched_getaffinity(0))))
 """As `benchmarks.effect.phase.node` has the other generators."""
 
@@ -114,6 +140,19 @@ class SocketServer:
             self._client.__exit__(None, None, None)
 
 
+class Nginx(SocketServer):
+    """nginx that compresses a page for each answer, as it does for what an application behind it made."""
+
+    def __init__(self) -> None:
+        super().__init__("nginx", "nginx-light", ("/usr/sbin/nginx", "-c", str(DATA / "nginx.conf")))
+
+    def prepare(self, data: Path) -> None:
+        super().prepare(data)
+        records = [{"id": n * 2654435761 % 2**32, "name": "x" * (n % 9), "price": n * 7919 % 997} for n in range(1500)]
+        (data / "page.json").write_text(json.dumps(records))
+        (data / "nginx.conf").write_text(_NGINX.format(data=DATA, workers=max(1, len(os.sched_getaffinity(0)) - 1)))
+
+
 class Postgres:
     """PostgreSQL under `pgbench --rate`, whose arrivals are Poisson's and whose latencies count from the schedule."""
 
@@ -186,6 +225,7 @@ def servers() -> dict[str, Server]:
     known: tuple[Server, ...] = (
         SocketServer("redis", "redis-server", redis),
         SocketServer("memcached", "memcached", memcached),
+        Nginx(),
         Postgres(),
     )
     return {server.name: server for server in known}

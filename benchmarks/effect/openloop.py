@@ -65,7 +65,21 @@ class Redis(Protocol):
         return data.count(start), data[-len(start) + 1 :]
 
 
-PROTOCOLS = {"memcached": Memcached, "redis": Redis}
+class Nginx(Protocol):
+    """A page that is compressed for each answer: some milliseconds of CPU. The last chunk of an answer is empty.
+
+    Source: RFC 9112, 7.1.
+    """
+
+    request = b"GET /page.json HTTP/1.1\r\nHost: online\r\nAccept-Encoding: gzip\r\n\r\n"
+    fills = ()
+
+    def count(self, data: bytes) -> tuple[int, bytes]:
+        end = b"\r\n0\r\n\r\n"
+        return data.count(end), data[-len(end) + 1 :]
+
+
+PROTOCOLS = {"memcached": Memcached, "redis": Redis, "nginx": Nginx}
 
 
 class Connection:

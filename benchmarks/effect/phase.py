@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.effect.arms import Arm, Koordlet, allow_realtime, set_idle
@@ -63,6 +63,14 @@ class Figures:
     void: str
 
 
+@dataclass(slots=True)
+class _Past:
+    """What a load takes of the node alone, once a second, and the checkpoint that each arm left beside it."""
+
+    online_cores: Sequence[float] = ()
+    learned: dict[str, bytes] = field(default_factory=dict)
+
+
 class Node:
     """A containerd, kubepods as kubelet makes it, and one server in an online pod. One phase at a time."""
 
@@ -73,15 +81,23 @@ class Node:
         self._root = cgroup_root(directory)
         self._data = directory / "offline"
         self._online = f"{self._root}/kubepods/burstable/podonline"
-        self._past: Sequence[float] = ()
-        self._remembered: dict[str, bytes] = {}
+        self._pasts: dict[Sequence[tuple[float, float]], _Past] = {}
+        self._past = _Past()
         self.cores = len(os.sched_getaffinity(0))
 
-    def record(self, segments: Sequence[tuple[float, float]]) -> None:
-        """Run this load alone: what it takes of the node is the past that each criproxy of later phases knows.
+    def beside(self, segments: Sequence[tuple[float, float]]) -> None:
+        """From now on, phases are beside this load, which is run alone the first time.
 
-        What one learns beside it, the next of the same arm knows, too.
+        What it takes of the node alone is the past that each criproxy of its phases knows; what one learns beside it,
+        the next of the same arm knows, too.
         """
+        key = tuple(segments)
+        if key not in self._pasts:
+            self._pasts[key] = _Past(self._record(segments))
+        self._past = self._pasts[key]
+
+    def _record(self, segments: Sequence[tuple[float, float]]) -> Sequence[float]:
+        """The cores that the node uses under this load, once a second."""
         meter = Meter({"node": self._root})
         samples, ended = [], threading.Event()
 
@@ -99,8 +115,7 @@ class Node:
         finally:
             ended.set()
             sampling.join()
-        self._past = samples
-        self._remembered.clear()
+        return samples
 
     def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]], seed: int) -> Figures:
         """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
@@ -179,7 +194,7 @@ class Node:
             labels = {CLASS: "offline"} if arm.place == "box" else {}
             pod = client.run_pod("offline", uid="offline", labels=labels, cgroup_parent=parent)
             ends.callback(client.stop_and_remove, pod)
-            client.run_container(pod, "main", work.command, mounts={**HOST, DATA: self._data})
+            client.run_container(pod, "main", work.command(pinned=arm.pinned), mounts={**HOST, DATA: self._data})
             yield "" if proxy is None else _wait_for_the_limit(proxy, by_evidence=arm.by_evidence)
 
     @contextmanager
@@ -188,10 +203,10 @@ class Node:
             set_idle(f"{self._root}/offline", idle=False)
         config = {**arm.config, "colocation": {"enabled": True}}
         checkpoint = self._directory / "criproxy.checkpoint"
-        if arm.name in self._remembered:
-            checkpoint.write_bytes(self._remembered[arm.name])
+        if arm.name in self._past.learned:
+            checkpoint.write_bytes(self._past.learned[arm.name])
         else:
-            write_past(checkpoint, self._past, self.cores)
+            write_past(checkpoint, self._past.online_cores, self.cores)
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle, period_us=arm.period_us)
         try:
@@ -199,7 +214,7 @@ class Node:
                 yield proxy
         finally:
             process.stop()
-            self._remembered[arm.name] = checkpoint.read_bytes()
+            self._past.learned[arm.name] = checkpoint.read_bytes()
 
 
 @contextmanager

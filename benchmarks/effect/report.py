@@ -105,7 +105,6 @@ class Run:
     def rounds(self) -> list[dict[str, Any]]:
         """The new rows. A round is a load, a work and every arm, online alone first and last."""
         added: list[dict[str, Any]] = []
-        combos = [(load, work) for load in self.wanted.loads for work in self.wanted.works]
         with claimed() as directory:
             try:
                 with node(directory, servers()[self.server]) as on:
@@ -113,13 +112,16 @@ class Run:
                     knee = find_knee(on)
                     rates = {work: on.offline_alone(Work(work, on.cores), _ALONE_S) for work in self.wanted.works}
                     _say(f"{self.server}: knee at {knee:.0f} requests/s; offline alone: {_rates(rates)}")
-                    number, recorded = 0, ""
-                    while time.monotonic() < self.until_s and not self._enough([*self.found, *added], combos):
-                        load, work = combos[number % len(combos)]
-                        if load != recorded:
+                    number, recorded = 0, set[str]()
+                    while time.monotonic() < self.until_s:
+                        combo = next_round([*self.found, *added], self.server, self.wanted)
+                        if combo is None:
+                            break
+                        load, work = combo
+                        if load not in recorded:
                             _say(f"{self.server} at {load}: recording it alone, {_RECORD_S:.0f} s")
-                            on.record(_segments(load, knee, _RECORD_S))
-                            recorded = load
+                            recorded.add(load)
+                        on.beside(_segments(load, knee, _RECORD_S))
                         segments = _segments(load, knee, self.wanted.phase_s)
                         what = f"{self.server} at {load}, {work}, round {number + 1}"
                         phases = self._phases(on, Work(work, on.cores), segments, what)
@@ -159,14 +161,26 @@ class Run:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         return rows
 
-    def _enough(self, rows: Sequence[Mapping[str, Any]], combos: Sequence[tuple[str, str]]) -> bool:
-        """The rule, fixed beforehand: see `claims.enough`."""
 
-        def of(combo: tuple[str, str]) -> list[dict[str, Row]]:
-            wanted = (self.server, *combo)
-            return _rounds([row for row in rows if (row["server"], row["load"], row["work"]) == wanted])
+def next_round(rows: Sequence[Mapping[str, Any]], server: str, wanted: Scale) -> tuple[str, str] | None:
+    """The load and the work that are known least; None: the rule says that all loads are known well enough.
 
-        return all(enough(of(combo), self.wanted.arms, TARGET_RATIO) for combo in combos)
+    The rule, fixed beforehand (see `claims.enough`), is about a load, with each work beside it at least once.
+    """
+    of: dict[str, list[Mapping[str, Any]]] = {load: [] for load in wanted.loads}
+    counts = {(load, work): 0 for load in wanted.loads for work in wanted.works}
+    for row in rows:
+        if row["server"] == server and (row["load"], row["work"]) in counts:
+            of[row["load"]].append(row)
+            counts[row["load"], row["work"]] += row["arm"] == ALONE
+    known: Callable[[str], bool] = lambda load: (  # noqa: E731
+        all(counts[load, work] for work in wanted.works) and enough(_rounds(of[load]), wanted.arms, TARGET_RATIO)
+    )
+    unknown = [load for load in wanted.loads if not known(load)]
+    if not unknown:
+        return None
+    load = min(unknown, key=lambda one: sum(counts[one, work] for work in wanted.works))
+    return load, min(wanted.works, key=lambda work: counts[load, work])
 
 
 def find_knee(on: Node) -> float:
