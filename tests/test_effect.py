@@ -1,13 +1,17 @@
 """The effect benchmark's arithmetic: ratios to alone, intervals, what could have been seen, and when to stop."""
 
 import math
+import os
 import random
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import FEWEST_ROUNDS, MEASURES, enough, estimate, ratios
+from benchmarks.effect.offline import WORKS, Work
 from benchmarks.effect.openloop import Memcached, Nginx, Protocol, Redis, arrivals
 from benchmarks.effect.phase import LATE_S, STOLEN_RATIO, not_by_evidence, why_void
 from benchmarks.effect.report import EVERY, Scale, next_round, results, told
@@ -125,6 +129,17 @@ def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: by
     assert counted == 3
 
 
+def test_pinned_worker_keeps_what_it_starts_on_one_cpu(tmp_path: Path) -> None:
+    work = Work("count", 3)
+    cpus = sorted(os.sched_getaffinity(0))
+    script = work.command(pinned=True)[2].replace(WORKS["count"], f"nproc >>{tmp_path}/seen")
+    script = script.replace("while :", "for once in 1").replace("/data/", f"{tmp_path}/")
+    subprocess.run(["sh", "-c", script], check=True, timeout=30)
+    assert (tmp_path / "seen").read_text().split() == ["1"] * 3
+    assert work.done(tmp_path) == {"count": 3}
+    assert [f"taskset -c {cpus[n % len(cpus)]} " in work.command(pinned=True)[2] for n in range(3)] == [True] * 3
+
+
 def test_losing_arms_and_the_noise_are_told() -> None:
     about = {"server": "redis", "load": "50", "work": "compress"}
     measured = dict.fromkeys(("cpu_per_request", "wait_per_request", "tail_share", "p50", "p95", "p999"), 1.0)
@@ -166,12 +181,16 @@ def test_rounds_of_all_servers_and_loads_are_told_together_too() -> None:
 # --- the arms ---------------------------------------------------------------------------------------------------------
 
 
-def test_quick_run_has_known_arms_and_both_by_evidence_differ_in_the_guard_alone() -> None:
+def test_quick_run_has_known_arms_and_those_by_evidence_differ_in_the_guard_or_in_offline_work_alone() -> None:
     known = arms(2)
     assert set(QUICK) <= known.keys()
     by_evidence = [known[name] for name in QUICK if known[name].by_evidence]
-    assert [one.config["guard"]["enabled"] for one in by_evidence] == [True, False]
-    assert [dict(one.config["cpu"]) for one in by_evidence] == [{"bound": "evidence"}] * 2, "the watermark's default"
+    assert [(one.config["guard"]["enabled"], one.pinned) for one in by_evidence] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
+    assert [dict(one.config["cpu"]) for one in by_evidence] == [{"bound": "evidence"}] * 3, "the watermark's default"
     assert Cpu(**by_evidence[0].config["cpu"]).bound == "evidence"
 
 

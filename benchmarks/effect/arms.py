@@ -100,8 +100,8 @@ QUICK = (
     "besteffort, unbounded",
     "koordlet's law (65 %, 1 s)",
     "criproxy 0.9",
-    "criproxy 1.0",
     "criproxy, evidence",
+    "criproxy, evidence, pinned",
     "criproxy, evidence, no guard",
     "criproxy, box open",
 )

@@ -1,6 +1,7 @@
 """What `./bench effect` runs and tells: rounds, a table for people, numbers for machines, and one picture."""
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -307,9 +308,12 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text: half of the size
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 6))
+    axes.set_prop_cycle(color=mpl.colormaps["tab20"](range(20)))
+    markers = itertools.cycle("osDv^")
     found = results(rows)
     for one in [one for one in found if one.server == EVERY] or found:
         claim, share = one.claims["p99"], one.shares["node"]
@@ -318,7 +322,7 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         x, y = claim.mean, 100 * share.mean
         spread_x = [[x - claim.low], [claim.high - x]]
         spread_y = [[y - 100 * share.low], [100 * share.high - y]]
-        axes.errorbar([x], [y], xerr=spread_x, yerr=spread_y, marker="o", capsize=3, label=one.arm)
+        axes.errorbar([x], [y], xerr=spread_x, yerr=spread_y, marker=next(markers), capsize=3, label=one.arm)
     axes.axvline(TARGET_RATIO, linestyle=":", color="grey")
     axes.axhline(95, linestyle=":", color="grey")
     axes.set(
@@ -326,6 +330,8 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         ylabel="CPU of the node in use, %",
         xscale="log",
     )
+    for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        ticks("{x:.2f}")
     axes.set_title(", ".join(dict.fromkeys(f"{row['server']} at {row['load']}" for row in rows)), fontsize="small")
     axes.legend(fontsize="x-small")
     figure.tight_layout()
