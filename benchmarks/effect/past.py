@@ -1,7 +1,7 @@
 """A past for criproxy's predictors: offline work comes to a node whose daemon has seen its online load for hours."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -11,19 +11,22 @@ from criproxy.control.predictor import make_predictor
 from criproxy.control.resources import RESOURCES
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.checkpoint import CheckpointFile, Remembered
-from criproxy.model import CPU
+from criproxy.model import Capacity
 
 PAST_S = 4 * 3600
 """Beyond the cold start, and the slow fall from what is predicted in it."""
 
 
-def write_past(checkpoint: Path, online_cores: Sequence[float], capacity_cores: float) -> None:
-    """A checkpoint as if the node had run this load, a sample a second, over and over until now."""
-    row, clock = RESOURCES[CPU], Clock()
-    assert row.sampling is not None
-    predictor = make_predictor(PredictorSettings(), row.sampling.buckets)
+def write_past(checkpoint: Path, used: Mapping[str, Sequence[float]], capacity: Capacity) -> None:
+    """A checkpoint as if the node had used this, by resource, a sample a second, over and over until now."""
+    clock = Clock()
     now_s, wall_s = clock.boottime_s(), clock.wall_s()
-    for ago_s, cores in zip(range(PAST_S, 0, -1), itertools.cycle(online_cores), strict=False):
-        predictor.observe(now_s - ago_s, wall_s - ago_s, cores, capacity_cores)
-    past = Remembered({CPU: predictor.checkpoint()})
-    CheckpointFile(checkpoint, clock, structlog.get_logger()).write(past, durable=False)
+    learned = {}
+    for name, samples in used.items():
+        sampling = RESOURCES[name].sampling
+        assert sampling is not None
+        predictor = make_predictor(PredictorSettings(), sampling.buckets)
+        for ago_s, amount in zip(range(PAST_S, 0, -1), itertools.cycle(samples), strict=False):
+            predictor.observe(now_s - ago_s, wall_s - ago_s, amount, sampling.capacity(capacity))
+        learned[name] = predictor.checkpoint()
+    CheckpointFile(checkpoint, clock, structlog.get_logger()).write(Remembered(learned), durable=False)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,10 @@ from benchmarks.effect.online import DATA, HOST, Server
 from benchmarks.effect.past import write_past
 from benchmarks.scoped import ScopedCriproxy
 from benchmarks.stage import CLASS
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.tree import Tree as Kernel
+from criproxy.control.capacity import CapacityReader
+from criproxy.model import CPU, MEMORY
 from integration.demo.meter import Meter, set_shares
 from integration.lab.cgroups import Tree, hierarchies, version
 from integration.lab.client import CriClient
@@ -65,9 +69,9 @@ class Figures:
 
 @dataclass(slots=True)
 class _Past:
-    """What a load takes of the node alone, once a second, and the checkpoint that each arm left beside it."""
+    """What the node uses under a load alone, by resource, and the checkpoint that each arm left beside it."""
 
-    online_cores: Sequence[float] = ()
+    used: Mapping[str, Sequence[float]] = field(default_factory=dict)
     learned: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -96,16 +100,19 @@ class Node:
             self._pasts[key] = _Past(self._record(segments))
         self._past = self._pasts[key]
 
-    def _record(self, segments: Sequence[tuple[float, float]]) -> Sequence[float]:
-        """The cores that the node uses under this load, once a second."""
-        meter = Meter({"node": self._root})
-        samples, ended = [], threading.Event()
+    def _record(self, segments: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[float]]:
+        """What the node uses under this load, by resource, once a second: cores, and bytes of the machine's memory."""
+        meter, machine = Meter({"node": self._root}), detect(Kernel())
+        cores: list[float] = []
+        memory_bytes: list[float] = []
+        ended = threading.Event()
 
         def sample() -> None:
             before = meter.read()
             while not ended.wait(_SAMPLE_S):
                 now = meter.read()
-                samples.append(now.cores_since(before, "node"))
+                cores.append(now.cores_since(before, "node"))
+                memory_bytes.append(machine.node_usage().working_set_bytes)
                 before = now
 
         sampling = threading.Thread(target=sample)
@@ -115,7 +122,7 @@ class Node:
         finally:
             ended.set()
             sampling.join()
-        return samples
+        return {CPU: cores, MEMORY: memory_bytes}
 
     def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]], seed: int) -> Figures:
         """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
@@ -206,7 +213,7 @@ class Node:
         if arm.name in self._past.learned:
             checkpoint.write_bytes(self._past.learned[arm.name])
         else:
-            write_past(checkpoint, self._past.online_cores, self.cores)
+            write_past(checkpoint, self._past.used, CapacityReader(None).read())
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle, period_us=arm.period_us)
         try:
