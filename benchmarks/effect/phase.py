@@ -68,8 +68,10 @@ class Figures:
 
 
 @dataclass(slots=True)
-class _Past:
-    """What the node uses under a load alone, by resource, and the checkpoint that each arm left beside it."""
+class Past:
+    """What the node uses under a load alone, by resource (cores, bytes of the machine's memory), a sample a second; and
+    the checkpoint that each arm left beside it, from which the next of the same arm goes on.
+    """
 
     used: Mapping[str, Sequence[float]] = field(default_factory=dict)
     learned: dict[str, bytes] = field(default_factory=dict)
@@ -85,23 +87,12 @@ class Node:
         self._root = cgroup_root(directory)
         self._data = directory / "offline"
         self._online = f"{self._root}/kubepods/burstable/podonline"
-        self._pasts: dict[Sequence[tuple[float, float]], _Past] = {}
-        self._past = _Past()
+        self.past = Past()
+        """Of the load that phases are beside."""
         self.cores = len(os.sched_getaffinity(0))
 
-    def beside(self, segments: Sequence[tuple[float, float]]) -> None:
-        """From now on, phases are beside this load, which is run alone the first time.
-
-        What it takes of the node alone is the past that each criproxy of its phases knows; what one learns beside it,
-        the next of the same arm knows, too.
-        """
-        key = tuple(segments)
-        if key not in self._pasts:
-            self._pasts[key] = _Past(self._record(segments))
-        self._past = self._pasts[key]
-
-    def _record(self, segments: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[float]]:
-        """What the node uses under this load, by resource, once a second: cores, and bytes of the machine's memory."""
+    def record(self, segments: Sequence[tuple[float, float]]) -> Past:
+        """Run this load alone: what the node uses meanwhile, once a second, is what criproxy knows of it (`past`)."""
         meter, machine = Meter({"node": self._root}), detect(Kernel())
         cores: list[float] = []
         memory_bytes: list[float] = []
@@ -122,7 +113,7 @@ class Node:
         finally:
             ended.set()
             sampling.join()
-        return {CPU: cores, MEMORY: memory_bytes}
+        return Past({CPU: cores, MEMORY: memory_bytes})
 
     def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]], seed: int) -> Figures:
         """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
@@ -210,10 +201,10 @@ class Node:
             set_idle(f"{self._root}/offline", idle=False)
         config = {**arm.config, "colocation": {"enabled": True}}
         checkpoint = self._directory / "criproxy.checkpoint"
-        if arm.name in self._past.learned:
-            checkpoint.write_bytes(self._past.learned[arm.name])
+        if arm.name in self.past.learned:
+            checkpoint.write_bytes(self.past.learned[arm.name])
         else:
-            write_past(checkpoint, self._past.used, CapacityReader(None).read())
+            write_past(checkpoint, self.past.used, CapacityReader(None).read())
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle, period_us=arm.period_us)
         try:
@@ -221,7 +212,7 @@ class Node:
                 yield proxy
         finally:
             process.stop()
-            self._past.learned[arm.name] = checkpoint.read_bytes()
+            self.past.learned[arm.name] = checkpoint.read_bytes()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import MEASURES, Estimate, Row, enough, estimate, mean, quantile, ratios
 from benchmarks.effect.offline import MIX, WORKS, Work
 from benchmarks.effect.online import servers
-from benchmarks.effect.phase import Figures, Node, node
+from benchmarks.effect.phase import Figures, Node, Past, node
 from integration.lab.clean import clean
 from integration.lab.directory import claimed
 
@@ -113,16 +113,17 @@ class Run:
                     knee = find_knee(on)
                     rates = {work: on.offline_alone(Work(work, on.cores), _ALONE_S) for work in self.wanted.works}
                     _say(f"{self.server}: knee at {knee:.0f} requests/s; offline alone: {_rates(rates)}")
-                    number, recorded = 0, set[str]()
+                    number = 0
+                    pasts: dict[str, Past] = {}
                     while time.monotonic() < self.until_s:
                         combo = next_round([*self.found, *added], self.server, self.wanted)
                         if combo is None:
                             break
                         load, work = combo
-                        if load not in recorded:
+                        if load not in pasts:
                             _say(f"{self.server} at {load}: recording it alone, {_RECORD_S:.0f} s")
-                            recorded.add(load)
-                        on.beside(_segments(load, knee, _RECORD_S))
+                            pasts[load] = on.record(_segments(load, knee, _RECORD_S))
+                        on.past = pasts[load]
                         segments = _segments(load, knee, self.wanted.phase_s)
                         what = f"{self.server} at {load}, {work}, round {number + 1}"
                         phases = self._phases(on, Work(work, on.cores), segments, what)
