@@ -11,13 +11,14 @@ import pytest
 
 from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import FEWEST_ROUNDS, MEASURES, enough, estimate, ratios
-from benchmarks.effect.offline import WORKS, Work
+from benchmarks.effect.offline import ASKED, MIX, WORKS, Work
 from benchmarks.effect.openloop import Memcached, Nginx, Protocol, Redis, arrivals
 from benchmarks.effect.phase import LATE_S, STOLEN_RATIO, not_by_evidence, why_void
 from benchmarks.effect.report import EVERY, Scale, next_round, results, told
 from criproxy.config.settings import Cpu
 from criproxy.control.evidence import CpuEvidence, bound_by_evidence
 from criproxy.control.policy import DynamicSettings
+from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.model import ResourceDecision, ResourcePrediction
 
 ARM = "criproxy 0.9"
@@ -129,15 +130,23 @@ def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: by
     assert counted == 3
 
 
-def test_pinned_worker_keeps_what_it_starts_on_one_cpu(tmp_path: Path) -> None:
+def test_pod_pinned_by_hand_keeps_what_it_starts_on_one_cpu(tmp_path: Path) -> None:
     work = Work("count", 3)
     cpus = sorted(os.sched_getaffinity(0))
-    script = work.command(pinned=True)[2].replace(WORKS["count"], f"nproc >>{tmp_path}/seen")
-    script = script.replace("while :", "for once in 1").replace("/data/", f"{tmp_path}/")
-    subprocess.run(["sh", "-c", script], check=True, timeout=30)
+    for *taskset, script in work.commands(pinned=True):
+        once = script.replace(WORKS["count"], f"nproc >>{tmp_path}/seen").replace("while :", "for once in 1")
+        subprocess.run([*taskset, once.replace("/data/", f"{tmp_path}/")], check=True, timeout=30)
     assert (tmp_path / "seen").read_text().split() == ["1"] * 3
     assert work.done(tmp_path) == {"count": 3}
-    assert [f"taskset -c {cpus[n % len(cpus)]} " in work.command(pinned=True)[2] for n in range(3)] == [True] * 3
+    assert [command[2] for command in work.commands(pinned=True)] == [str(cpus[n % len(cpus)]) for n in range(3)]
+
+
+def test_each_pod_asks_for_one_cpu_and_a_mix_has_one_of_each_kind() -> None:
+    asked = of_pod(asked_by(ASKED))
+    assert (asked.cpu_shares, asked.cpu_limit_millicores) == (1024, 1000)
+    commands = Work(MIX, 2).commands(pinned=False)
+    assert [any(f"done.{kind}." in command[-1] for command in commands) for kind in WORKS] == [True] * len(WORKS)
+    assert len(commands) == len(WORKS)
 
 
 def test_losing_arms_and_the_noise_are_told() -> None:
@@ -181,14 +190,14 @@ def test_rounds_of_all_servers_and_loads_are_told_together_too() -> None:
 # --- the arms ---------------------------------------------------------------------------------------------------------
 
 
-def test_quick_run_has_known_arms_and_those_by_evidence_differ_in_the_guard_or_in_offline_work_alone() -> None:
+def test_quick_run_has_known_arms_and_those_by_evidence_differ_in_the_guard_or_in_pinning_alone() -> None:
     known = arms(2)
     assert set(QUICK) <= known.keys()
     by_evidence = [known[name] for name in QUICK if known[name].by_evidence]
-    assert [(one.config["guard"]["enabled"], one.pinned) for one in by_evidence] == [
-        (True, False),
+    assert [(one.config["guard"]["enabled"], one.config["cpuset"]["pin_pods"]) for one in by_evidence] == [
         (True, True),
-        (False, False),
+        (True, False),
+        (False, True),
     ]
     assert [dict(one.config["cpu"]) for one in by_evidence] == [{"bound": "evidence"}] * 3, "the watermark's default"
     assert Cpu(**by_evidence[0].config["cpu"]).bound == "evidence"

@@ -24,7 +24,7 @@ class Arm:
     as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise. `by_evidence`: it is
     about what is seen, so that a phase in which the prediction bounded the box does not count. `idle_by_hand`: the pod
     has cpu.idle, where kubelet placed it, as a script could do without criproxy. `period_us`: of criproxy's quota.
-    `pinned`: each worker of offline's stays on a CPU, so that the kernel moves none of them to another.
+    `pinned_by_hand`: offline's pods stay on a CPU each, by taskset.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Arm:
     by_evidence: bool = False
     idle_by_hand: bool = False
     period_us: int = CFS_PERIOD_US
-    pinned: bool = False
+    pinned_by_hand: bool = False
 
 
 ALONE = "alone"
@@ -61,9 +61,13 @@ def arms(cores: int) -> dict[str, Arm]:
         }
         return Arm(f"criproxy 0.9, no cpu.idle, {name}", "box", config, idle=False, period_us=period_us)
 
-    def evidence(name: str, *, guard: bool = True, pinned: bool = False) -> Arm:
-        config: Config = {"cpu": {"bound": "evidence"}, "guard": {"enabled": guard}}
-        return Arm(name, "box", config, by_evidence=True, pinned=pinned)
+    def evidence(name: str, *, guard: bool = True, pins: bool = True) -> Arm:
+        config: Config = {
+            "cpu": {"bound": "evidence"},
+            "guard": {"enabled": guard},
+            "cpuset": {"pin_pods": pins},
+        }
+        return Arm(name, "box", config, by_evidence=True)
 
     whole: Config = {
         "control": {"policy": "static"},
@@ -88,8 +92,8 @@ def arms(cores: int) -> dict[str, Arm]:
         box("criproxy 1.0, no guard", 1.0, guard=False),
         evidence("criproxy, evidence"),
         evidence("criproxy, evidence, no guard", guard=False),
-        evidence("criproxy, evidence, pinned", pinned=True),
-        Arm("besteffort, pinned", "besteffort", pinned=True),
+        evidence("criproxy, evidence, not pinned", pins=False),
+        Arm("besteffort, pinned by hand", "besteffort", pinned_by_hand=True),
         Arm("criproxy, box open", "box", whole),
         Arm("criproxy, box open, no cpu.idle", "box", whole, idle=False),
     )
@@ -101,7 +105,7 @@ QUICK = (
     "koordlet's law (65 %, 1 s)",
     "criproxy 0.9",
     "criproxy, evidence",
-    "criproxy, evidence, pinned",
+    "criproxy, evidence, not pinned",
     "criproxy, evidence, no guard",
     "criproxy, box open",
 )

@@ -1,14 +1,14 @@
-"""The offline side: real work in a pod, each piece of which is counted, so that it has a rate of its own."""
+"""The offline side: real work in pods of one CPU, each piece of which is counted, so that it has a rate of its own."""
 
-import itertools
+import json
 import os
-import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.effect.online import DATA
+from criproxy.hooks.batch import RESOURCES
 from integration.lab.process import LabError
 
 _BANDWIDTH = """\
@@ -39,23 +39,31 @@ WORKS: Mapping[str, str] = {
 MIX = "mix"
 PACKAGES = ("zstd", "gcc", "libc6-dev")
 
+_ONE_CPU = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+ASKED: Mapping[str, str] = {RESOURCES: json.dumps({"containers": {"main": _ONE_CPU}})}
+"""The annotations of each pod, as a batch system's webhook writes them. No rival in the arms reads them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`workers` shells that do pieces without end. Each appends a byte to a file of its own for every piece done."""
+    """Pods that do pieces without end, `workers` of them, or one for each kind of a mix if that is more.
+
+    Each appends a byte to a file of its own for every piece done.
+    """
 
     name: str
     workers: int
 
-    def command(self, *, pinned: bool) -> tuple[str, ...]:
-        """What its container runs; `pinned`: the workers stay on the CPUs, one after the other."""
-        kinds = list(WORKS) if self.name == MIX else [self.name]
-        pieces = [kinds[n % len(kinds)] for n in range(max(self.workers, len(kinds)))]
-        loops = [f"while :; do {WORKS[kind]}; printf . >>/data/done.{kind}.{n}; done" for n, kind in enumerate(pieces)]
-        if pinned:
-            cpus = itertools.cycle(sorted(os.sched_getaffinity(0)))
-            loops = [f"taskset -c {next(cpus)} sh -c {shlex.quote(loop)}" for loop in loops]
-        return ("sh", "-c", "PATH=/usr/bin:/bin; export PATH; " + " ".join(f"({loop}) &" for loop in loops) + " wait")
+    def commands(self, *, pinned: bool) -> list[tuple[str, ...]]:
+        """What each pod's container runs; `pinned`: they stay on the CPUs, one after the other."""
+        kinds, cpus = list(WORKS) if self.name == MIX else [self.name], sorted(os.sched_getaffinity(0))
+        found: list[tuple[str, ...]] = []
+        for n in range(max(self.workers, len(kinds))):
+            kind = kinds[n % len(kinds)]
+            loop = f"while :; do {WORKS[kind]}; printf . >>/data/done.{kind}.{n}; done"
+            command = ("sh", "-c", f"PATH=/usr/bin:/bin; export PATH; {loop}")
+            found.append(("/usr/bin/taskset", "-c", str(cpus[n % len(cpus)]), *command) if pinned else command)
+        return found
 
     def done(self, data: Path) -> dict[str, int]:
         """The pieces done so far, by kind."""

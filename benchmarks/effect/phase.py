@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.effect.arms import Arm, Koordlet, allow_realtime, set_idle
-from benchmarks.effect.offline import PACKAGES, Work, rate_of
+from benchmarks.effect.offline import ASKED, PACKAGES, Work, rate_of
 from benchmarks.effect.offline import prepare as prepare_offline
 from benchmarks.effect.online import DATA, HOST, Server
 from benchmarks.effect.past import write_past
@@ -119,7 +119,7 @@ class Node:
         """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
         with self._offline(arm, work) as unlike:
             time.sleep(SETTLE_S)
-            meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm)})
+            meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm, work)})
             pids = Tree(self._online).pids()
             before, wait_s, machine, done = meter.read(), _wait_seconds(pids), _machine(), work.done(self._data)
             load = self._server.load(segments, seed)
@@ -130,7 +130,7 @@ class Node:
         if self._server.forks:  # who answered has ended by now, and took its count along
             waited_s = 0.0
         online = now.cpu_s["online"] - before.cpu_s["online"]
-        offline = now.cores_since(before, "offline") if arm.place != "nowhere" else 0.0
+        offline = sum(now.cores_since(before, name) for name in self._offline_paths(arm, work))
         idle, stolen = (until.idle_s - machine.idle_s) / seconds, (until.stolen_s - machine.stolen_s) / seconds
         return Figures(
             arm=arm.name,
@@ -157,13 +157,15 @@ class Node:
 
     # --- the node ---------------------------------------------------------------------------------------------------
 
-    def _offline_paths(self, arm: Arm) -> dict[str, str]:
+    def _offline_paths(self, arm: Arm, work: Work) -> dict[str, str]:
         if arm.place == "nowhere":
             return {}
-        return {"offline": f"{self._root}/offline" if arm.place == "box" else self._parent(arm)}
+        return {"offline": f"{self._root}/offline"} if arm.place == "box" else self._parents(arm, work)
 
-    def _parent(self, arm: Arm) -> str:
-        return f"{self._root}/kubepods/{'burstable' if arm.place == 'burstable' else 'besteffort'}/podoffline"
+    def _parents(self, arm: Arm, work: Work) -> dict[str, str]:
+        """Where kubelet places the pods, by their uids."""
+        parent = f"{self._root}/kubepods/{'burstable' if arm.place == 'burstable' else 'besteffort'}"
+        return {f"offline{n}": f"{parent}/podoffline{n}" for n in range(len(work.commands(pinned=False)))}
 
     @contextmanager
     def _offline(self, arm: Arm, work: Work) -> Iterator[str]:
@@ -173,26 +175,28 @@ class Node:
         if arm.place == "nowhere":
             yield ""
             return
-        parent = self._parent(arm)
-        Tree(parent).make()
+        parents = self._parents(arm, work)
         with ExitStack() as ends:
             socket, proxy = self._runtime.socket, None
             if arm.place == "box":
                 proxy = ends.enter_context(self._criproxy(arm))
                 socket = proxy.socket
-            else:
+            for parent in parents.values():
+                Tree(parent).make()
                 set_shares(parent, 2 if arm.place == "besteffort" else 1024)
-            if arm.idle_by_hand:
-                set_idle(parent, idle=True)
-                ends.callback(set_idle, parent, idle=False)
+                if arm.idle_by_hand:
+                    set_idle(parent, idle=True)
+                    ends.callback(set_idle, parent, idle=False)
             if arm.koordlet:
                 ends.enter_context(Koordlet(self._root, f"{self._root}/kubepods/besteffort", self.cores))
             client = ends.enter_context(CriClient(socket))
             wait_until(client.is_ready, 60, "the client's connection")
             labels = {CLASS: "offline"} if arm.place == "box" else {}
-            pod = client.run_pod("offline", uid="offline", labels=labels, cgroup_parent=parent)
-            ends.callback(client.stop_and_remove, pod)
-            client.run_container(pod, "main", work.command(pinned=arm.pinned), mounts={**HOST, DATA: self._data})
+            commands = work.commands(pinned=arm.pinned_by_hand)
+            for (uid, parent), command in zip(parents.items(), commands, strict=True):
+                pod = client.run_pod(uid, uid=uid, labels=labels, annotations=ASKED, cgroup_parent=parent)
+                ends.callback(client.stop_and_remove, pod)
+                client.run_container(pod, "main", command, mounts={**HOST, DATA: self._data})
             yield "" if proxy is None else _wait_for_the_limit(proxy, by_evidence=arm.by_evidence)
 
     @contextmanager

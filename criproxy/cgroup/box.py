@@ -49,7 +49,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits, Reclaimable
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, CpuUse, HeldLimit, PodLimits, Reclaimable
 from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.signals import SignalReader
@@ -314,6 +314,11 @@ class Box:
         return held if cpus is UNLIMITED else (cpus & held or held)
 
     @property
+    def version(self) -> int:
+        """Of cgroups: 1 or 2."""
+        return self._version
+
+    @property
     def tiers(self) -> bool:
         """Whether the box's pods are in two tiers."""
         return self._settings.tiers
@@ -358,6 +363,30 @@ class Box:
     async def confine(self) -> tuple[LimitChange, ...]:
         """Let the box run on `cpus` alone, whether or not its limits are ours to set. Raises CgroupError."""
         return await self._at_box("confine the box", self._confine)
+
+    async def pin(self, pods: Mapping[str, Cpus | None]) -> tuple[LimitChange, ...]:
+        """Let each of these pods of the box (paths) run on these of its CPUs alone; None: on all of them.
+
+        A pod that has gone is no error. What failed keeps none of the others from it, and is raised then, as
+        CgroupError.
+        """
+        return await self._at_box("pin pods", lambda _: self._pin(pods))
+
+    async def cpu_use(self, pods: Collection[str]) -> CpuUse | None:
+        """What the box's CPUs and these pods of it (paths) do; None: there is no box. Raises CgroupError."""
+        path, paths = self._path, tuple(pods)
+        if path is None:
+            return None
+        return await self._reader.run("read pods' CPU", lambda: self._driver.cpu_use(path, paths))
+
+    async def cpu_limits_of(self, places: Collection[PodParent]) -> dict[str, float]:
+        """The CPU limits that kubelet has set on its own cgroups of these pods, in cores, of those that have one.
+
+        By their paths in the box. Raises CgroupError.
+        """
+        asked = tuple(places)
+        held = await self._reader.run("read pods' CPU limits", lambda: [self._cpu_limit(place) for place in asked])
+        return {place.in_box: limit for place, limit in zip(asked, held, strict=True) if limit is not None}
 
     async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
         """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
@@ -710,6 +739,26 @@ class Box:
             limits = _at_most(limits, most)
         self._wanted = limits
         return () if self._path is None else self._bound(self._path, limits)
+
+    def _pin(self, pods: Mapping[str, Cpus | None]) -> tuple[LimitChange, ...]:
+        changes: list[LimitChange] = []
+        failure: CgroupError | None = None
+        for pod, cpus in pods.items():
+            try:
+                changes += self._driver.pin(pod, cpus)
+            except CgroupError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return tuple(changes)
+
+    def _cpu_limit(self, place: PodParent) -> float | None:
+        """None: there is none, or kubelet has no cgroup of the pod."""
+        for path in place.at_kubelet:
+            limit = self._driver.cpu_limit(path)
+            if limit is not None:
+                return None if limit is UNLIMITED else limit
+        return None
 
     def _squeeze(self, path: str, cores: float) -> tuple[LimitChange, ...]:
         wanted = self._wanted

@@ -5,7 +5,7 @@ are called from the threads of `cgroup.box`, never from the event loop. What cha
 but for `reclaim`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -65,6 +65,16 @@ class Reclaimable(Struct, frozen=True):
 
     size_bytes: int
     stall: Stall
+
+
+class CpuUse(Struct, frozen=True):
+    """CPU at one moment. `cpus`: those that the box runs on. Counters: `idle_s` of each CPU that is online, `used_s` of
+    each pod (path) that is there.
+    """
+
+    cpus: Cpus
+    idle_s: Mapping[int, float]
+    used_s: Mapping[str, float]
 
 
 class CgroupDriver(Protocol):
@@ -135,6 +145,15 @@ class CgroupDriver(Protocol):
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
+
+    def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
+        """Let a pod run on these of the box's CPUs alone; None: on all of them."""
+
+    def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
+        """On which CPUs the box runs, and what the machine and these pods of it (paths) have used."""
+
+    def cpu_limit(self, path: str) -> float | Unlimited | None:
+        """A cgroup's CPU limit in cores; None: it does not exist."""
 
     def capacity(self, box: str, name: str) -> int | None:
         """What the box can have of a resource of `kernel_files.LIMITS`; None: the kernel can't bound it.

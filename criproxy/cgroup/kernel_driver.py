@@ -4,7 +4,8 @@ Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
 import errno
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from criproxy.cgroup import files
@@ -12,6 +13,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import (
     CgroupError,
+    CpuUse,
     HeldLimit,
     PodLimits,
     Reclaimable,
@@ -36,6 +38,9 @@ POD_FILES: Final = {
     "oom_group": rows.MEMORY_OOM_GROUP,
 }
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
+
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class KernelDriver:
@@ -134,6 +139,22 @@ class KernelDriver:
 
     def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         return tuple(self._version.confine(checked_box(box), cpus))
+
+    def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
+        return tuple(self._version.pin(*checked_pod(pod), cpus))
+
+    def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
+        used_s = {}
+        for pod in pods:
+            with if_there():
+                used_s[pod] = self._version.cpu_times(checked_path(pod))[0]
+        cpus = self._access.read(rows.EFFECTIVE_CPUS, checked_box(box))
+        return CpuUse(cpus, files.idle_cpu_seconds(self._tree.read_often(f"{self._proc}/stat"), _TICKS_PER_S), used_s)
+
+    def cpu_limit(self, path: str) -> float | Unlimited | None:
+        with if_there():
+            return self._version.cores(checked_path(path))
+        return None
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         return tuple(self._version.settle_quota(checked_box(box), cores))

@@ -118,6 +118,22 @@ class V1Hierarchies:
         nodes: Cpus = self.access.read(rows.MEMORY_NODES, parent)
         return [*self._follow(rows.CPUS, box, want), *self._follow(rows.MEMORY_NODES, box, nodes)]
 
+    def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
+        """See `KernelDriver.pin`. What comes into the pod later has what the pod has.
+
+        A pod that has the CPUs already may hold containers that have fewer, as it follows its box, and they don't.
+        """
+        if self._cpuset is None:
+            raise CgroupError("there is no cpuset hierarchy, so offline pods can't be kept on CPUs of their own")
+        of_box: Cpus = self.access.read(rows.CPUS, box)
+        want = of_box if cpus is None else of_box & cpus
+        held = self.access.read_if_there(rows.CPUS, pod)
+        if not want or held is None or (held == want and cpus is not None):
+            return []
+        changes = self._follow(rows.CPUS, pod, want)
+        self._followed.discard(self.access.file(rows.CPUS, pod))  # pods come and go
+        return changes
+
     def _follow(self, row: KernelFile, box: str, want: Cpus) -> list[LimitChange]:
         """Bring the box, its pods, and all in them that has what the box had, to these CPUs or memory nodes.
 

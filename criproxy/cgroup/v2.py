@@ -104,6 +104,17 @@ class V2Hierarchy:
         self._confined.add(box)
         return self.access.settle(rows.CPUS, box, cpus)
 
+    def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
+        """See `KernelDriver.pin`."""
+        with if_there():
+            if cpus is None:
+                return self._unconfine(pod) if self.access.has(rows.CPUS, pod) else []
+            if not self.access.has(rows.CPUS, pod) and self.access.tree.exists(self.mount + pod):
+                file = self.access.file(rows.CPUS, pod)
+                raise CgroupError(f"{file} does not exist, so offline pods can't be kept on CPUs of their own")
+            return self.access.settle(rows.CPUS, pod, cpus)
+        return []
+
     def _unconfine(self, box: str) -> list[LimitChange]:
         """An empty cpuset follows whatever is above it. A box with processes is refused one (ENOSPC): until they have
         ended, it has what is above it by number. Source: kernel/cgroup/cpuset.c, validate_change; seen on Linux 6.1.

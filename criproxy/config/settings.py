@@ -265,6 +265,14 @@ class Cpuset(Struct, frozen=True, kw_only=True):
             "hyperthread beside an online pod's. Without hyperthreads, nothing changes."
         ),
     ] = False
+    pin_pods: Annotated[
+        bool,
+        doc(
+            "An offline pod with a CPU limit stays on as many CPUs as that limit, rounded up. The kernel then does not "
+            "move its tasks about, which makes online pods wait. Each few seconds, a pod that waits moves to where it "
+            "gets more."
+        ),
+    ] = True
 
 
 class Cache(Struct, frozen=True, kw_only=True):

@@ -69,6 +69,7 @@ from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
+from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.eviction import PodEviction
@@ -233,6 +234,7 @@ class Daemon:
         self._services = ServiceChecks(settings.service_checks(), asker, self._inventory, self._unbounded, clock, log)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
+        self._cpu_pinning = CpuPinning(settings.cpu_pinning(), shared, self._box, self._cpu_manager.of_box)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
         hard = partial(_eviction_hard, settings.config.proxy.listen_path)
         self._relief = MemoryRelief(settings.relief(), shared, self._box, hard, disk_reader)
@@ -331,6 +333,7 @@ class Daemon:
             disk_watch=self._disk_watch,
             disk_keeping=self._disk_keeping,
             cache=self._cache,
+            cpu_pinning=self._cpu_pinning,
             proactive_reclaim=self._proactive_reclaim,
             hold_offs=self._hold_offs,
             services=self._services,
@@ -392,6 +395,7 @@ class Daemon:
             self._disk_keeping.run(),
             self._disk_watch.run(),
             self._cache.run(),
+            self._cpu_pinning.run(),
             self._proactive_reclaim.run(),
             self._realtime.run(),
             self._services.run(),
@@ -415,6 +419,7 @@ class Daemon:
             (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
             (self._services, PartSettings.service_checks),
             (self._cache, PartSettings.cache),
+            (self._cpu_pinning, PartSettings.cpu_pinning),
             (self._disk_keeping, PartSettings.disk_keeper),
             (self._proactive_reclaim, PartSettings.proactive_reclaim),
             (self._relief, PartSettings.relief),

@@ -189,6 +189,12 @@ class PartSettings(Struct, frozen=True):
         cache = self.config.cache
         return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if self.modes.writes else None
 
+    def cpu_pinning(self) -> bool | None:
+        """None: what is in force is not ours to change."""
+        if self._lifts:
+            return False
+        return self.config.cpuset.pin_pods if self.modes.writes else None
+
     def disk_keeper(self) -> Keeper | None:
         """None: what is in force is not ours to change. Where colocation is off, nobody looks after it any more."""
         if self.modes.limits is LimitsUse.LIFTED:

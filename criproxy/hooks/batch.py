@@ -13,9 +13,9 @@ that the scheduler counts:
                                "limits":   {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"}}}}
 
 batch-cpu counts thousandths of a CPU. Requests of CPU become CPU shares, as kubelet makes them of ordinary ones; limits
-of memory become memory limits. Limits of CPU are not taken up: what online leaves is there to be used. What kubelet
-sets itself, for requests and limits of the ordinary kind, stays. Of a container that both annotations name, the first
-holds: it says what the pod asks for by now.
+of memory become memory limits. A limit of CPU becomes no quota, as what online leaves is there to be used: it says on
+how many CPUs the pod stays (`control.cpu_pins`). What kubelet sets itself, for requests and limits of the ordinary
+kind, stays. Of a container that both annotations name, the first holds: it says what the pod asks for by now.
 
 Whoever may create a pod may write anything there. Nothing in it can lift a pod above the box: shares compare siblings
 in it only, and a memory limit only takes away. What makes no sense is ignored, as a whole.
@@ -83,23 +83,26 @@ def asked_by(annotations: Mapping[str, str]) -> dict[str, Asked]:
 
 
 def of_pod(containers: Mapping[str, Asked]) -> Asked:
-    """What the pod asks for as a whole: the sums; one container without a memory limit, and the pod has none.
+    """What the pod asks for as a whole: the sums; one container without a limit, and the pod has none.
 
     One without shares has the lowest, as kubelet would give it.
     """
     if not containers:
         return Asked()
     memory = [one.memory_bytes for one in containers.values()]
+    millicores = [one.cpu_limit_millicores for one in containers.values()]
     return Asked(
         min(_HIGHEST_SHARES, sum(one.cpu_shares or LOWEST_SHARES for one in containers.values())),
         sum(memory) if all(memory) else 0,
+        sum(millicores) if all(millicores) else 0,
     )
 
 
 def _asked(raw: _RawSpecOfContainer, names: _Names) -> Asked:
-    millicores = _amount(raw.requests, names.cpu, 1000 // names.per_core)
+    times = 1000 // names.per_core
+    millicores = _amount(raw.requests, names.cpu, times)
     shares = min(_HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0
-    return Asked(shares, _amount(raw.limits, names.memory))
+    return Asked(shares, _amount(raw.limits, names.memory), _amount(raw.limits, names.cpu, times))
 
 
 def _amount(amounts: _Amounts, name: str, times: int = 1) -> int:

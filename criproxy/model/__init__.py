@@ -77,6 +77,7 @@ class Asked(Struct, frozen=True):
 
     cpu_shares: int = 0
     memory_bytes: int = 0
+    cpu_limit_millicores: int = 0
 
 
 class AdmissionError(Exception):
@@ -148,8 +149,8 @@ class Adjustment(Struct, frozen=True):
 class Sandbox(Struct, frozen=True):
     """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
 
-    `cpu_shares` (0: none) and the notice before it is stopped are what its annotations ask for. `mid`: its labels put
-    it into the higher tier.
+    `cpu_shares`, `cpu_limit_millicores` (0: none) and the notice before it is stopped are what its annotations ask for.
+    `mid`: its labels put it into the higher tier.
     """
 
     id: str
@@ -158,6 +159,7 @@ class Sandbox(Struct, frozen=True):
     cpu_shares: int = 0
     notice_s: int = 0
     mid: bool = False
+    cpu_limit_millicores: int = 0
 
 
 class Finding(PodRef, frozen=True):

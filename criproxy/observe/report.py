@@ -19,7 +19,8 @@ from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Snapshot
+from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Sandbox, Snapshot
+from criproxy.model.cpulist import format_cpus
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
 from criproxy.observe.disk_watch import DiskWatch
@@ -46,6 +47,7 @@ from criproxy.observe.status import (
 )
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
@@ -102,6 +104,7 @@ class Reporter(Struct, frozen=True):
     disk_watch: DiskWatch
     disk_keeping: DiskKeeping
     cache: CacheShare
+    cpu_pinning: CpuPinning
     proactive_reclaim: ProactiveReclaim
     hold_offs: HoldOffs
     services: ServiceChecks
@@ -140,6 +143,7 @@ class Reporter(Struct, frozen=True):
             hold_offs=len(self.hold_offs.in_force()),
             runtime_overloaded=bool(self.overhead.problem),
             realtime_pods=len(self.realtime.found),
+            pinned_pods=len(self.cpu_pinning.pinned),
             disk_weight_in_force={disk.name: bool(disk.kept_by) for disk in self.disk_watch.disks},
             eviction_hard_bytes=eviction.hard_bytes,
             memory_available_bytes=eviction.available_bytes,
@@ -186,7 +190,7 @@ class Reporter(Struct, frozen=True):
             ),
             config=recorder.config,
             box=self._box_status(),
-            pods=tuple(OfflinePod(**asdict(one.pod), placement=one.placement or "") for one in running),
+            pods=tuple(self._offline_pod(one) for one in running),
             guard=self.guard.status(),
             bypass=self.bypass(),
             unbounded=tuple(str(pod) for pod in self.unbounded.pods().values()),
@@ -278,7 +282,7 @@ class Reporter(Struct, frozen=True):
             yield f"{unbounded} offline pods run outside the box"
         for pod, words in self.realtime.found.items():
             yield f"{words} in offline pod {pod}, and no limit of the box holds it"
-        yield from filter(None, (self.cpu_manager.problem, self.overhead.problem))
+        yield from filter(None, (self.cpu_manager.problem, self.cpu_pinning.problem, self.overhead.problem))
         if recorder.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {recorder.upgrade.problem}"
         yield from filter(None, (listener.problem for listener in self.listeners))
@@ -322,6 +326,11 @@ class Reporter(Struct, frozen=True):
             else replace(disk, why=f"{disk.why} ({failures[disk.name]})")
             for disk in self.disk_watch.disks
         )
+
+    def _offline_pod(self, sandbox: Sandbox) -> OfflinePod:
+        placement = sandbox.placement or ""
+        cpus = format_cpus(self.cpu_pinning.pinned.get(placement, frozenset()))
+        return OfflinePod(**asdict(sandbox.pod), placement=placement, cpus=cpus)
 
     def _cache(self) -> str:
         group, problem = self.cache.group, self.cache.problem

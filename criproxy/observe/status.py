@@ -112,9 +112,10 @@ class ScheduleStatus(Struct, frozen=True):
 
 
 class OfflinePod(PodRef, frozen=True):
-    """A pod in the box."""
+    """A pod in the box. `cpus`: those that it is kept on ("0-3,8"); "": on no less than the box is."""
 
     placement: str
+    cpus: str = ""
 
 
 class CgroupStatus(Struct, frozen=True):

@@ -92,7 +92,7 @@ def _lines(status: Status) -> Iterator[str]:
     if status.interference is not None:
         yield from interference_lines(status.interference)
     yield _row("offline pods", str(len(status.pods)))
-    yield from _listed([str(pod) for pod in status.pods])
+    yield from _listed([f"{pod}{f' on CPUs {pod.cpus}' if pod.cpus else ''}" for pod in status.pods])
     if status.services:
         yield _row("services", "what online pods say of themselves (100 % is their threshold)")
         yield from _listed([f"{one}: {_service(one)}" for one in status.services])

@@ -13,16 +13,24 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
-from criproxy.model import Pod, PodRef, Sandbox
+from criproxy.model import Asked, Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
 
-def shares_asked(annotations: Mapping[str, str]) -> int:
-    """The CPU shares that a pod asks for in its annotations; 0: none, or what makes no sense."""
+def _asked_in(annotations: Mapping[str, str]) -> Asked:
+    """What a pod asks for in its annotations as a whole; what makes no sense is nothing."""
     try:
-        return of_pod(asked_by(annotations)).cpu_shares
+        return of_pod(asked_by(annotations))
     except ValueError:
-        return 0
+        return Asked()
+
+
+def described(
+    id: str, pod: PodRef, placement: str | None, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Sandbox:
+    """A sandbox, with what its pod's labels and annotations ask for."""
+    asked, notice_s, mid = _asked_in(annotations), notice_asked_s(annotations), is_mid(labels)
+    return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores)
 
 
 _Change = Callable[["Inventory"], object]
@@ -228,9 +236,7 @@ class Inventory(Struct, eq=False):
     def _sandbox(self, listed: ListedSandbox) -> Sandbox:
         placed = self._is_placed(listed.pod, listed.placement)
         placement = listed.placement if placed else None
-        asked = listed.annotations
-        mid = is_mid(listed.labels)
-        return Sandbox(listed.id, listed.pod, placement, shares_asked(asked), notice_asked_s(asked), mid)
+        return described(listed.id, listed.pod, placement, listed.labels, listed.annotations)
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:
         try:

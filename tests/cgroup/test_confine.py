@@ -467,3 +467,107 @@ def test_systemd_v1_has_no_say_in_cpusets(tmp_path: Path) -> None:
 
     assert node.held == "0"
     assert "AllowedCPUs" not in node.systemd.units[SLICE]
+
+
+# --- pods that stay on some of the box's CPUs ------------------------------------------------------------------------
+
+
+def test_v1_pod_and_all_in_it_are_pinned_and_freed(v1: V1) -> None:
+    v1.make_container("0-3")
+
+    changes = v1.driver.pin(POD, cpus("1"))
+    pinned = v1.held(BOX, POD, CONTAINER)
+    again = v1.driver.pin(POD, cpus("1"))
+    v1.driver.pin(POD, cpus("2-3"))
+    moved = v1.held(BOX, POD, CONTAINER)
+    v1.driver.pin(POD, None)
+
+    assert [(change.old, change.new) for change in changes] == [("0-3", "1")]
+    assert again == ()
+    assert pinned == ["0-3", "1", "1"]
+    assert moved == ["0-3", "2-3", "2-3"]
+    assert v1.held(BOX, POD, CONTAINER) == ["0-3"] * 3
+
+
+def test_v1_pinned_pod_follows_a_box_that_is_narrowed_and_is_pinned_anew(v1: V1) -> None:
+    v1.make_container("0-3")
+    v1.driver.pin(POD, cpus("1"))
+
+    v1.driver.confine(BOX, cpus("2-3"))
+    v1.driver.pin(POD, cpus("3"))
+
+    assert v1.held(BOX, POD, CONTAINER) == ["2-3", "3", "3"]
+
+
+def test_v1_container_of_a_pod_that_another_process_had_pinned_is_freed(v1: V1) -> None:
+    """A new process brings the pod to its box's CPUs by itself, and leaves what the container has."""
+    v1.make_container("0-3")
+    v1.driver.pin(POD, cpus("1"))
+    successor = detect(v1.kernel, v1.kernel.root)
+    successor.confine(BOX, UNLIMITED)
+
+    successor.pin(POD, None)
+
+    assert v1.held(BOX, POD, CONTAINER) == ["0-3"] * 3
+
+
+def test_v1_pin_outside_the_box_changes_nothing(v1: V1) -> None:
+    v1.driver.confine(BOX, cpus("0-1"))
+
+    assert v1.driver.pin(POD, cpus("3")) == ()
+    assert v1.held(POD) == ["0-1"]
+
+
+def test_v1_without_cpusets_says_why_pods_can_t_be_pinned(tmp_path: Path) -> None:
+    kernel = FakeKernel(tmp_path, 1)
+    mountinfo = tmp_path / "self/mountinfo"
+    mountinfo.write_text("".join(line for line in mountinfo.read_text().splitlines(True) if "/cpuset rw" not in line))
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    with pytest.raises(CgroupError, match="no cpuset hierarchy"):
+        driver.pin(POD, cpus("1"))
+
+
+def test_v2_pod_is_pinned_by_one_file_and_freed_by_an_empty_one(v2: V2) -> None:
+    v2.driver.ensure_pod(POD, PodLimits())
+
+    changes = v2.driver.pin(POD, cpus("1"))
+    again = v2.driver.pin(POD, cpus("1"))
+    held = v2.kernel.file(f"cg{POD}/cpuset.cpus")
+    v2.driver.pin(POD, None)
+
+    assert (len(changes), again, held) == (1, (), "1")
+    assert v2.kernel.file(f"cg{POD}/cpuset.cpus") == ""
+
+
+def test_v2_pod_with_processes_is_freed_by_all_that_the_box_has(v2: V2) -> None:
+    v2.driver.ensure_pod(POD, PodLimits())
+    v2.kernel.by_hand(f"cg{BOX}/cpuset.cpus.effective", "0-3")
+    v2.driver.pin(POD, cpus("1"))
+    v2.kernel.by_hand(f"cg{POD}/cgroup.procs", "7")
+
+    v2.driver.pin(POD, None)
+
+    assert v2.kernel.file(f"cg{POD}/cpuset.cpus") == "0-3"
+
+
+def test_v2_without_the_controller_says_why_pods_can_t_be_pinned(tmp_path: Path) -> None:
+    kernel = FakeKernel(tmp_path, 2)
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, PodLimits())
+
+    driver.pin(POD, None)
+    with pytest.raises(CgroupError, match=r"cpuset.cpus does not exist, so offline pods can't be kept on CPUs"):
+        driver.pin(POD, cpus("1"))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("pin", [None, cpus("1")], ids=["freed", "pinned"])
+def test_pod_that_has_gone_is_no_error(tmp_path: Path, version: int, pin: frozenset[int] | None) -> None:
+    kernel = FakeKernel(tmp_path, version, cpusets=True)
+    driver = detect(kernel, kernel.root)
+    driver.ensure(BOX)
+
+    assert driver.pin(POD, pin) == ()

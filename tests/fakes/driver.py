@@ -3,10 +3,10 @@
 import contextlib
 import errno
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupError, HeldLimit, PodLimits, Reclaimable
+from criproxy.cgroup.driver import CgroupError, CpuUse, HeldLimit, PodLimits, Reclaimable
 from criproxy.cgroup.naming import parse_box, parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus, format_cpus
@@ -30,6 +30,9 @@ class FakeDriver:
         self.kubelets: dict[str, PodLimits] = {}
         self.limits: dict[tuple[str, str], float | Unlimited] = {}
         self.cpus: dict[str, Cpus | Unlimited] = {}
+        self.pins: dict[str, Cpus | None] = {}
+        self.idle_s: dict[int, float] = {}
+        self.used_s: dict[str, float] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
         self.gate = threading.Event()
@@ -104,6 +107,23 @@ class FakeDriver:
         self._call("confine", box, str(cpus) if cpus is UNLIMITED else format_cpus(cpus))
         self.cpus[box] = cpus
         return ()
+
+    def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
+        old = self.pins.get(pod)
+        if old == cpus:
+            return ()
+        self._call("pin", pod, "all" if cpus is None else format_cpus(cpus))
+        self.pins[pod] = cpus
+        return (LimitChange("cpuset.cpus", str(old), str(cpus), drift=False),)
+
+    def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
+        self._call("cpu_use", box)
+        return CpuUse(frozenset(self.idle_s), dict(self.idle_s), {pod: self.used_s.get(pod, 0.0) for pod in pods})
+
+    def cpu_limit(self, path: str) -> float | Unlimited | None:
+        self._call("cpu_limit", path)
+        held = self.kubelets.get(path)
+        return None if held is None else UNLIMITED if held.cpu_cores is None else held.cpu_cores
 
     def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
         self._call("squeeze", box, str(cores))

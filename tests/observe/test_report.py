@@ -161,6 +161,7 @@ class Bench:
         self.disk_watch = SimpleNamespace(disks=())
         self.disk_keeping = SimpleNamespace(kept=Kept())
         self.cache = SimpleNamespace(group=CacheGroup(), problem="")
+        self.cpu_pinning = SimpleNamespace(pinned=dict[str, frozenset[int]](), problem="")
         self.proactive_reclaim = SimpleNamespace(enabled=False, problem="", taken_bytes=0)
         self.log_writer = SimpleNamespace(missing=0)
         self.listener = SimpleNamespace(problem=None)
@@ -278,6 +279,18 @@ def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     assert "kubelet's file is not to be read" in bench.status().problems
 
 
+def test_status_tells_on_which_cpus_a_pod_stays_and_why_none_does() -> None:
+    bench = Bench()
+    sandbox = Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu")
+    bench.inventory.placed = (sandbox,)
+    before = bench.status().pods
+    bench.cpu_pinning.pinned = {"/offline/podu": frozenset({0, 2, 3})}
+    bench.cpu_pinning.problem = "there is no cpuset hierarchy"
+    assert [one.cpus for one in (*before, *bench.status().pods)] == ["", "0,2-3"]
+    assert "there is no cpuset hierarchy" in bench.status().problems
+    assert bench.metric("criproxy_pinned_pods") == 1
+
+
 @pytest.mark.parametrize(
     ("version", "words"),
     [
@@ -349,7 +362,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "")]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 

@@ -55,6 +55,7 @@ class SystemdDriver:
         self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
         self.drop_cache = kernel.drop_cache
+        self.pin, self.cpu_use, self.cpu_limit = kernel.pin, kernel.cpu_use, kernel.cpu_limit
         self.reclaimable, self.take_back = kernel.reclaimable, kernel.take_back
         self.hold_disks, self.disk_use = kernel.hold_disks, kernel.disk_use
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod

@@ -16,7 +16,6 @@ from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
 from criproxy.fronts.http2.codes import Code
 from criproxy.hooks import Chain
 from criproxy.hooks.batch import asked_by, of_pod
-from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
 from criproxy.model import (
     STARTS,
@@ -34,7 +33,7 @@ from criproxy.model import (
 from criproxy.model.cpulist import Cpus
 from criproxy.pods import admission
 from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.inventory import Inventory, shares_asked
+from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.stopping import Holds
 
@@ -263,9 +262,8 @@ class HookInterceptor(Struct, eq=False):
         def learn(answer: bytes) -> None:
             sandbox_id, containers = codec.started_sandbox(request.operation, answer)
             placement = place.parent.in_box if place else None
-            asked = request.pod.annotations if request.pod else {}
-            mid = request.pod is not None and is_mid(request.pod.labels)
-            started = Sandbox(sandbox_id, pod, placement, shares_asked(asked), notice_asked_s(asked), mid)
+            labels, annotations = (request.pod.labels, request.pod.annotations) if request.pod else ({}, {})
+            started = described(sandbox_id, pod, placement, labels, annotations)
             self.inventory.sandbox_started(started, request.pod)
             for container_id, name in containers:
                 self.inventory.container_created(container_id, sandbox_id, name)

@@ -1,0 +1,123 @@
+"""Keeps each offline pod with a CPU limit on as many CPUs; the law is `control.cpu_pins`.
+
+A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say. What the
+kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before this one
+has pinned is pinned anew, or freed.
+
+Not pinned are pods that kubelet's static CPU manager has given CPUs of their own; and on cgroup v1 none while it is
+static, as kubelet then asks for the shared pool for each container, and a container may not have a CPU that its pod has
+not.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CpuUse
+from criproxy.cgroup.naming import PodParent, parse_placement
+from criproxy.control.cpu_pins import Pin, PodCpu, step
+from criproxy.model import UNLIMITED, Sandbox
+from criproxy.model.cpulist import Cpus
+from criproxy.pods.cpu_manager import CpusOfBox
+from criproxy.pods.shared import PodsShared, Trouble
+
+EVERY_S: Final = 3.0
+LIMITS_EVERY_S: Final = 60.0
+"""From one look at a pod's limit to the next: kubelet may resize it."""
+
+
+class CpuPinning(Struct):
+    """`enabled` None: what is in force is not ours to change. `pinned` and `problem` are for any thread."""
+
+    enabled: bool | None
+    shared: PodsShared
+    box: Box
+    cpus_of_box: CpusOfBox
+    pinned: Mapping[str, Cpus] = {}
+    """By the pods' paths."""
+    _pins: dict[str, Pin] = {}
+    _limits: dict[str, float] = {}
+    """In cores, of the pods (paths) that have one, as of `_limits_s`; 0: it has none."""
+    _limits_s: float = -LIMITS_EVERY_S
+    _last: tuple[float, CpuUse] | None = None
+    _free: frozenset[str] = frozenset()
+    """The pods (paths) that were found, or made, free of what this process or one before it had pinned."""
+    _trouble: Trouble = field(default_factory=Trouble)
+
+    def configure(self, enabled: bool | None) -> None:
+        """From the next look on."""
+        self.enabled = enabled
+
+    @property
+    def problem(self) -> str:
+        """Why pods are not pinned although they should be; "": they are."""
+        return self._trouble.last
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await self.shared.clock.sleep(EVERY_S, slack_s=EVERY_S / 3)
+
+    async def look(self) -> None:
+        """Never raises: a failure is logged once, and the next look tries again."""
+        placed = self.shared.inventory.running_pods
+        if self.enabled is None or self.box.path is None or not placed:
+            self._last = None
+            return
+        log = self.shared.log
+        with self._trouble.logged_by(lambda error: log.warning("pods_not_pinned", error=str(error))):
+            pods = {sandbox.placement: sandbox for sandbox in placed if sandbox.placement}
+            if self.enabled and not self._is_bound_by_kubelet:
+                await self._choose(pods)
+            else:
+                self._pins, self._last = {}, None
+            self.pinned = {path: pin.cpus for path, pin in self._pins.items()}
+            wanted = {path: self.pinned.get(path) for path in pods.keys() - self._free | self.pinned.keys()}
+            if wanted:
+                await self.box.pin(wanted)
+            self._free = frozenset(pods.keys() - self.pinned.keys())
+
+    @property
+    def _is_bound_by_kubelet(self) -> bool:
+        return self.box.version == 1 and self.cpus_of_box.cpus() is not UNLIMITED
+
+    async def _choose(self, pods: Mapping[str, Sandbox]) -> None:
+        now_s = self.shared.clock.monotonic_s()
+        limits = await self._limits_of(pods, now_s)
+        use = await self.box.cpu_use(limits)
+        if use is None:
+            return
+        idle, used = _rates(self._last, now_s, use)
+        self._last = (now_s, use)
+        cpus = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
+        before = self._pins
+        self._pins = step(cpus, use.cpus, idle, before, now_s)
+        if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
+            self.shared.counters.count("pods_moved", by=moved)
+
+    async def _limits_of(self, pods: Mapping[str, Sandbox], now_s: float) -> dict[str, float]:
+        """The limits in cores, by path, of the pods that have one, and no CPUs of their own."""
+        if now_s - self._limits_s >= LIMITS_EVERY_S:
+            self._limits, self._limits_s = {}, now_s
+        known = {path: limit for path, limit in self._limits.items() if path in pods}
+        unknown: list[PodParent] = [parse_placement(path) for path in pods if path not in known]
+        if unknown:
+            held = await self.box.cpu_limits_of(unknown)
+            for place in unknown:
+                asked = pods[place.in_box].cpu_limit_millicores / 1000
+                known[place.in_box] = held.get(place.in_box, asked)
+        self._limits = known
+        exclusive = self.cpus_of_box.state.exclusive
+        return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
+
+
+def _rates(last: tuple[float, CpuUse] | None, now_s: float, now: CpuUse) -> tuple[dict[int, float], dict[str, float]]:
+    """For which part of the time each CPU was idle, and how many cores each pod used, since the last look."""
+    if last is None or now_s <= last[0]:
+        return {}, {}
+    seconds, before = now_s - last[0], last[1]
+    idle = {cpu: (at - before.idle_s[cpu]) / seconds for cpu, at in now.idle_s.items() if cpu in before.idle_s}
+    used = {pod: (at - before.used_s[pod]) / seconds for pod, at in now.used_s.items() if pod in before.used_s}
+    return idle, used

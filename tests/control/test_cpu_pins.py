@@ -1,0 +1,207 @@
+"""On which CPUs pods stay, and when one moves."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from criproxy.control.cpu_pins import FIRST_PAUSE_S, MOST_PAUSE_S, Pin, PodCpu, step
+from criproxy.model.cpulist import Cpus
+
+LOOK_S = 3.0
+LOOKS = 600
+CRUMBS = 20
+WASTE = 0.2
+IDLE = dict.fromkeys(range(64), 1.0)
+FULL = dict.fromkeys(range(64), 0.0)
+
+
+def cpus(number: int) -> Cpus:
+    return frozenset(range(number))
+
+
+def placed(limits: Mapping[str, float], number: int, idle: Mapping[int, float] = IDLE) -> dict[str, Pin]:
+    return step({name: PodCpu(limit) for name, limit in limits.items()}, cpus(number), idle, {}, 0.0)
+
+
+def on(pins: Mapping[str, Pin]) -> dict[str, set[int]]:
+    return {name: set(pin.cpus) for name, pin in pins.items()}
+
+
+# --- where a pod begins -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"), [(0.1, 1), (1.0, 1), (1.0000000001, 1), (1.2, 2), (2.0, 2), (3.5, None), (4.0, None), (9, None)]
+)
+def test_pod_stays_on_as_many_cpus_as_its_limit_and_has_all_when_that_is_not_less(limit: float, size: int) -> None:
+    pins = placed({"a": limit}, 4)
+
+    assert (len(pins["a"].cpus) if pins else None) == size
+
+
+def test_pods_are_spread_evenly() -> None:
+    pins = placed({"a": 1, "b": 1, "c": 1, "d": 1, "e": 2}, 3)
+
+    assert sorted(sum(cpu in pin.cpus for pin in pins.values()) for cpu in range(3)) == [2, 2, 2]
+
+
+def test_half_a_cpu_counts_half() -> None:
+    pins = placed({"a": 1, "b": 0.5, "c": 0.5}, 2)
+
+    assert on(pins)["b"] == on(pins)["c"] != on(pins)["a"]
+
+
+def test_new_pod_gets_the_most_idle_of_the_cpus_that_nobody_stays_on() -> None:
+    assert on(placed({"a": 1}, 4, {0: 0.2, 1: 0.9, 2: 0.5, 3: 0.1})) == {"a": {1}}
+
+
+def test_no_pod_moves_as_another_comes_or_goes() -> None:
+    first = placed({"a": 1, "b": 1}, 3)
+
+    both = step({name: PodCpu(1) for name in "abc"}, cpus(3), IDLE, first, 1.0)
+    one = step({"b": PodCpu(1)}, cpus(3), IDLE, both, 2.0)
+
+    assert on(both) == {**on(first), "c": cpus(3) - on(first)["a"] - on(first)["b"]}
+    assert one == {"b": first["b"]}
+
+
+@pytest.mark.parametrize("left", [frozenset({1, 2, 3}), frozenset({5, 6})], ids=["one has gone", "all have gone"])
+def test_pod_whose_cpu_the_box_has_lost_begins_anew_on_one_that_it_has(left: Cpus) -> None:
+    pins = {"a": Pin(frozenset({0}), 0.0, pause_s=MOST_PAUSE_S)}
+
+    new = step({"a": PodCpu(1)}, left, IDLE, pins, 1.0)["a"]
+
+    assert new.cpus <= left
+    assert new.pause_s == FIRST_PAUSE_S
+
+
+def test_pod_that_was_resized_begins_anew() -> None:
+    pins = step({"a": PodCpu(2)}, cpus(4), IDLE, placed({"a": 1}, 4), 1.0)
+
+    assert len(pins["a"].cpus) == 2
+    assert step({"a": PodCpu(4)}, cpus(4), IDLE, pins, 2.0) == {}
+
+
+# --- when it moves ----------------------------------------------------------------------------------------------------
+
+
+def moved(used: float, idle: Mapping[int, float], *, at_s: float = FIRST_PAUSE_S, limit: float = 1.0) -> set[int]:
+    """Where a pod is that has been on CPU 0 of two."""
+    pins = {"a": Pin(frozenset({0}), 0.0)}
+    return on(step({"a": PodCpu(limit, used)}, cpus(2), idle, pins, at_s))["a"]
+
+
+def test_pod_that_waits_moves_to_the_cpu_that_is_idle() -> None:
+    assert moved(0.4, {0: 0.0, 1: 0.8}) == {1}
+
+
+@pytest.mark.parametrize(
+    ("used", "idle", "at_s", "limit"),
+    [
+        (0.95, {0: 0.0, 1: 1.0}, FIRST_PAUSE_S, 1.0),
+        (0.47, {0: 0.0, 1: 1.0}, FIRST_PAUSE_S, 0.5),
+        (0.4, {0: 0.2, 1: 1.0}, FIRST_PAUSE_S, 1.0),
+        (0.4, {0: 0.0, 1: 0.1}, FIRST_PAUSE_S, 1.0),
+        (0.4, {0: 0.0, 1: 1.0}, FIRST_PAUSE_S - 0.1, 1.0),
+    ],
+    ids=["it has its limit", "a small one", "its own CPU has room", "little is to be gained", "it came a moment ago"],
+)
+def test_pod_stays(used: float, idle: Mapping[int, float], at_s: float, limit: float) -> None:
+    assert moved(used, idle, at_s=at_s, limit=limit) == {0}
+
+
+def test_pod_that_starves_joins_another_where_no_cpu_is_idle() -> None:
+    pins = {"a": Pin(frozenset({0}), 0.0), "b": Pin(frozenset({1}), 0.0)}
+    pods = {"a": PodCpu(1, 0.01), "b": PodCpu(1, 0.85)}
+
+    assert on(step(pods, cpus(2), FULL, pins, 20.0)) == {"a": {1}, "b": {1}}
+
+
+def test_of_three_that_crowd_one_cpu_not_all_move_to_the_other() -> None:
+    pins = {name: Pin(frozenset({0}), 0.0) for name in "abc"}
+    pods = {name: PodCpu(1, 0.33) for name in "abc"}
+
+    places = on(step(pods, cpus(2), {0: 0.0, 1: 1.0}, pins, 20.0)).values()
+
+    assert sorted(len([one for one in places if cpu in one]) for cpu in range(2)) == [1, 2]
+
+
+def test_pod_that_gains_nothing_by_moving_waits_twice_as_long_each_time() -> None:
+    pods, pins = {"a": PodCpu(1, 0.0)}, placed({"a": 1}, 2)
+    moves_s = []
+    for second in range(4000):
+        idle = {cpu: float(cpu not in pins["a"].cpus) for cpu in range(2)}
+        new = step(pods, cpus(2), idle, pins, float(second))
+        if new != pins:
+            moves_s.append(second)
+        pins = new
+
+    pauses = [after - before for before, after in pairwise(moves_s)]
+    assert pauses[:6] == [10, 20, 40, 80, 160, 320]
+    assert set(pauses[6:]) == {600}
+
+
+def test_pod_gets_one_more_cpu_where_none_alone_is_what_it_could_have() -> None:
+    assert moved(0.5, {0: 0.0, 1: 0.5}) == {0, 1}
+
+
+def test_pod_with_one_more_goes_back_to_as_many_as_its_limit_once_others_fill_that() -> None:
+    pins = {"a": Pin(frozenset({0, 1}), 0.0), "b": Pin(frozenset({1}), 0.0)}
+
+    def after(idle: Mapping[int, float], other_cores: float) -> set[int]:
+        pods = {"a": PodCpu(1, 0.7), "b": PodCpu(1, other_cores)}
+        return on(step(pods, cpus(3), idle, pins, FIRST_PAUSE_S))["a"]
+
+    assert after({0: 0.0, 1: 0.02, 2: 0.0}, 0.5) == {0}
+    assert after({0: 0.0, 1: 0.05, 2: 0.0}, 0.5) == {0, 1}
+    assert after({0: 0.0, 1: 0.02, 2: 0.0}, 0.0) == {0, 1}
+
+
+def test_pod_that_gained_by_moving_may_move_again_soon() -> None:
+    pins = {"a": Pin(frozenset({0}), 0.0, pause_s=320.0, before_cores=0.1)}
+
+    pin = step({"a": PodCpu(1, 0.5)}, cpus(2), {0: 0.0, 1: 1.0}, pins, 400.0)["a"]
+
+    assert (pin.cpus, pin.pause_s, pin.before_cores) == ({1}, FIRST_PAUSE_S, 0.5)
+
+
+# --- always -----------------------------------------------------------------------------------------------------------
+
+
+def used_by(pins: Mapping[str, Pin], wants: Mapping[str, float], online: list[float]) -> tuple[list[float], dict]:
+    """How idle each CPU is, and what each pod gets, where pods share alike what online leaves, a crumb at a time."""
+    left, used = [1.0 - taken for taken in online], dict.fromkeys(pins, 0.0)
+    for _ in range(CRUMBS):
+        for name, pin in pins.items():
+            best = max(pin.cpus, key=lambda cpu: left[cpu])
+            crumb = min(1 / CRUMBS, left[best], wants[name] - used[name])
+            left[best] -= crumb
+            used[name] += crumb
+    return left, used
+
+
+@settings(max_examples=100)
+@given(
+    online=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6),
+    wanted=st.lists(st.floats(0.0, 1.0), max_size=12),
+)
+def test_nobody_waits_for_long_while_a_cpu_has_room(online: list[float], wanted: list[float]) -> None:
+    """Half an hour is simulated: by then all is as still as it becomes. Online does not move."""
+    wants = {str(number): cores for number, cores in enumerate(wanted)}
+    pins = dict[str, Pin]()
+    waste, changes = [], 0
+    for look in range(LOOKS):
+        idle, used = used_by(pins, wants, online)
+        pods = {name: PodCpu(1.0, used.get(name)) for name in wants}
+        new = step(pods, cpus(len(online)), dict(enumerate(idle)), pins, LOOK_S * look)
+        changes += sum(new[name].cpus != pins[name].cpus for name in pins)
+        pins = new
+        assert pins.keys() == wants.keys()
+        assert all(pin.cpus and pin.cpus <= cpus(len(online)) for pin in pins.values())
+        waits = max((wants[name] - got for name, got in used.items()), default=0.0)
+        waste.append(min(waits, max(idle)))
+    event(f"changes of a pod {changes / max(1, len(wants)):.0f}")
+    assert sum(waste[LOOKS // 2 :]) / (LOOKS // 2) < WASTE

@@ -1,0 +1,204 @@
+"""Pods with a CPU limit are kept on CPUs, whoever has set the limit; and freed when that is no longer asked for."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from criproxy.cgroup.box import Box, BoxSettings
+from criproxy.cgroup.driver import PodLimits
+from criproxy.cgroup.naming import BoxPath
+from criproxy.model import UNLIMITED, PodRef, Sandbox
+from criproxy.pods.cpu_manager import CpuAssignments, CpusOfBox
+from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
+from tests.fakes.clock import FakeClock
+from tests.fakes.driver import FakeDriver
+from tests.fakes.log import FakeLog
+from tests.fakes.pods import FakeInventory
+
+BOX = "/offline"
+LOOK_S = 3.0
+
+
+@dataclass
+class Bench:
+    """A box on four CPUs. `limits`: what kubelet has set on its cgroups of pods."""
+
+    cpus: int = 4
+    version: int = 2
+    enabled: bool | None = True
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.clock, self.log, self.driver = FakeClock(), FakeLog(), FakeDriver()
+        self.driver.version = self.version
+        self.driver.idle_s = dict.fromkeys(range(self.cpus), 0.0)
+        self.box = Box(self.driver, BoxSettings({"cpu": 0.1, "memory": 1 << 20}), lambda: UNLIMITED, self.clock)
+        self.inventory = FakeInventory()
+        self.of_box = CpusOfBox(cast(Any, self.inventory))
+        shared: Any = SimpleNamespace(log=self.log, clock=self.clock, counters=self, inventory=self.inventory)
+        self.part = CpuPinning(self.enabled, shared, self.box, self.of_box)
+
+    def count(self, name: str, by: int) -> None:
+        self.counted[name] += by
+
+    def run(self, uid: str, limit: float | None = None, *, asked_millicores: int = 0, qos: str = "/burstable") -> None:
+        sandbox = Sandbox(uid, PodRef(uid, "batch", uid), self.path(uid), cpu_limit_millicores=asked_millicores)
+        self.inventory.placed = (*self.inventory.placed, sandbox)
+        self.resize(uid, limit, qos)
+
+    def resize(self, uid: str, limit: float | None, qos: str = "/burstable") -> None:
+        self.driver.kubelets[f"/kubepods{qos}/pod{uid}"] = PodLimits(cpu_cores=UNLIMITED if limit is None else limit)
+
+    def path(self, uid: str) -> str:
+        return f"{BOX}/pod{uid}"
+
+    def looks(
+        self, number: int = 1, idle: dict[int, float] | None = None, used: dict[str, float] | None = None
+    ) -> None:
+        """So many looks; between two, the CPUs were idle for these parts of the time, and pods used so many cores."""
+
+        async def looks() -> None:
+            if self.box.path is None:
+                await self.box.adopt(BoxPath(BOX))
+            for _ in range(number):
+                self.clock.advance(LOOK_S)
+                for cpu, ratio in (idle or dict.fromkeys(range(self.cpus), 1.0)).items():
+                    self.driver.idle_s[cpu] += LOOK_S * ratio
+                for uid, cores in (used or {}).items():
+                    path = self.path(uid)
+                    self.driver.used_s[path] = self.driver.used_s.get(path, 0.0) + LOOK_S * cores
+                await self.part.look()
+
+        asyncio.run(looks())
+
+    def pinned(self) -> dict[str, int | None]:
+        """On how many CPUs each pod is, by the driver; None: on all."""
+        held = self.driver.pins.items()
+        return {path.removeprefix(f"{BOX}/pod"): None if cpus is None else len(cpus) for path, cpus in held}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize("qos", ["", "/burstable", "/besteffort"])
+def test_pod_is_pinned_by_the_limit_that_kubelet_has_set(bench: Bench, qos: str) -> None:
+    bench.run("a", 1.5, qos=qos)
+
+    bench.looks()
+
+    assert bench.pinned() == {"a": 2}
+    assert bench.part.pinned == {bench.path("a"): bench.driver.pins[bench.path("a")]}
+
+
+def test_pod_is_pinned_by_the_limit_that_its_annotations_say(bench: Bench) -> None:
+    bench.run("a", asked_millicores=1000, qos="/besteffort")
+
+    bench.looks()
+
+    assert bench.pinned() == {"a": 1}
+
+
+def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> None:
+    bench.run("a")
+    bench.run("b", 4.0)
+
+    bench.looks()
+
+    assert set(bench.pinned().values()) <= {None}
+    assert bench.part.pinned == {}
+
+
+def test_limit_that_kubelet_changes_is_taken_up_within_a_minute(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.looks()
+    bench.resize("a", 2.0)
+
+    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+
+    assert bench.pinned() == {"a": 2}
+
+
+def test_pod_that_waits_is_moved_and_counted(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.looks()
+    first = bench.part.pinned[bench.path("a")]
+    full = {cpu: float(cpu not in first) for cpu in range(4)}
+
+    bench.looks(5, full, {"a": 0.2})
+
+    assert not bench.part.pinned[bench.path("a")] & first
+    assert bench.counted["pods_moved"] == 1
+
+
+def test_nothing_is_asked_of_the_kernel_while_there_is_no_offline_pod(bench: Bench) -> None:
+    bench.looks(3)
+
+    assert [name for name, *_ in bench.driver.log if "cpu" in name or name == "pin"] == []
+
+
+def test_pod_with_cpus_of_its_own_is_left_to_kubelet(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.run("b", 1.0)
+    bench.of_box.state = CpuAssignments(frozenset({0, 1}), {"a": frozenset({3})})
+
+    bench.looks()
+
+    assert set(bench.part.pinned) == {bench.path("b")}
+
+
+def test_v1_beside_the_static_cpu_manager_nothing_is_pinned() -> None:
+    bench = Bench(version=1)
+    bench.run("a", 1.0)
+    bench.looks()
+    bench.of_box.state = CpuAssignments(frozenset({0, 1, 2}), {})
+
+    bench.looks()
+
+    assert bench.pinned() == {"a": None}
+
+
+def test_pods_are_freed_once_when_that_is_switched_off_also_those_of_a_process_before(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.driver.pins[bench.path("a")] = frozenset({2})
+    bench.part.configure(False)
+
+    bench.looks(3)
+    bench.part.configure(True)
+    bench.looks()
+
+    entries = [entry for entry in bench.driver.log if entry[0] == "pin"]
+    assert (entries[0], len(entries)) == (("pin", bench.path("a"), "all"), 2)
+    assert bench.pinned() == {"a": 1}
+
+
+def test_what_is_not_ours_to_change_stays(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.looks()
+    held = dict(bench.driver.pins)
+    bench.part.configure(None)
+    bench.run("b", 1.0)
+
+    bench.looks(5)
+
+    assert bench.driver.pins == held
+
+
+def test_failure_is_logged_once_and_the_next_look_tries_again(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.driver.fail_on.add("pin")
+    bench.looks(2)
+    failed = bench.part.problem
+
+    bench.driver.fail_on.clear()
+    bench.looks()
+
+    assert "cannot pin" in failed
+    assert bench.part.problem == ""
+    assert bench.log.names().count("pods_not_pinned") == 1
+    assert bench.pinned() == {"a": 1}
