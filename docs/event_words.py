@@ -98,7 +98,7 @@ WORDS: Final = {
     "disk_weight_switched": "What `io.weight` asks for was switched on for these disks, or put back as it was.",
     "disk_weight_not_switched": "What `io.weight` asks for could not be switched on or put back; it is tried again.",
     "disk_weight_not_known": "Whether disks heed the box's weight could not be looked up; it is tried again.",
-    "pods_not_pinned": "Offline pods could not be kept on CPUs of their own; it is tried again.",
+    "pods_not_pinned": "Offline pods could not be kept on some of the CPUs of the box; it is tried again.",
     "cache_share": "The box's share of caches and memory bandwidth has changed.",
     "cache_share_not_in_force": "The box's share of caches and memory bandwidth could not be set.",
     # An operator's hold-offs.

@@ -147,7 +147,10 @@ class CgroupDriver(Protocol):
         """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
 
     def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
-        """Let a pod run on these of the box's CPUs alone; None: on all of them."""
+        """Let a pod run on these of the box's CPUs alone; None: on all of them.
+
+        One with a container that kubelet keeps to other CPUs is left as it is.
+        """
 
     def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
         """On which CPUs the box runs, and what the machine and these pods of it (paths) have used."""

@@ -119,35 +119,42 @@ class V1Hierarchies:
         return [*self._follow(rows.CPUS, box, want), *self._follow(rows.MEMORY_NODES, box, nodes)]
 
     def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
-        """See `KernelDriver.pin`. What comes into the pod later has what the pod has.
-
-        A pod that has the CPUs already may hold containers that have fewer, as it follows its box, and they don't.
-        """
+        """See `CgroupDriver.pin`. What comes into the pod later has what the pod has."""
         if self._cpuset is None:
-            raise CgroupError("there is no cpuset hierarchy, so offline pods can't be kept on CPUs of their own")
+            if cpus is None:
+                return []
+            raise CgroupError("there is no cpuset hierarchy, so offline pods can't be kept on some of the box's CPUs")
         of_box: Cpus = self.access.read(rows.CPUS, box)
         want = of_box if cpus is None else of_box & cpus
         held = self.access.read_if_there(rows.CPUS, pod)
-        if not want or held is None or (held == want and cpus is not None):
+        if not want or held is None or held == want or (cpus is not None and self._names_others(pod, held, want)):
             return []
-        changes = self._follow(rows.CPUS, pod, want)
+        changes = self._follow(rows.CPUS, pod, want, is_box=False)
         self._followed.discard(self.access.file(rows.CPUS, pod))  # pods come and go
         return changes
 
-    def _follow(self, row: KernelFile, box: str, want: Cpus) -> list[LimitChange]:
-        """Bring the box, its pods, and all in them that has what the box had, to these CPUs or memory nodes.
+    def _names_others(self, pod: str, held: Cpus, want: Cpus) -> bool:
+        """Whether a container of the pod has CPUs of its own that don't include all of these."""
+        root = self._cpuset or ""
+        paths = [f"{pod}/{name}" for name in self._tree.children(root + pod)]
+        found = [self.access.read_if_there(rows.CPUS, path) for path in paths]
+        return any(own and own != held and not want <= own for own in found)
 
-        Another value (a container's own) stays, as far as it lies within. The kernel wants each child within its parent
-        at any moment: so first all are widened, from the top down, then narrowed, from the bottom up. A container that
-        comes amid this has what was; then it is done again, and so it is when an earlier time did not come to its end.
+    def _follow(self, row: KernelFile, top: str, want: Cpus, *, is_box: bool = True) -> list[LimitChange]:
+        """Bring the box, its pods, and all in them that has what is above it, to these CPUs or memory nodes; or a pod.
+
+        Another value (a container's own) stays, as far as it lies within; a pinned pod is to be pinned anew. The kernel
+        wants each child within its parent at any moment: so first all are widened, from the top down, then narrowed,
+        from the bottom up. A container that comes amid this has what was; then it is done again, and so it is when an
+        earlier time did not come to its end.
         """
-        file, held = self.access.file(row, box), self.access.read_if_there(row, box) or frozenset()
+        file, held = self.access.file(row, top), self.access.read_if_there(row, top) or frozenset()
         if not want or (held == want and file in self._followed):
-            self.access.note(row, box, held)
+            self.access.note(row, top, held)
             return []
         self._followed.discard(file)
         for tries_left in reversed(range(_TRIES)):
-            plan = self._plan(row, box, held, want)
+            plan = self._plan(row, top, held, want, is_box=is_box)
             try:
                 for path, own, target in plan:
                     if not target <= own:
@@ -161,25 +168,27 @@ class V1Hierarchies:
             except CgroupError as error:
                 if error.errno != errno.EBUSY or not tries_left:
                     raise
-        new = self.access.read(row, box)
+        new = self.access.read(row, top)
         if new != want:
             raise contested(file, format_cpus(want), format_cpus(new))
         self._followed.add(file)
-        return [] if held == want else [self.access.changed(row, box, held, want)]
+        return [] if held == want else [self.access.changed(row, top, held, want)]
 
-    def _plan(self, row: KernelFile, box: str, held: Cpus, want: Cpus) -> list[tuple[str, Cpus, Cpus]]:
-        """What the box and all below it have and shall have, parents first. `held`: what the box had."""
+    def _plan(self, row: KernelFile, top: str, held: Cpus, want: Cpus, *, is_box: bool) -> list[tuple[str, Cpus, Cpus]]:
+        """What `top` and all below it have and shall have, parents first. `held`: what `top` had."""
         plan: list[tuple[str, Cpus, Cpus]] = []
         targets: dict[str, Cpus] = {}
+        before: dict[str, Cpus] = {}
         root = self._cpuset or ""
-        for directory in self._tree.below(root + box):
+        for directory in self._tree.below(root + top):
             path = directory.removeprefix(root)
             parent = path.rpartition("/")[0]
             own: Cpus | None = self.access.read_if_there(row, path)
-            if not own and path != box:
+            if not own and path != top:
                 continue  # it has gone, or has not been given any yet, and takes no process
             own, above = own or frozenset(), targets.get(parent, want)
-            follows = box in (path, parent) or own in (held, held | want)
+            before[path] = own
+            follows = path == top or (is_box and parent == top) or own in (held, held | want, before.get(parent))
             targets[path] = above if follows else own & above or above
             plan.append((path, own, targets[path]))
         return plan

@@ -95,7 +95,7 @@ class V2Hierarchy:
         if cpus is UNLIMITED:
             if box not in self._confined:
                 return []
-            return self._unconfine(box)
+            return self._unconfine(box, box.rpartition("/")[0])
         if not cpus:
             raise no_cpus(box)
         if not self.access.has(rows.CPUS, box):
@@ -105,27 +105,40 @@ class V2Hierarchy:
         return self.access.settle(rows.CPUS, box, cpus)
 
     def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
-        """See `KernelDriver.pin`."""
+        """See `CgroupDriver.pin`."""
         with if_there():
             if cpus is None:
-                return self._unconfine(pod) if self.access.has(rows.CPUS, pod) else []
-            if not self.access.has(rows.CPUS, pod) and self.access.tree.exists(self.mount + pod):
+                return self._unconfine(pod, "") if self.access.has(rows.CPUS, pod) else []
+            if not self.access.has(rows.CPUS, pod) and self._tree.exists(self.mount + pod):
                 file = self.access.file(rows.CPUS, pod)
-                raise CgroupError(f"{file} does not exist, so offline pods can't be kept on CPUs of their own")
+                raise CgroupError(f"{file} does not exist, so offline pods can't be kept on some of the box's CPUs")
+            if self.access.read(rows.CPUS, pod) != cpus and self._names_others(pod, cpus):
+                return []
             return self.access.settle(rows.CPUS, pod, cpus)
         return []
 
-    def _unconfine(self, box: str) -> list[LimitChange]:
-        """An empty cpuset follows whatever is above it. A box with processes is refused one (ENOSPC): until they have
-        ended, it has what is above it by number. Source: kernel/cgroup/cpuset.c, validate_change; seen on Linux 6.1.
+    def _names_others(self, pod: str, want: Cpus) -> bool:
+        """Whether a container of the pod has CPUs of its own that don't include all of these.
+
+        One that shares none with its pod runs wherever the pod does.
+        """
+        paths = [f"{pod}/{name}" for name in self._tree.children(self.mount + pod)]
+        found = [self.access.read_if_there(rows.CPUS, path) for path in paths]
+        return any(own and not want <= own for own in found)
+
+    def _unconfine(self, box: str, above: str) -> list[LimitChange]:
+        """An empty cpuset follows whatever is above it. One with processes is refused that (ENOSPC): until they have
+        ended, it has what the cgroup `above` has by number, which what is between them narrows.
+
+        Source: kernel/cgroup/cpuset.c, validate_change; seen on Linux 6.1.
         """
         try:
             changes = self.access.settle(rows.CPUS, box, frozenset())
         except CgroupError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            above: Cpus = self.access.read(rows.EFFECTIVE_CPUS, box.rpartition("/")[0])
-            return self.access.settle(rows.CPUS, box, above)
+            cpus: Cpus = self.access.read(rows.EFFECTIVE_CPUS, above)
+            return self.access.settle(rows.CPUS, box, cpus)
         self._confined.discard(box)
         return changes
 

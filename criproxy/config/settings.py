@@ -270,7 +270,7 @@ class Cpuset(Struct, frozen=True, kw_only=True):
         doc(
             "An offline pod with a CPU limit stays on as many CPUs as that limit, rounded up. The kernel then does not "
             "move its tasks about, which makes online pods wait. Each few seconds, a pod that waits moves to where it "
-            "gets more."
+            "gets more, or gets one CPU more where that is idle."
         ),
     ] = True
 

@@ -18,9 +18,9 @@ are, has all of them: nothing says that it could not use them.
              divided by them and the one that comes. If none promises that, it gets the most idle CPU beside its own:
              where there are fewer busy pods than CPUs, none of them alone is what a pod could have
     crowded  of the CPUs of a pod that has more than its limit, nothing is idle any more, and on those that it would
-             leave another is busy: it goes back to as many, each time after having had them twice as long
-    in vain  a pod that used no more after a change waits twice as long for its next (FIRST_PAUSE_S to MOST_PAUSE_S): it
-             has little to do, or there is nothing to be had
+             leave another pinned pod is busy: it goes back to as many, each time after having had more twice as long
+    in vain  a pod that never used more since its last change waits twice as long for its next (FIRST_PAUSE_S to
+             MOST_PAUSE_S): it has little to do, or there is nothing to be had
 
 So no CPU stays idle for long while a pod waits elsewhere; and on a node that is full, where moves hurt, there are few.
 """
@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.model.cpulist import Cpus
 
@@ -47,7 +48,7 @@ _BUSY_RATIO: Final = 0.05
 _SATISFIED_RATIO: Final = 0.9
 _GAIN_RATIO: Final = 1.2
 _GAIN_CORES: Final = 0.05
-"""For each CPU."""
+"""Of each CPU that a pod stays on."""
 
 
 class PodCpu(Struct, frozen=True):
@@ -65,13 +66,14 @@ class PodCpu(Struct, frozen=True):
 class Pin(Struct, frozen=True):
     """A pod stays on `cpus` since `since_s`, for `pause_s` at least, and for `keeps_s` if they are more than its limit.
 
-    `before_cores`: what it used before it came; None: it is new here.
+    `before_cores`: what it used before it came; None: it is new here. `most_cores`: the most that it used since.
     """
 
     cpus: Cpus
     since_s: float
     pause_s: float = FIRST_PAUSE_S
     before_cores: float | None = None
+    most_cores: float = 0.0
     keeps_s: float = FIRST_PAUSE_S
 
 
@@ -85,7 +87,7 @@ def step(
     """
     sized = {name: pod for name, pod in pods.items() if pod.size < len(cpus)}
     new = {
-        name: pin
+        name: replace(pin, most_cores=max(pin.most_cores, sized[name].used_cores or 0.0))
         for name, pin in pins.items()
         if name in sized and pin.cpus <= cpus and len(pin.cpus) >= sized[name].size
     }
@@ -118,18 +120,20 @@ def _changed(
     changed = {}
     for name in sorted(used, key=lambda name: -used[name]):
         pod, pin, has = pods[name], pins[name], used[name]
+        stayed_s = now_s - pin.since_s
+        may_shrink = len(pin.cpus) > pod.size and stayed_s >= pin.keeps_s
+        waits = has < _SATISFIED_RATIO * pod.limit_cores and stayed_s >= pin.pause_s and not _has_room(pin.cpus, spare)
+        if not (may_shrink or waits):
+            continue
         counts = has / len(pin.cpus) >= _BUSY_RATIO
         others = {cpu: number - (counts and cpu in pin.cpus) for cpu, number in busy.items()}
-        stayed_s = now_s - pin.since_s
-        if stayed_s >= pin.keeps_s and (fewer := _fewer(pod.size, pin.cpus, others, idle)) != pin.cpus:
+        promise = {cpu: room[cpu] / (others[cpu] + 1) for cpu in cpus}
+        if may_shrink and (fewer := _fewer(pod.size, pin.cpus, others, idle)) != pin.cpus:
             changed[name] = Pin(fewer, now_s, keeps_s=min(MOST_PAUSE_S, 2 * pin.keeps_s))
-        elif stayed_s >= pin.pause_s and has < _SATISFIED_RATIO * pod.limit_cores:
-            promise = {cpu: room[cpu] / (others[cpu] + 1) for cpu in cpus}
-            if (better := _better(pod.size, pin.cpus, has, promise, spare)) == pin.cpus:
-                continue
-            helped = pin.before_cores is None or has >= _GAIN_RATIO * pin.before_cores + _GAIN_CORES
+        elif waits and (better := _better(pod.size, pin.cpus, has, promise, spare)) != pin.cpus:
+            helped = pin.before_cores is None or pin.most_cores >= _GAIN_RATIO * pin.before_cores + _GAIN_CORES
             pause_s = FIRST_PAUSE_S if helped else min(MOST_PAUSE_S, 2 * pin.pause_s)
-            changed[name] = Pin(better, now_s, pause_s, has, pin.keeps_s)
+            changed[name] = Pin(better, now_s, pause_s, has, keeps_s=pin.keeps_s)
         else:
             continue
         for cpu in pin.cpus:
@@ -148,13 +152,15 @@ def _fewer(size: int, held: Cpus, others: Mapping[int, int], idle: Mapping[int, 
     return kept if is_crowded else held
 
 
+def _has_room(cpus: Cpus, idle: Mapping[int, float]) -> bool:
+    return any(idle.get(cpu, 0.0) > IDLE_RATIO for cpu in cpus)
+
+
 def _better(size: int, held: Cpus, has_cores: float, promise: Mapping[int, float], idle: Mapping[int, float]) -> Cpus:
     """Where a pod that waits gets more than it has. `promise`: what it would get on each of the box's CPUs.
 
     `idle`: but for CPUs that another pod comes to at this look.
     """
-    if any(idle.get(cpu, 0.0) > IDLE_RATIO for cpu in held):
-        return held
     best = frozenset(sorted(promise, key=lambda cpu: (-promise[cpu], -cpu))[:size])
     stays_cores = max(has_cores, sum(promise[cpu] for cpu in held))
     if sum(promise[cpu] for cpu in best) >= _GAIN_RATIO * stays_cores + _GAIN_CORES * size:

@@ -234,7 +234,7 @@ class Daemon:
         self._services = ServiceChecks(settings.service_checks(), asker, self._inventory, self._unbounded, clock, log)
         self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
         self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
-        self._cpu_pinning = CpuPinning(settings.cpu_pinning(), shared, self._box, self._cpu_manager.of_box)
+        self._cpu_pinning = CpuPinning(settings.cpu_pinning(), shared, self._box, self._cpu_manager)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
         hard = partial(_eviction_hard, settings.config.proxy.listen_path)
         self._relief = MemoryRelief(settings.relief(), shared, self._box, hard, disk_reader)

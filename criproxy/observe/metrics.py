@@ -56,7 +56,7 @@ _GAUGES: Final = {
         "Clients whose new connections go to the gRPC engine for now, as their relay's broke again and again",
     ),
     "offline_sandboxes": ("Pod sandboxes that run in the box",),
-    "pinned_pods": ("Offline pods that stay on CPUs of their own",),
+    "pinned_pods": ("Offline pods that stay on some of the CPUs of the box",),
     "misplaced_containers": ("Containers, and pod sandboxes, of the box that run outside it",),
     "unverified_containers": ("Containers, and pod sandboxes, whose cgroup is not known",),
     "unbounded_pods": ("Offline pods that run outside the box",),

@@ -112,7 +112,7 @@ class ScheduleStatus(Struct, frozen=True):
 
 
 class OfflinePod(PodRef, frozen=True):
-    """A pod in the box. `cpus`: those that it is kept on ("0-3,8"); "": on no less than the box is."""
+    """A pod in the box. `cpus`: those that it stays on ("0-3,8"); "": on all of the box's."""
 
     placement: str
     cpus: str = ""

@@ -132,6 +132,11 @@ class CpuManager(Struct):
         """What is wrong, in words; "": nothing."""
         return self._unreadable or self._unfollowed or self._contradicted
 
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether kubelet names CPUs for containers, of which its file says nothing."""
+        return bool(self._contradicted)
+
     def rest(self) -> None:
         """Until `resume`, another process keeps the box's CPUs."""
         self.resting = True

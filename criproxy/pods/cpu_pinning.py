@@ -2,11 +2,11 @@
 
 A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say. What the
 kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before this one
-has pinned is pinned anew, or freed.
+has pinned is pinned anew, or freed. The first look only measures.
 
-Not pinned are pods that kubelet's static CPU manager has given CPUs of their own; and on cgroup v1 none while it is
-static, as kubelet then asks for the shared pool for each container, and a container may not have a CPU that its pod has
-not.
+Kubelet's static CPU manager goes first. A pod that it gave CPUs alone is not pinned, and no other is on these. On
+cgroup v1 none is pinned beside it: kubelet names the shared pool for each container, and there a container may not have
+a CPU that its pod has not. None is, either, while kubelet names CPUs and its file says nothing of it.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
 from criproxy.model import UNLIMITED, Sandbox
 from criproxy.model.cpulist import Cpus
-from criproxy.pods.cpu_manager import CpusOfBox
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.shared import PodsShared, Trouble
 
 EVERY_S: Final = 3.0
@@ -34,12 +34,12 @@ class CpuPinning(Struct):
     enabled: bool | None
     shared: PodsShared
     box: Box
-    cpus_of_box: CpusOfBox
+    cpu_manager: CpuManager
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
     _pins: dict[str, Pin] = {}
     _limits: dict[str, float] = {}
-    """In cores, of the pods (paths) that have one, as of `_limits_s`; 0: it has none."""
+    """In cores, of all pods (paths) that were looked at since `_limits_s`; 0: it has none."""
     _limits_s: float = -LIMITS_EVERY_S
     _last: tuple[float, CpuUse] | None = None
     _free: frozenset[str] = frozenset()
@@ -62,38 +62,44 @@ class CpuPinning(Struct):
 
     async def look(self) -> None:
         """Never raises: a failure is logged once, and the next look tries again."""
-        placed = self.shared.inventory.running_pods
-        if self.enabled is None or self.box.path is None or not placed:
-            self._last = None
-            return
-        log = self.shared.log
+        log, covers = self.shared.log, self.shared.holds.hold_offs.covers
+        placed = {one.placement: one for one in self.shared.inventory.running_pods if one.placement}
         with self._trouble.logged_by(lambda error: log.warning("pods_not_pinned", error=str(error))):
-            pods = {sandbox.placement: sandbox for sandbox in placed if sandbox.placement}
-            if self.enabled and not self._is_bound_by_kubelet:
-                await self._choose(pods)
+            if self.enabled is None or self.box.path is None:
+                self._last = None
+            elif self.enabled and not self._gives_way:
+                await self._choose(placed)
             else:
                 self._pins, self._last = {}, None
+            self._pins = {path: pin for path, pin in self._pins.items() if path in placed}
             self.pinned = {path: pin.cpus for path, pin in self._pins.items()}
-            wanted = {path: self.pinned.get(path) for path in pods.keys() - self._free | self.pinned.keys()}
-            if wanted:
-                await self.box.pin(wanted)
-            self._free = frozenset(pods.keys() - self.pinned.keys())
+            self._free &= placed.keys()
+            if self.enabled is not None:
+                ours = {path for path, one in placed.items() if not covers(one.pod)}
+                if touched := {path for path in ours if path in self.pinned or path not in self._free}:
+                    await self.box.pin({path: self.pinned.get(path) for path in touched})
+                self._free = frozenset(ours - self.pinned.keys())
 
     @property
-    def _is_bound_by_kubelet(self) -> bool:
-        return self.box.version == 1 and self.cpus_of_box.cpus() is not UNLIMITED
+    def _gives_way(self) -> bool:
+        if self.cpu_manager.is_contradicted:
+            return True
+        return self.box.version == 1 and self.cpu_manager.of_box.cpus() is not UNLIMITED
 
     async def _choose(self, pods: Mapping[str, Sandbox]) -> None:
         now_s = self.shared.clock.monotonic_s()
         limits = await self._limits_of(pods, now_s)
-        use = await self.box.cpu_use(limits)
+        use = await self.box.cpu_use(limits) if limits else None
         if use is None:
+            self._pins, self._last = {}, None
             return
         idle, used = _rates(self._last, now_s, use)
         self._last = (now_s, use)
-        cpus = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
-        before = self._pins
-        self._pins = step(cpus, use.cpus, idle, before, now_s)
+        if not idle:
+            return
+        before, cpus = self._pins, use.cpus - self.cpu_manager.of_box.own()
+        cores = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
+        self._pins = step(cores, cpus, idle, before, now_s)
         if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
             self.shared.counters.count("pods_moved", by=moved)
 
@@ -109,7 +115,7 @@ class CpuPinning(Struct):
                 asked = pods[place.in_box].cpu_limit_millicores / 1000
                 known[place.in_box] = held.get(place.in_box, asked)
         self._limits = known
-        exclusive = self.cpus_of_box.state.exclusive
+        exclusive = self.cpu_manager.of_box.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
 
 

@@ -499,16 +499,25 @@ def test_v1_pinned_pod_follows_a_box_that_is_narrowed_and_is_pinned_anew(v1: V1)
     assert v1.held(BOX, POD, CONTAINER) == ["2-3", "3", "3"]
 
 
-def test_v1_container_of_a_pod_that_another_process_had_pinned_is_freed(v1: V1) -> None:
-    """A new process brings the pod to its box's CPUs by itself, and leaves what the container has."""
+def test_v1_pod_that_another_process_had_pinned_follows_the_box_until_it_is_pinned_anew(v1: V1) -> None:
     v1.make_container("0-3")
     v1.driver.pin(POD, cpus("1"))
     successor = detect(v1.kernel, v1.kernel.root)
+
     successor.confine(BOX, UNLIMITED)
+    free = v1.held(BOX, POD, CONTAINER)
+    successor.pin(POD, cpus("2"))
 
-    successor.pin(POD, None)
+    assert free == ["0-3"] * 3
+    assert v1.held(BOX, POD, CONTAINER) == ["0-3", "2", "2"]
 
-    assert v1.held(BOX, POD, CONTAINER) == ["0-3"] * 3
+
+@pytest.mark.parametrize("pin", [None, cpus("0")], ids=["freed", "pinned"])
+def test_v1_pod_with_a_container_on_other_cpus_is_left_as_it_is(v1: V1, pin: frozenset[int] | None) -> None:
+    v1.make_container("1")
+
+    assert v1.driver.pin(POD, pin) == ()
+    assert v1.held(BOX, POD, CONTAINER) == ["0-3", "0-3", "1"]
 
 
 def test_v1_pin_outside_the_box_changes_nothing(v1: V1) -> None:
@@ -541,15 +550,25 @@ def test_v2_pod_is_pinned_by_one_file_and_freed_by_an_empty_one(v2: V2) -> None:
     assert v2.kernel.file(f"cg{POD}/cpuset.cpus") == ""
 
 
-def test_v2_pod_with_processes_is_freed_by_all_that_the_box_has(v2: V2) -> None:
+def test_v2_pod_with_processes_is_freed_by_all_that_the_node_has(v2: V2) -> None:
     v2.driver.ensure_pod(POD, PodLimits())
-    v2.kernel.by_hand(f"cg{BOX}/cpuset.cpus.effective", "0-3")
+    v2.kernel.by_hand("cg/cpuset.cpus.effective", "0-3")
     v2.driver.pin(POD, cpus("1"))
     v2.kernel.by_hand(f"cg{POD}/cgroup.procs", "7")
 
     v2.driver.pin(POD, None)
 
     assert v2.kernel.file(f"cg{POD}/cpuset.cpus") == "0-3"
+
+
+def test_v2_pod_with_a_container_on_other_cpus_is_left_as_it_is(v2: V2) -> None:
+    """It would run wherever the pod does, and kubelet may have given these to an online pod."""
+    v2.driver.ensure_pod(POD, PodLimits())
+    v2.kernel.mkdir(f"{v2.kernel.root}/cg{CONTAINER}")
+    v2.kernel.by_hand(f"cg{CONTAINER}/cpuset.cpus", "0-1")
+
+    assert v2.driver.pin(POD, cpus("2")) == ()
+    assert len(v2.driver.pin(POD, cpus("1"))) == 1
 
 
 def test_v2_without_the_controller_says_why_pods_can_t_be_pinned(tmp_path: Path) -> None:
@@ -559,7 +578,7 @@ def test_v2_without_the_controller_says_why_pods_can_t_be_pinned(tmp_path: Path)
     driver.ensure_pod(POD, PodLimits())
 
     driver.pin(POD, None)
-    with pytest.raises(CgroupError, match=r"cpuset.cpus does not exist, so offline pods can't be kept on CPUs"):
+    with pytest.raises(CgroupError, match=r"cpuset.cpus does not exist, so offline pods can't be kept on some"):
         driver.pin(POD, cpus("1"))
 
 

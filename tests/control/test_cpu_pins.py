@@ -160,12 +160,12 @@ def test_pod_with_one_more_goes_back_to_as_many_as_its_limit_once_others_fill_th
     assert after({0: 0.0, 1: 0.02, 2: 0.0}, 0.0) == {0, 1}
 
 
-def test_pod_that_gained_by_moving_may_move_again_soon() -> None:
-    pins = {"a": Pin(frozenset({0}), 0.0, pause_s=320.0, before_cores=0.1)}
+def test_pod_that_gained_by_moving_may_move_again_soon_however_little_it_has_by_then() -> None:
+    pins = {"a": Pin(frozenset({0}), 0.0, pause_s=320.0, before_cores=0.05)}
+    for at_s, used in ((100.0, 1.0), (400.0, 0.05)):
+        pins = step({"a": PodCpu(1, used)}, cpus(2), {0: 0.0, 1: 1.0}, pins, at_s)
 
-    pin = step({"a": PodCpu(1, 0.5)}, cpus(2), {0: 0.0, 1: 1.0}, pins, 400.0)["a"]
-
-    assert (pin.cpus, pin.pause_s, pin.before_cores) == ({1}, FIRST_PAUSE_S, 0.5)
+    assert (pins["a"].cpus, pins["a"].pause_s, pins["a"].before_cores) == ({1}, FIRST_PAUSE_S, 0.05)
 
 
 # --- always -----------------------------------------------------------------------------------------------------------

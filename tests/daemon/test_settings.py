@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Guard, Interference, Io, Memory
+from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, Interference, Io, Memory
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
@@ -263,6 +263,18 @@ def test_memory_is_taken_back_where_it_is_asked_for_and_the_box_is_criproxys_to_
         replace(on, config=Config(memory=asked.memory)),
     ):
         assert not other.proactive_reclaim()
+
+
+def test_pods_are_pinned_while_the_box_is_criproxys_and_freed_as_its_limits_are_lifted() -> None:
+    asked = Config(colocation=Colocation(enabled=True))
+    on = PartSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+
+    assert on.cpu_pinning() is True
+    assert replace(on, config=Config(colocation=asked.colocation, cpuset=Cpuset(pin_pods=False))).cpu_pinning() is False
+    assert replace(on, config=Config(colocation=Colocation(on_disable="release"))).cpu_pinning() is False
+    evicts = replace(on, config=Config(colocation=Colocation(on_disable="evict")))
+    for other in (evicts, replace(on, held_off="repair"), replace(on, dry_run=True), replace(on, pass_through=True)):
+        assert other.cpu_pinning() is None
 
 
 def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limits_are_lifted() -> None:

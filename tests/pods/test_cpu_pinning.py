@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.naming import BoxPath
 from criproxy.model import UNLIMITED, PodRef, Sandbox
-from criproxy.pods.cpu_manager import CpuAssignments, CpusOfBox
+from criproxy.pods.cpu_manager import CpuAssignments, CpuManager, CpusOfBox
 from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -39,8 +40,17 @@ class Bench:
         self.box = Box(self.driver, BoxSettings({"cpu": 0.1, "memory": 1 << 20}), lambda: UNLIMITED, self.clock)
         self.inventory = FakeInventory()
         self.of_box = CpusOfBox(cast(Any, self.inventory))
-        shared: Any = SimpleNamespace(log=self.log, clock=self.clock, counters=self, inventory=self.inventory)
-        self.part = CpuPinning(self.enabled, shared, self.box, self.of_box)
+        self.cpu_manager = CpuManager(Path("/nowhere"), self.of_box, self.box, cast(Any, self.log))
+        self.held_off: set[str] = set()
+        hold_offs = SimpleNamespace(covers=lambda pod: pod.uid in self.held_off)
+        shared: Any = SimpleNamespace(
+            log=self.log,
+            clock=self.clock,
+            counters=self,
+            inventory=self.inventory,
+            holds=SimpleNamespace(hold_offs=hold_offs),
+        )
+        self.part = CpuPinning(self.enabled, shared, self.box, self.cpu_manager)
 
     def count(self, name: str, by: int) -> None:
         self.counted[name] += by
@@ -57,7 +67,7 @@ class Bench:
         return f"{BOX}/pod{uid}"
 
     def looks(
-        self, number: int = 1, idle: dict[int, float] | None = None, used: dict[str, float] | None = None
+        self, number: int = 2, idle: dict[int, float] | None = None, used: dict[str, float] | None = None
     ) -> None:
         """So many looks; between two, the CPUs were idle for these parts of the time, and pods used so many cores."""
 
@@ -131,6 +141,7 @@ def test_pod_that_waits_is_moved_and_counted(bench: Bench) -> None:
     full = {cpu: float(cpu not in first) for cpu in range(4)}
 
     bench.looks(5, full, {"a": 0.2})
+    assert bench.driver.pins[bench.path("a")] == bench.part.pinned[bench.path("a")]
 
     assert not bench.part.pinned[bench.path("a")] & first
     assert bench.counted["pods_moved"] == 1
@@ -150,6 +161,7 @@ def test_pod_with_cpus_of_its_own_is_left_to_kubelet(bench: Bench) -> None:
     bench.looks()
 
     assert set(bench.part.pinned) == {bench.path("b")}
+    assert bench.part.pinned[bench.path("b")] <= {0, 1, 2}, "nor is another pod on these"
 
 
 def test_v1_beside_the_static_cpu_manager_nothing_is_pinned() -> None:
@@ -161,6 +173,20 @@ def test_v1_beside_the_static_cpu_manager_nothing_is_pinned() -> None:
     bench.looks()
 
     assert bench.pinned() == {"a": None}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_kubelet_that_names_cpus_though_its_file_says_nothing_of_it_is_given_way_to(version: int) -> None:
+    """Or v1 could not start a container in a pod that stays on others, and v2 ran it on an online pod's."""
+    bench = Bench(version=version)
+    bench.run("a", 1.0)
+    bench.looks()
+    asyncio.run(bench.cpu_manager.within(frozenset({0, 1})))
+
+    bench.looks(1)
+
+    assert bench.pinned() == {"a": None}
+    assert bench.part.pinned == {}
 
 
 def test_pods_are_freed_once_when_that_is_switched_off_also_those_of_a_process_before(bench: Bench) -> None:
@@ -187,6 +213,41 @@ def test_what_is_not_ours_to_change_stays(bench: Bench) -> None:
     bench.looks(5)
 
     assert bench.driver.pins == held
+
+
+def test_pod_that_an_operator_holds_off_stays_as_it_is(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.looks()
+    bench.driver.pins[bench.path("a")] = frozenset({0, 1})
+    bench.held_off.add("a")
+
+    bench.looks(3)
+    held = bench.driver.pins[bench.path("a")]
+    bench.held_off.clear()
+    bench.looks()
+
+    assert held == {0, 1}
+    assert bench.pinned() == {"a": 1}
+
+
+def test_nothing_is_told_any_more_once_the_last_pod_has_gone(bench: Bench) -> None:
+    bench.run("a", 1.0)
+    bench.looks()
+    bench.driver.fail_on.add("pin")
+    bench.looks()
+    bench.inventory.placed = ()
+
+    bench.looks(1)
+
+    assert (bench.part.pinned, bench.part.problem) == ({}, "")
+
+
+def test_first_look_only_measures(bench: Bench) -> None:
+    bench.run("a", 1.0)
+
+    bench.looks(1)
+
+    assert bench.pinned() == {}
 
 
 def test_failure_is_logged_once_and_the_next_look_tries_again(bench: Bench) -> None:

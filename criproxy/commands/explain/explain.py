@@ -84,6 +84,7 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
     yield f"place          {explanation.place} ({node.box.driver} driver, {node.origin})"
     yield f"CPU quota      {'its own stays (cgroup v2)' if node.child_quota else 'only the box has one (cgroup v1)'}"
     yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
+    yield "CPUs           on as many of the box's as its CPU limit, rounded up; without one on all (cpuset.pin_pods)"
     try:
         asked_by(pod.annotations)
     except ValueError as error:
