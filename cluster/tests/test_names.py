@@ -61,7 +61,7 @@ def test_what_the_webhook_records_is_what_the_node_s_hook_reads() -> None:
     }
     found = conversion.converted(pod, conversion.ConversionSettings())
     assert batch.asked_by(found["metadata"]["annotations"]) == {
-        "first": Asked(256, 64 << 20),
+        "first": Asked(256, 64 << 20, 250),
         "main": Asked(1536, 2 << 30),
         "side": Asked(),
     }
