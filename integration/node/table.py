@@ -64,7 +64,9 @@ LEFT_OUT = (
     ),
     LeftOut("forky-v2", r"::test_kubelet_(finds|through|runs)", "their kubelet 1.20 speaks CRI v1alpha2 alone"),
     LeftOut(
-        "forky-v2", r"^integration/test_(eviction|exclusive_cpus)\.py", "their kubelet 1.20 speaks CRI v1alpha2 alone"
+        "forky-v2",
+        r"^integration/test_(eviction|exclusive_cpus|pin_pods)\.py",
+        "their kubelet 1.20 speaks CRI v1alpha2 alone",
     ),
     LeftOut("forky-v2", r"::test_offline_pod_of_a_real_kubelet", "its kubelet 1.20 speaks CRI v1alpha2 alone"),
     LeftOut("bookworm-v2-cgroupfs", r"^integration/systemd/", "they look for the systemd driver's slices"),
