@@ -66,7 +66,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--servers", nargs="+", choices=full.servers, help="these alone")
     parser.add_argument("--loads", nargs="+", choices=full.loads, help="these alone, in percent of the server's knee")
     parser.add_argument("--works", nargs="+", choices=full.works, help="this offline work alone")
-    parser.add_argument("--arms", nargs="+", choices=full.arms, help="these arms alone, beside online alone")
+    named = ", ".join(f'"{name}"'.replace("%", "%%") for name in full.arms)
+    parser.add_argument(
+        "--arms", metavar="ARM", nargs="+", choices=full.arms, help=f"these alone, beside online alone, out of {named}"
+    )
     parser.add_argument("--state", metavar="F", type=Path, help="keep each phase in this file, and go on from it")
     parser.add_argument("--plot", metavar="F", type=Path, help="draw effective utilisation against p99 (.svg or .png)")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")

@@ -88,6 +88,12 @@ class FileAccess:
             return self.read(row, path)
         return None
 
+    def read_children(self, row: KernelFile, path: str) -> list[Any]:
+        """What the cgroups right below this one hold, those that have gone left out."""
+        directory = self.directory(_column(row, self.version).name.partition(".")[0], path)
+        found = [self.read_if_there(row, f"{path}/{name}") for name in self.tree.children(directory)]
+        return [value for value in found if value is not None]
+
     def text(self, row: KernelFile, value: Any) -> str:
         """A value as it is named in messages and in `LimitChange`."""
         return _column(row, self.version).format.text(value).strip()

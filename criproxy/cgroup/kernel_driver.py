@@ -4,7 +4,6 @@ Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
 import errno
-import os
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from criproxy.cgroup.driver import (
 )
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
-from criproxy.cgroup.tree import Tree, if_there
+from criproxy.cgroup.tree import TICKS_PER_S, Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited, Usage
@@ -38,9 +37,6 @@ POD_FILES: Final = {
     "oom_group": rows.MEMORY_OOM_GROUP,
 }
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
-
-
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class KernelDriver:
@@ -149,7 +145,7 @@ class KernelDriver:
             with if_there():
                 used_s[pod] = self._version.cpu_times(checked_path(pod))[0]
         cpus = self._access.read(rows.EFFECTIVE_CPUS, checked_box(box))
-        return CpuUse(cpus, files.idle_cpu_seconds(self._tree.read_often(f"{self._proc}/stat"), _TICKS_PER_S), used_s)
+        return CpuUse(cpus, files.idle_cpu_seconds(self._tree.read_often(f"{self._proc}/stat"), TICKS_PER_S), used_s)
 
     def cpu_limit(self, path: str) -> float | Unlimited | None:
         with if_there():

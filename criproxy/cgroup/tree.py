@@ -13,6 +13,9 @@ from criproxy.cgroup.driver import CgroupError
 # A cgroup that was removed between opening and reading one of its files answers ENODEV.
 GONE = (errno.ENOENT, errno.ENODEV)
 
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+"""In what /proc/stat counts CPU time."""
+
 
 @contextlib.contextmanager
 def if_there() -> Iterator[None]:

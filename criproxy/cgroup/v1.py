@@ -127,18 +127,14 @@ class V1Hierarchies:
         of_box: Cpus = self.access.read(rows.CPUS, box)
         want = of_box if cpus is None else of_box & cpus
         held = self.access.read_if_there(rows.CPUS, pod)
-        if not want or held is None or held == want or (cpus is not None and self._names_others(pod, held, want)):
+        if not want or held is None or held == want:
+            return []
+        own_cpus = [own for own in self.access.read_children(rows.CPUS, pod) if own and own != held]
+        if cpus is not None and not all(want <= own for own in own_cpus):
             return []
         changes = self._follow(rows.CPUS, pod, want, is_box=False)
         self._followed.discard(self.access.file(rows.CPUS, pod))  # pods come and go
         return changes
-
-    def _names_others(self, pod: str, held: Cpus, want: Cpus) -> bool:
-        """Whether a container of the pod has CPUs of its own that don't include all of these."""
-        root = self._cpuset or ""
-        paths = [f"{pod}/{name}" for name in self._tree.children(root + pod)]
-        found = [self.access.read_if_there(rows.CPUS, path) for path in paths]
-        return any(own and own != held and not want <= own for own in found)
 
     def _follow(self, row: KernelFile, top: str, want: Cpus, *, is_box: bool = True) -> list[LimitChange]:
         """Bring the box, its pods, and all in them that has what is above it, to these CPUs or memory nodes; or a pod.

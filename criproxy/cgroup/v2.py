@@ -1,7 +1,6 @@
 """What is cgroup v2's own: one hierarchy, controllers enabled from the top down, memory.high before memory.max."""
 
 import errno
-import os
 import time
 from collections.abc import Callable
 from typing import Final
@@ -11,7 +10,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.busytime import BusyTime
 from criproxy.cgroup.driver import CgroupError, Reclaimable, no_cpus
-from criproxy.cgroup.tree import Tree, if_there
+from criproxy.cgroup.tree import TICKS_PER_S, Tree, if_there
 from criproxy.model import UNLIMITED, LimitChange, Unlimited
 from criproxy.model.cpulist import Cpus
 from criproxy.model.signals import Missing, Stall
@@ -35,13 +34,12 @@ class V2Hierarchy:
         self._stat = f"{proc}/stat"
         self._clock = clock
         self._busy = BusyTime()
-        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._takes_swappiness = True
         self._confined: set[str] = set()
         """The boxes whose CPUs are ours to set; of others, an administrator may have set them."""
 
     def node_cpu_s(self) -> float:
-        idle_s = files.idle_cpu_seconds(self._tree.read_often(self._stat), self._ticks_per_s)
+        idle_s = files.idle_cpu_seconds(self._tree.read_often(self._stat), TICKS_PER_S)
         return self._busy.add(self._clock(), idle_s)
 
     def cpu_times(self, path: str) -> tuple[float, float]:
@@ -109,22 +107,14 @@ class V2Hierarchy:
         with if_there():
             if cpus is None:
                 return self._unconfine(pod, "") if self.access.has(rows.CPUS, pod) else []
-            if not self.access.has(rows.CPUS, pod) and self._tree.exists(self.mount + pod):
+            held = self.access.read_if_there(rows.CPUS, pod)
+            if held is None and self._tree.exists(self.mount + pod):
                 file = self.access.file(rows.CPUS, pod)
                 raise CgroupError(f"{file} does not exist, so offline pods can't be kept on some of the box's CPUs")
-            if self.access.read(rows.CPUS, pod) != cpus and self._names_others(pod, cpus):
-                return []
-            return self.access.settle(rows.CPUS, pod, cpus)
+            # A container whose CPUs its pod does not have runs wherever the pod does.
+            if held == cpus or all(cpus <= own for own in self.access.read_children(rows.CPUS, pod) if own):
+                return self.access.settle(rows.CPUS, pod, cpus)
         return []
-
-    def _names_others(self, pod: str, want: Cpus) -> bool:
-        """Whether a container of the pod has CPUs of its own that don't include all of these.
-
-        One that shares none with its pod runs wherever the pod does.
-        """
-        paths = [f"{pod}/{name}" for name in self._tree.children(self.mount + pod)]
-        found = [self.access.read_if_there(rows.CPUS, path) for path in paths]
-        return any(own and not want <= own for own in found)
 
     def _unconfine(self, box: str, above: str) -> list[LimitChange]:
         """An empty cpuset follows whatever is above it. One with processes is refused that (ENOSPC): until they have

@@ -26,7 +26,7 @@ LOOK_S = 3.0
 
 @dataclass
 class Bench:
-    """A box on four CPUs. `limits`: what kubelet has set on its cgroups of pods."""
+    """A box on four CPUs; kubelet's cgroups of pods are the driver's `kubelets`."""
 
     cpus: int = 4
     version: int = 2
