@@ -12,12 +12,14 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.effect.claims import quantile
 from benchmarks.stage import PERIOD_US, Helper
 from benchmarks.table import table
 from integration.demo.meter import Meter, set_shares
@@ -108,6 +110,8 @@ class Ground:
     meter: Meter
     client: Helper
     offline: Helper
+    latencies: Path
+    """Where the client leaves those of a phase."""
     cores: int
 
     def phase(self, way: Way, online_cores: float) -> Phase:
@@ -118,12 +122,14 @@ class Ground:
             self.offline.tell(now_s, now_s + _PHASE_S + 2 * _PAUSE_S, 1.0, 1.0)
         time.sleep(_PAUSE_S)
         before = self.meter.read()
-        self.client.tell(_RATE, _PHASE_S)
-        answer = json.loads(self.client.lines.get(timeout=60.0))
+        self.client.tell(self.latencies, random.getrandbits(31), _RATE, _PHASE_S)
+        self.client.lines.get(timeout=60.0)
         now = self.meter.read()
         time.sleep(2 * _PAUSE_S)
         cores = {name: now.cores_since(before, name) for name in ("online", "box")}
-        return Phase(answer["0.5"], answer["0.99"], answer["0.999"], cores["online"], cores["box"])
+        latencies_s = array("f", self.latencies.read_bytes())
+        p50, p99, p999 = (quantile(sorted(latencies_s), ratio) for ratio in (0.5, 0.99, 0.999))
+        return Phase(p50, p99, p999, cores["online"], cores["box"])
 
 
 @contextmanager
@@ -139,12 +145,13 @@ def ground(directory: Path) -> Iterator[Ground]:
         server = Process("memcached", ["memcached", "-u", "root", "-t", "2", "-s", socket], directory / "memcached.log")
         on_exit.callback(server.stop)
         server.wait_until(socket.exists, 20, "its socket")
-        client = on_exit.enter_context(Helper("benchmarks.openloop", str(socket)))
+        client = on_exit.enter_context(Helper("benchmarks.effect.openloop", "memcached", str(socket)))
         offline = on_exit.enter_context(Helper("benchmarks.burner", "load", f"{box}/pod"))
         for pid in (server.pid, client.pid):
             join(online, pid)
         wait_until(lambda: len(Tree(online).pids()) >= 2, 10, "memcached and its client in their cgroup")
-        yield Ground(Box(box), Meter({"online": online, "box": box}), client, offline, len(os.sched_getaffinity(0)))
+        meter, latencies = Meter({"online": online, "box": box}), directory / "latencies"
+        yield Ground(Box(box), meter, client, offline, latencies, len(os.sched_getaffinity(0)))
 
 
 def join(cgroup: str, pid: int) -> None:

@@ -3,7 +3,9 @@
 import math
 import os
 import random
+import socket
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
 from benchmarks.effect.claims import FEWEST_ROUNDS, MEASURES, enough, estimate, ratios
 from benchmarks.effect.offline import ASKED, MIX, WORKS, Work
-from benchmarks.effect.openloop import Memcached, Nginx, Protocol, Redis, arrivals
+from benchmarks.effect.openloop import Connection, Memcached, Nginx, Protocol, Redis, arrivals, run
 from benchmarks.effect.phase import LATE_S, STOLEN_RATIO, not_by_evidence, why_void
 from benchmarks.effect.report import EVERY, Scale, next_round, results, told
 from criproxy.config.settings import Cpu
@@ -128,6 +130,29 @@ def test_answers_are_counted_however_they_are_cut(protocol: Protocol, answer: by
         found, tail = protocol.count(tail + data[at : at + 3])
         counted += found
     assert counted == 3
+
+
+def test_generator_goes_on_beside_a_server_that_reads_no_more_before_its_answers_are_read(tmp_path: Path) -> None:
+    path, protocol = str(tmp_path / "server.sock"), Memcached()
+    protocol.request = b"q" * 65536 + b"\r\n"
+    answer = b"a" * 65536 + protocol.mark
+
+    def serve() -> None:
+        server, data = listening.accept()[0], b""
+        while got := server.recv(1 << 20):
+            requests = (data + got).split(b"\r\n")
+            data = requests.pop()
+            server.sendall(answer * len(requests))
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        threading.Thread(target=serve, daemon=True).start()
+        connection = Connection(path, protocol)
+        latencies, _, unanswered = run([connection], [(20_000.0, 0.01)], seed=1)
+        connection.socket.close()
+
+    assert (len(latencies), unanswered) == (len(arrivals([(20_000.0, 0.01)], 0.0, seed=1)), 0)
 
 
 def test_pod_pinned_by_hand_keeps_what_it_starts_on_one_cpu(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ they were sent (the 99th percentile, in s) and the CPU time that this process to
 gives up.
 """
 
+import contextlib
 import gc
 import json
 import random
@@ -76,12 +77,17 @@ PROTOCOLS = {"memcached": Memcached, "redis": Redis, "nginx": Nginx}
 
 
 class Connection:
-    """`due` are the times of the requests under way, oldest first."""
+    """`due` are the times of the requests under way, oldest first. `unsent`: what the socket did not take yet.
+
+    It never waits to send: a server that does not read as long as nobody reads its answers would wait for ever, too.
+    """
 
     def __init__(self, path: str, protocol: Protocol) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
+        self.socket.setblocking(False)
         self.due: deque[float] = deque()
+        self.unsent = bytearray()
         self._protocol = protocol
         self._tail = b""
 
@@ -90,7 +96,12 @@ class Connection:
 
     def send(self, due_s: float) -> None:
         self.due.append(due_s)
-        self.socket.sendall(self._protocol.request)
+        self.unsent += self._protocol.request
+        self.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            del self.unsent[: self.socket.send(self.unsent)]
 
     def receive(self) -> list[float]:
         """The latencies of what has been answered, in s."""
@@ -139,9 +150,13 @@ def run(
             sent += 1
         if not due and (len(latencies) == sent or now_s > last_s + _GRACE_S):
             break
-        readable, _, _ = select.select(connections, (), (), max(0.0, due[0] - time.monotonic()) if due else 0.1)
+        unsent = [connection for connection in connections if connection.unsent]
+        wait_s = max(0.0, due[0] - time.monotonic()) if due else 0.1
+        readable, writable, _ = select.select(connections, unsent, (), wait_s)
         for connection in readable:
             latencies += connection.receive()
+        for connection in writable:
+            connection.flush()
     unanswered = sent - len(latencies)
     return latencies + [_GRACE_S] * unanswered, late, unanswered
 
