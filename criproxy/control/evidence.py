@@ -27,8 +27,10 @@ It is the prediction's law alone that counts, as with `cpu.bound = "prediction"`
 - where the limit is configured (static), as somebody has decided it; and where the capacity is not known.
 
 Always: within floor and ceiling, never above what is open, and never above the guard's ceiling while there is one. The
-limit is lowered at once, and raised by `max_raise_ratio` of capacity per decision, where that is set. How fast the
-share comes back is the ladder's matter.
+limit is lowered at once, and raised by `max_raise_ratio` of capacity per decision, where that is set; but what an
+experiment took is given back at once when the box is not the cause: until then it had that too, and each period in
+which a quota stops the box and lets it go again costs online of its tail. How fast the share comes back is the ladder's
+matter.
 """
 
 import math
@@ -52,7 +54,8 @@ class CpuEvidence(Struct, frozen=True):
     """What is known at one decision.
 
     `seen_s`: how long ago a signal for CPU had a value last; None: never. `share`: how far between the floor (0) and
-    the prediction (1) the ladder holds the box; None: it is not held. `guard` None: the guard is at rest.
+    the prediction (1) the ladder holds the box; None: it is not held. `guard` None: the guard is at rest. `acquitted`:
+    at the last decision the box was at its floor for the ladder, which has just let go of it.
     """
 
     capacity_cores: float
@@ -60,6 +63,7 @@ class CpuEvidence(Struct, frozen=True):
     seen_s: float | None
     share: float | None = None
     guard: GuardCeiling | None = None
+    acquitted: bool = False
 
 
 class HarmSeen(Struct, frozen=True):
@@ -193,7 +197,7 @@ def _approached(
 ) -> tuple[float, str]:
     """How far towards the target this decision goes; the delay, in words, when it stops short of it."""
     before = decided.before
-    if law.max_raise_ratio is None or before is None or before is UNLIMITED or target <= before:
+    if law.max_raise_ratio is None or before is None or before is UNLIMITED or target <= before or evidence.acquitted:
         return target, ""
     stride = max(_ROW.step, law.max_raise_ratio * evidence.capacity_cores)
     reach = max(law.floor, before + stride)

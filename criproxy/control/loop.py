@@ -110,6 +110,8 @@ class Loop(Struct, eq=False):
     _given: Limits = {}
     _due: Limits = {}
     _seen: HarmSeen = NOTHING_SEEN
+    _cpu_share: float | None = None
+    """What the ladder left of CPU at the last decision."""
     _only_lowers: bool = False
     _predicted: tuple[Snapshot, Prediction] | None = None
     _trouble: str | None = None
@@ -189,6 +191,7 @@ class Loop(Struct, eq=False):
         due, _ = decide(snapshot, known, PolicyState(), settings.policy, starting=starting, kept=kept)
         self._due = due.limits
         cpu = self._cpu_evidence(snapshot, decision)
+        self._cpu_share = self._seen.shares.get(CPU)
         self.guard.decided(self._outlook(snapshot, decision, cpu))
         decision = joined(decision, settings.policy.resources, self._seen, cpu)
         limits = self._allowed(decision.asked_of_box)
@@ -210,7 +213,9 @@ class Loop(Struct, eq=False):
             return None
         seen, capacity = self._seen, snapshot.of[CPU].capacity
         seen_s = None if seen.cpu_seen_s is None else snapshot.t_s - seen.cpu_seen_s
-        return CpuEvidence(capacity, seen.cpu_idle, seen_s, seen.shares.get(CPU), decision.guard)
+        share = seen.shares.get(CPU)
+        acquitted = share is None and self._cpu_share == 0.0
+        return CpuEvidence(capacity, seen.cpu_idle, seen_s, share, decision.guard, acquitted)
 
     def _outlook(self, snapshot: Snapshot, decision: Decision, cpu: CpuEvidence | None) -> Outlook:
         """For the guard: the CPU limit as it would be without it.

@@ -104,6 +104,14 @@ def test_box_is_squeezed_at_once_and_given_back_in_strides() -> None:
 
     assert bound(replace(EVIDENCE, share=0.0), slow, before=3.75)[0] == 0.1
     assert bound(replace(EVIDENCE, share=1.0), slow, before=0.1)[0] == pytest.approx(0.5)
+    assert bound(EVIDENCE, slow, before=0.1)[0] == pytest.approx(0.5)
+
+
+def test_box_that_an_experiment_has_acquitted_has_at_once_what_it_had_but_for_the_guard() -> None:
+    slow, acquitted = replace(LAW, max_raise_ratio=0.1), replace(EVIDENCE, acquitted=True)
+
+    assert bound(acquitted, slow, before=0.1)[0] == 3.75
+    assert bound(replace(acquitted, guard=GuardCeiling(1.5, "a step")), slow, before=0.1)[0] == 1.5
 
 
 def test_box_that_is_squeezed_before_anything_is_predicted_has_the_floor() -> None:
@@ -187,6 +195,7 @@ evidences = st.builds(
     seen_s=st.none() | st.floats(0.0, 60.0),
     share=st.none() | st.floats(-0.5, 1.5),
     guard=guards,
+    acquitted=st.booleans(),
 )
 
 
