@@ -576,7 +576,7 @@ def test_by_evidence_what_an_experiment_took_is_given_back_at_once_and_what_a_co
     def see(**shares: float) -> float:
         node.loop.see(HarmSeen(shares, node.clock.now, cpu_idle=True))
         node.ticks()
-        return cores(node)
+        return float(cores(node))
 
     for _ in range(20):
         opened = see()
