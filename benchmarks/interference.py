@@ -127,8 +127,8 @@ class Ground:
         now = self.meter.read()
         time.sleep(2 * _PAUSE_S)
         cores = {name: now.cores_since(before, name) for name in ("online", "box")}
-        latencies_s = array("f", self.latencies.read_bytes())
-        p50, p99, p999 = (quantile(sorted(latencies_s), ratio) for ratio in (0.5, 0.99, 0.999))
+        latencies_s = sorted(array("f", self.latencies.read_bytes()))
+        p50, p99, p999 = (quantile(latencies_s, ratio) for ratio in (0.5, 0.99, 0.999))
         return Phase(p50, p99, p999, cores["online"], cores["box"])
 
 

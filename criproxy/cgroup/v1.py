@@ -129,9 +129,10 @@ class V1Hierarchies:
         held = self.access.read_if_there(rows.CPUS, pod)
         if not want or held is None or held == want:
             return []
-        own_cpus = [own for own in self.access.read_children(rows.CPUS, pod) if own and own != held]
-        if cpus is not None and not all(want <= own for own in own_cpus):
-            return []
+        if cpus is not None:
+            own_cpus = [own for own in self.access.read_children(rows.CPUS, pod) if own and own != held]
+            if not all(want <= own for own in own_cpus):
+                return []
         changes = self._follow(rows.CPUS, pod, want, is_box=False)
         self._followed.discard(self.access.file(rows.CPUS, pod))  # pods come and go
         return changes
