@@ -14,7 +14,7 @@ from criproxy.cgroup.driver import CgroupError
 GONE = (errno.ENOENT, errno.ENODEV)
 
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-"""In what /proc/stat counts CPU time."""
+"""In what /proc counts CPU time."""
 
 
 @contextlib.contextmanager

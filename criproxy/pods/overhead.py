@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
+from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.reconciler import Reconciler
@@ -137,7 +138,6 @@ class OverheadReader(Struct):
     """Reads the counters, on a thread: a log's disk may be slow to answer. Raises OSError."""
 
     proc: Path = Path("/proc")
-    _ticks_per_s: int = os.sysconf("SC_CLK_TCK")
     _shims: dict[str, tuple[int, int]] = {}
     """By the id of what they look after: a process outside the box."""
 
@@ -155,7 +155,7 @@ class OverheadReader(Struct):
         return OverheadCounters((runtime.started, runtime.cpu_s) if runtime else None, shims, logs)
 
     def _stat(self, pid: int) -> ProcessStat | None:
-        return read_stat(self.proc, pid, self._ticks_per_s)
+        return read_stat(self.proc, pid, TICKS_PER_S)
 
     def _count(self, one: Running, shim: tuple[int, int], shims: dict[tuple[int, int], tuple[str, float]]) -> None:
         if shim not in shims:  # containers of a pod have one in common
