@@ -21,10 +21,10 @@ Place = Literal["nowhere", "box", "besteffort", "burstable"]
 @dataclass(frozen=True, slots=True)
 class Arm:
     """`place`: where offline work runs. `config`: criproxy's, for the box. `idle` False: the kernel has no cpu.idle,
-    as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise. `by_evidence`: it is
-    about what is seen, so that a phase in which the prediction bounded the box does not count. `idle_by_hand`: the pod
-    has cpu.idle, where kubelet placed it, as a script could do without criproxy. `period_us`: of criproxy's quota.
-    `pinned_by_hand`: offline's pods stay on a CPU each, by taskset.
+    as far as criproxy can tell. `koordlet`: besteffort is bounded by that law, and not otherwise. `by_evidence`: the
+    load waits until evidence bounds the box. `idle_by_hand`: the pod has cpu.idle, where kubelet placed it, as a script
+    could do without criproxy. `period_us`: of criproxy's quota. `pinned_by_hand`: offline's pods stay on a CPU each, by
+    taskset. `awake`: on each CPU a loop keeps it from going idle, and gives way to everybody else. `loaded`: online is.
     """
 
     name: str
@@ -36,11 +36,18 @@ class Arm:
     idle_by_hand: bool = False
     period_us: int = CFS_PERIOD_US
     pinned_by_hand: bool = False
+    awake: bool = False
+    loaded: bool = True
 
 
 ALONE = "alone"
 AGAIN = "alone again"
 """Online alone, first and last in each round; how far the two differ is what this machine can't tell apart."""
+
+OFFLINE = "offline alone"
+"""In each round, too: offline's rate is told as a ratio to this one."""
+
+DEFAULT = "criproxy, evidence"
 
 
 def arms(cores: int) -> dict[str, Arm]:
@@ -78,6 +85,8 @@ def arms(cores: int) -> dict[str, Arm]:
     known = (
         Arm(ALONE, "nowhere"),
         Arm(AGAIN, "nowhere"),
+        Arm(OFFLINE, "besteffort", loaded=False),
+        Arm("alone, CPUs kept awake", "nowhere", awake=True),
         Arm("besteffort, unbounded", "besteffort"),
         Arm("besteffort, cpu.idle by hand", "besteffort", idle_by_hand=True),
         Arm("burstable, unbounded", "burstable"),
@@ -90,7 +99,7 @@ def arms(cores: int) -> dict[str, Arm]:
         quota("period 20 ms", period_us=20_000),
         box("criproxy 1.0", 1.0),
         box("criproxy 1.0, no guard", 1.0, guard=False),
-        evidence("criproxy, evidence"),
+        evidence(DEFAULT),
         evidence("criproxy, evidence, no guard", guard=False),
         evidence("criproxy, evidence, not pinned", pins=False),
         Arm("besteffort, pinned by hand", "besteffort", pinned_by_hand=True),
@@ -104,12 +113,10 @@ QUICK = (
     "besteffort, unbounded",
     "koordlet's law (65 %, 1 s)",
     "criproxy 0.9",
-    "criproxy, evidence",
+    DEFAULT,
     "criproxy, evidence, not pinned",
-    "criproxy, evidence, no guard",
-    "criproxy, box open",
 )
-"""The arms of a quick run, beside alone and alone again."""
+"""The arms of a quick run, beside those that each round has."""
 
 
 class Koordlet:

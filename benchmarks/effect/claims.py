@@ -1,33 +1,40 @@
-"""From phases to claims: ratios to online alone in the same round, with intervals. Pure.
+"""From phases to claims: ratios within a round, with intervals. Pure.
 
-Per round and measure, an arm's value is divided by the geometric mean of the two alone phases of that round; "alone
-again" is divided by "alone". Over the rounds stand the geometric mean of these ratios, its 95 % interval (bootstrap
-over rounds, percentiles of 2,000 resamples) and the smallest ratio above 1 that so many rounds could have seen:
-one-sided, 5 % false alarms, 80 % power, so exp(2.486 x s / sqrt(n)), s being the standard deviation of the ratios'
-logarithms.
+Per round and measure, an arm's value is divided by the geometric mean of the two alone phases of that round, or by
+that of another arm where the two are compared; "alone again" is divided by "alone". Rounds of one server, load and
+work are alike, and make a *cell*. In logarithms:
+
+    mean      of the cells' means: each cell counts the same, however many rounds it has
+    interval  95 %, by Student's t: what scatters within the cells, pooled; degrees of freedom: rounds - cells
+    seen      the smallest ratio above 1 that so many rounds, scattered so, tell from 1 four times of five:
+              exp((t(0.975) + t(0.8)) * standard error), so that the interval just leaves 1 out
+
+A bootstrap of so few rounds would be too narrow: of four it holds the truth four times of five (tests/test_effect.py).
 """
 
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
+from typing import Any
 
 from benchmarks.effect.arms import AGAIN, ALONE
 
-RESAMPLES = 2000
 FEWEST_ROUNDS = 6
-"""The bootstrap of fewer says little."""
-_POWER = 2.486
-"""z(0.95) + z(0.80)."""
+"""From how many on a run may end before its time box."""
 
-Row = Mapping[str, float]
-"""What one phase measured, by the measure's name."""
+_CONFIDENCE = 0.95
+_POWER = 0.8
+
+Row = Mapping[str, Any]
+"""What one phase measured, by the measure's name; None: it can't be told."""
+Round = Mapping[str, Row]
+"""The rows of a round, by arm."""
+Cells = Sequence[Sequence[float]]
 
 MEASURES: Mapping[str, str] = {
     "cpu_per_request": "online's CPU per request (cache, bandwidth, siblings)",
     "wait_per_request": "online's wait for a CPU per request",
-    "tail_share": "requests slower than 99 % of alone's",
     "p50": "p50",
     "p95": "p95",
     "p99": "p99",
@@ -38,11 +45,14 @@ MEASURES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over rounds, its interval, and the smallest ratio that these rounds could have seen (None: one round)."""
+    """A mean over rounds, its interval, and the smallest ratio that these rounds could have seen.
+
+    The last three are None where no cell has two rounds.
+    """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     seen: float | None
     rounds: int
 
@@ -52,51 +62,89 @@ def quantile(ordered: Sequence[float], ratio: float) -> float:
     return ordered[int(ratio * (len(ordered) - 1))] if ordered else math.nan
 
 
-def ratios(rounds: Sequence[Mapping[str, Row]], arm: str, measure: str) -> list[float]:
-    """Per round that has the arm and alone: the ratio. Rounds in which a value is not above 0 tell nothing."""
-    found = []
+def cells_of(rounds: Sequence[Round]) -> list[list[Round]]:
+    """The rounds of each server, load and work."""
+    found: dict[tuple[str, ...], list[Round]] = {}
     for one in rounds:
-        own, first, last = one.get(arm), one.get(ALONE), one.get(AGAIN)
-        if own is None or first is None or last is None:
-            continue
-        base = first[measure] if arm == AGAIN else math.sqrt(max(0.0, first[measure] * last[measure]))
-        if base > 0.0 and own[measure] > 0.0:
-            found.append(own[measure] / base)
-    return found
+        row = next(iter(one.values()))
+        found.setdefault((row["server"], row["load"], row["work"]), []).append(one)
+    return list(found.values())
 
 
-def estimate(values: Sequence[float], *, seed: int = 1) -> Estimate | None:
+def ratios(rounds: Sequence[Round], arm: str, measure: str, to: Sequence[str] = (ALONE, AGAIN)) -> list[list[float]]:
+    """By cell, of each round that has the arm and those that it is compared with: the ratio.
+
+    A round in which a value is not above 0 tells nothing.
+    """
+    base = (ALONE,) if arm == AGAIN else to
+    found = []
+    for cell in cells_of(rounds):
+        whole = [one for one in cell if {arm, *base} <= one.keys()]
+        values = [(one[arm][measure], [one[other][measure] for other in base]) for one in whole]
+        found.append([own / _geometric(others) for own, others in values if all((own, *others))])
+    return [cell for cell in found if cell]
+
+
+def estimate(cells: Cells) -> Estimate | None:
     """Of ratios, in logarithms; None without any."""
-    if not values:
+    found = mean([[math.log(value) for value in cell] for cell in cells])
+    if found is None:
         return None
-    logs = [math.log(value) for value in values]
-    low, high = _interval(logs, seed)
-    seen = math.exp(_POWER * stdev(logs) / math.sqrt(len(logs))) if len(logs) > 1 else None
-    return Estimate(math.exp(fmean(logs)), math.exp(low), math.exp(high), seen, len(logs))
+    low, high = (None if value is None else math.exp(value) for value in (found.low, found.high))
+    return Estimate(math.exp(found.mean), low, high, None if found.seen is None else math.exp(found.seen), found.rounds)
 
 
-def mean(values: Sequence[float], *, seed: int = 1) -> Estimate | None:
-    """Of plain numbers, such as shares; None without any."""
-    if not values:
+def mean(cells: Cells) -> Estimate | None:
+    """Of plain numbers, such as shares; `seen` is the smallest difference. None without any."""
+    rounds, means = sum(map(len, cells)), [fmean(cell) for cell in cells if cell]
+    if not means:
         return None
-    low, high = _interval(values, seed)
-    return Estimate(fmean(values), low, high, None, len(values))
+    middle, freedom = fmean(means), rounds - len(means)
+    if not freedom:
+        return Estimate(middle, None, None, None, rounds)
+    squares = sum((value - fmean(cell)) ** 2 for cell in cells for value in cell)
+    error = math.sqrt(squares / freedom * sum(1 / len(cell) for cell in cells if cell)) / len(means)
+    half = student_t(0.5 + _CONFIDENCE / 2, freedom)
+    return Estimate(
+        middle, middle - half * error, middle + half * error, error * (half + student_t(_POWER, freedom)), rounds
+    )
 
 
-def enough(rounds: Sequence[Mapping[str, Row]], arms: Sequence[str], target_ratio: float) -> bool:
+def enough(rounds: Sequence[Round], arms: Sequence[str], target_ratio: float) -> bool:
     """The rule to stop by: for every arm, p99's interval is no wider than from 1/target to target around its mean."""
     return all(
         found is not None
         and found.rounds >= FEWEST_ROUNDS
+        and found.high is not None
         and found.high / found.mean <= target_ratio
-        and found.mean / found.low <= target_ratio
         for arm in arms
         for found in [estimate(ratios(rounds, arm, "p99"))]
     )
 
 
-def _interval(values: Sequence[float], seed: int) -> tuple[float, float]:
-    dice = random.Random(seed)
-    pick: Callable[[], float] = lambda: fmean(dice.choices(values, k=len(values)))  # noqa: E731
-    means = sorted(pick() for _ in range(RESAMPLES))
-    return quantile(means, 0.025), quantile(means, 0.975)
+def student_t(probability: float, freedom: int) -> float:
+    """The value below which Student's t lies with this probability (from 0.5 on).
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _within(middle, freedom) > 2 * probability - 1 else (middle, high)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """The probability that Student's t lies between -t and t."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.sin(angle) * (math.cos(angle) if odd else 1.0)
+    total = term if freedom > 1 else 0.0
+    for number in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (number - 1) / number
+        total += term
+    return 2 / math.pi * (angle + total) if odd else total
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(fmean([math.log(value) for value in values])) if all(values) else math.nan

@@ -18,6 +18,11 @@ DATA = Path("/data")
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
 _SCALE = "10"
 _CLIENTS = 8
+_SUM = """\
+\\set aid random(1, 999000)
+SELECT sum(abalance) FROM pgbench_accounts WHERE aid BETWEEN :aid AND :aid + 999;
+"""
+"""A thousand rows by their index: 0.2 ms of CPU and more, so that the server has more to do than pgbench."""
 _NGINX = """\
 daemon off;
 user root;
@@ -57,6 +62,8 @@ class Load:
     """The 99th percentile of how late requests were sent, as far as the generator knows."""
     generator_s: float
     """CPU time of the generator, in s."""
+    unanswered: int = 0
+    """Requests that were sent, and count as answered after `openloop`'s grace."""
 
 
 class Server(Protocol):
@@ -130,7 +137,7 @@ class SocketServer:
         answer: Mapping[str, float] = json.loads(self._client.lines.get(timeout=60.0 + sum(s for _, s in segments)))
         latencies = array("f")
         latencies.frombytes(file.read_bytes())
-        return Load(latencies, answer["late_s"], answer["cpu_s"])
+        return Load(latencies, answer["late_s"], answer["cpu_s"], int(answer["unanswered"]))
 
     def pids(self) -> Sequence[int]:
         return () if self._client is None else (self._client.pid,)
@@ -179,6 +186,7 @@ class Postgres:
         ready = lambda: subprocess.run(self._tool("pg_isready", "-q"), check=False).returncode == 0  # noqa: E731
         wait_until(ready, 120, "PostgreSQL to answer")
         subprocess.run(self._tool("pgbench", "-i", "-q", "-s", _SCALE, "postgres"), check=True, capture_output=True)
+        (data / "sum.sql").write_text(_SUM)
 
     def load(self, segments: Sequence[tuple[float, float]], seed: int) -> Load:
         latencies, cpu_s = array("f"), 0.0
@@ -187,7 +195,8 @@ class Postgres:
             for old in self._data.glob(f"log{number}.*"):
                 old.unlink()
             command = self._tool(
-                *("pgbench", "-n", "-S", "-c", str(_CLIENTS), "-j", "1", "-T", str(max(1, round(seconds)))),
+                *("pgbench", "-n", "-f", str(self._data / "sum.sql"), "-c", str(_CLIENTS), "-j", "1"),
+                *("-T", str(max(1, round(seconds)))),
                 *("--rate", str(rate), f"--random-seed={seed + number}", "--log", f"--log-prefix={prefix}", "postgres"),
             )
             before = os.times()

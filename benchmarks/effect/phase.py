@@ -8,15 +8,17 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.effect.arms import Arm, Koordlet, allow_realtime, set_idle
+from benchmarks.effect.claims import quantile
 from benchmarks.effect.offline import ASKED, PACKAGES, Work, rate_of
 from benchmarks.effect.offline import prepare as prepare_offline
-from benchmarks.effect.online import DATA, HOST, Server
+from benchmarks.effect.online import DATA, HOST, Load, Server
 from benchmarks.effect.past import write_past
+from benchmarks.node import cpu_seconds
 from benchmarks.scoped import ScopedCriproxy
 from benchmarks.stage import CLASS
 from criproxy.cgroup.detect import detect
@@ -24,18 +26,20 @@ from criproxy.cgroup.tree import Tree as Kernel
 from criproxy.control.capacity import CapacityReader
 from criproxy.model import CPU, MEMORY
 from integration.demo.meter import Meter, set_shares
-from integration.lab.cgroups import Tree, hierarchies, version
+from integration.lab.cgroups import Hierarchy, Tree, hierarchies, of_process, version
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root
 from integration.lab.process import wait_until
 
-SETTLE_S = 2.0
-"""From the arm's beginning to the first request that counts."""
-LATE_S = 0.005
-"""A generator that sends a hundredth of its requests later than this did not keep its schedule: the phase is void."""
-STOLEN_RATIO = 0.01
-"""When a hypervisor takes more of the CPU time than this, it makes the tail, and not what is compared: void, too."""
+SETTLE_S = 8.0
+"""From the arm's beginning, when all of its pods run, to the first request; alone, too, after what was before."""
+LATE_S = 0.00025
+LATE_RATIO = 0.1
+"""A generator that sends a hundredth of its requests later than this, and than so much of the p99, did not keep its
+schedule: the phase is void. A virtual CPU takes a tenth of a millisecond and more to wake up."""
+STOLEN_RATIO = 0.02
+"""When a hypervisor takes more of the CPU time that was wanted, it makes the tail: void, too."""
 _MOST_SHARES = 262144
 _SHARES_OF_A_CPU = 1024
 """kubepods has so many for each CPU of the node. Source: kubelet, cm.MilliCPUToShares."""
@@ -50,20 +54,23 @@ _RISING_S = 10
 class Figures:
     """What a phase measured. Cores are means; those idle, stolen by a hypervisor or used by others, the machine's.
 
-    `void` says why it does not count, "" when it does.
+    `agent_cores` are criproxy's own. `bound`: what it said of the box's CPU limit at the end; "": it was not there.
+    `void` says why the phase does not count, "" when it does.
     """
 
-    arm: str
-    requests: int
     latencies_s: "array[float]"
     online_cpu_s_per_request: float
     online_wait_s_per_request: float
-    online_cores: float
     offline_cores: float
+    agent_cores: float
+    generator_cores: float
     idle_cores: float
     stolen_cores: float
     others_cores: float
     work_per_s: dict[str, float]
+    late_s: float
+    unanswered: int
+    bound: str
     void: str
 
 
@@ -115,45 +122,48 @@ class Node:
             sampling.join()
         return Past({CPU: cores, MEMORY: memory_bytes})
 
-    def run(self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]], seed: int) -> Figures:
+    def run(
+        self, arm: Arm, work: Work, segments: Sequence[tuple[float, float]], seed: int, settle_s: float = SETTLE_S
+    ) -> Figures:
         """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
-        with self._offline(arm, work) as unlike:
-            time.sleep(SETTLE_S)
+        with self._beside(arm, work) as agent:
+            begins_s = time.monotonic() + settle_s
+            if agent is not None:
+                _wait_for_the_limit(agent.proxy, by_evidence=arm.by_evidence)
+            time.sleep(max(0.0, begins_s - time.monotonic()))
             meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm, work)})
             pids = Tree(self._online).pids()
             before, wait_s, machine, done = meter.read(), _wait_seconds(pids), _machine(), work.done(self._data)
-            load = self._server.load(segments, seed)
+            own_s = agent.cpu_s if agent is not None else 0.0
+            load = self._server.load(segments, seed) if arm.loaded else _no_load(segments)
             now, waited_s, until = meter.read(), _wait_seconds(pids) - wait_s, _machine()
+            own_s = agent.cpu_s - own_s if agent is not None else 0.0
             seconds = now.at_s - before.at_s
             rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else {}
+            bound = "" if agent is None else agent.bound
         count = max(1, len(load.latencies_s))
         if self._server.forks:  # who answered has ended by now, and took its count along
             waited_s = 0.0
         online = now.cpu_s["online"] - before.cpu_s["online"]
         offline = sum(now.cores_since(before, name) for name in self._offline_paths(arm, work))
         idle, stolen = (until.idle_s - machine.idle_s) / seconds, (until.stolen_s - machine.stolen_s) / seconds
+        known = now.cores_since(before, "node") + (own_s + load.generator_s) / seconds
         return Figures(
-            arm=arm.name,
-            requests=len(load.latencies_s),
             latencies_s=load.latencies_s,
             online_cpu_s_per_request=online / count,
             online_wait_s_per_request=waited_s / count,
-            online_cores=online / seconds,
             offline_cores=offline,
+            agent_cores=own_s / seconds,
+            generator_cores=load.generator_s / seconds,
             idle_cores=idle,
             stolen_cores=stolen,
-            others_cores=max(0.0, self.cores - idle - stolen - now.cores_since(before, "node")),
+            others_cores=0.0 if arm.awake else max(0.0, self.cores - idle - stolen - known),
             work_per_s=rate,
-            void=unlike or why_void(load.late_s, stolen / self.cores),
+            late_s=load.late_s,
+            unanswered=load.unanswered,
+            bound=bound,
+            void=why_void(load, stolen / max(0.01, self.cores - idle)),
         )
-
-    def offline_alone(self, work: Work, seconds: float) -> dict[str, float]:
-        """The work's own rate on the idle node."""
-        with self._offline(Arm("offline alone", "besteffort"), work):
-            time.sleep(SETTLE_S)
-            before = work.done(self._data)
-            time.sleep(seconds)
-            return rate_of(before, work.done(self._data), seconds)
 
     # --- the node ---------------------------------------------------------------------------------------------------
 
@@ -168,19 +178,20 @@ class Node:
         return {f"offline{n}": f"{parent}/podoffline{n}" for n in range(len(work.commands(pinned=False)))}
 
     @contextmanager
-    def _offline(self, arm: Arm, work: Work) -> Iterator[str]:
-        """Yields why the phase is not what its arm says; "": it is."""
+    def _beside(self, arm: Arm, work: Work) -> "Iterator[_Agent | None]":
+        """All of the arm but its load; yields criproxy, where it has one."""
         for old in self._data.glob("done.*"):
             old.unlink()
         if arm.place == "nowhere":
-            yield ""
+            with _kept_awake() if arm.awake else nullcontext():
+                yield None
             return
         parents = self._parents(arm, work)
         with ExitStack() as ends:
-            socket, proxy = self._runtime.socket, None
+            socket, agent = self._runtime.socket, None
             if arm.place == "box":
-                proxy = ends.enter_context(self._criproxy(arm))
-                socket = proxy.socket
+                agent = ends.enter_context(self._criproxy(arm))
+                socket = agent.proxy.socket
             for parent in parents.values():
                 Tree(parent).make()
                 set_shares(parent, 2 if arm.place == "besteffort" else 1024)
@@ -197,10 +208,10 @@ class Node:
                 pod = client.run_pod(uid, uid=uid, labels=labels, annotations=ASKED, cgroup_parent=parent)
                 ends.callback(client.stop_and_remove, pod)
                 client.run_container(pod, "main", command, mounts={**HOST, DATA: self._data})
-            yield "" if proxy is None else _wait_for_the_limit(proxy, by_evidence=arm.by_evidence)
+            yield agent
 
     @contextmanager
-    def _criproxy(self, arm: Arm) -> Iterator[ScopedCriproxy]:
+    def _criproxy(self, arm: Arm) -> "Iterator[_Agent]":
         if not arm.idle:
             set_idle(f"{self._root}/offline", idle=False)
         config = {**arm.config, "colocation": {"enabled": True}}
@@ -213,10 +224,48 @@ class Node:
         process = proxy.run_on(self._root, idle=arm.idle, period_us=arm.period_us)
         try:
             with _joined(f"{self._root}/agent", (process.pid,), own=False):  # as a node's agents are, not as the load
-                yield proxy
+                yield _Agent(proxy, process.pid)
         finally:
             process.stop()
             self.past.learned[arm.name] = checkpoint.read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """criproxy beside a phase."""
+
+    proxy: ScopedCriproxy
+    pid: int
+
+    @property
+    def cpu_s(self) -> float:
+        return cpu_seconds(self.pid)
+
+    @property
+    def bound(self) -> str:
+        """Why the box's CPU limit is what it is."""
+        decided = self.proxy.status()["box"]["cpu"]
+        return str(decided["reason"]) if decided else "nothing is decided yet"
+
+
+def _no_load(segments: Sequence[tuple[float, float]]) -> Load:
+    time.sleep(sum(seconds for _, seconds in segments))
+    return Load(array("f"), 0.0, 0.0)
+
+
+@contextmanager
+def _kept_awake() -> Iterator[None]:
+    """A loop on each CPU, outside of all cgroups and behind all of them (SCHED_IDLE)."""
+    procs = next(one.mount for one in hierarchies() if _has_cpu(one)) / "cgroup.procs"
+    script = f"echo $$ >{procs} && exec chrt --idle 0 taskset -c $0 sh -c 'while :; do :; done'"
+    command = ("setpriv", "--pdeathsig", "KILL", "--", "sh", "-ec", script)
+    loops = [subprocess.Popen((*command, str(cpu))) for cpu in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 @contextmanager
@@ -265,17 +314,19 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
 @contextmanager
 def _joined(cgroup: str, pids: Sequence[int], *, own: bool = True) -> Iterator[None]:
     """These processes in a cgroup for CPU time; with `own`, this one, too (pgbench is its child)."""
-    controller = "cpu" if version() == 1 else ""
-    hierarchy = next(one for one in hierarchies() if controller in one.controllers)
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    before = next(line.split(":", 2)[2] for line in lines if controller in line.split(":", 2)[1].split(","))
+    hierarchy = next(one for one in hierarchies() if _has_cpu(one))
+    before = of_process(os.getpid())["cpu" if version() == 1 else ""]
     for pid in (*((os.getpid(),) if own else ()), *pids):
         (hierarchy.directory(cgroup) / "cgroup.procs").write_text(str(pid))
     try:
         yield
     finally:
         if own:
-            (hierarchy.mount / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+            (hierarchy.directory(before) / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _has_cpu(hierarchy: Hierarchy) -> bool:
+    return ("cpu" if version() == 1 else "") in hierarchy.controllers
 
 
 def _keep_to(pids: Iterable[int], cpus: Iterable[int]) -> None:
@@ -285,37 +336,37 @@ def _keep_to(pids: Iterable[int], cpus: Iterable[int]) -> None:
             os.sched_setaffinity(int(thread.name), cpus)
 
 
-def _wait_for_the_limit(proxy: ScopedCriproxy, *, by_evidence: bool) -> str:
+def _wait_for_the_limit(proxy: ScopedCriproxy, *, by_evidence: bool) -> None:
     """Until the box's CPU limit has stopped rising: it rises by steps, and a node's box is there for long.
 
-    `by_evidence`: and until it is what evidence gives. Returns why it is not; "": it is as it should be.
+    `by_evidence`: and until it is what evidence gives. After some time it is what it is.
     """
-    seen, why = -1.0, ""
+    seen = -1.0
     for _ in range(_RISING_S):
         decided = proxy.status()["box"]["cpu"]
         limit = float(decided["limit_cores"]) if decided else -1.0
-        why = not_by_evidence(decided["reason"] if decided else "nothing is decided yet") if by_evidence else ""
-        if decided and limit <= seen and not why:
-            return ""
+        if decided and limit <= seen and (not by_evidence or is_by_evidence(decided["reason"])):
+            return
         seen = limit
         time.sleep(2.0)
-    return why
 
 
-def not_by_evidence(reason: str) -> str:
-    """Why a decision on CPU was not made by evidence, from its reason; "": it was."""
-    return "" if any(words in reason for words in _BY_EVIDENCE) else f"not bound by evidence: {reason}"
+def is_by_evidence(reason: str) -> bool:
+    """Whether a decision on CPU was made by evidence, from its reason."""
+    return any(words in reason for words in _BY_EVIDENCE)
 
 
 def _installed(package: str) -> bool:
     return subprocess.run(["dpkg", "-s", package], check=False, capture_output=True).returncode == 0
 
 
-def why_void(late_s: float, stolen_ratio: float) -> str:
+def why_void(load: Load, stolen_ratio: float) -> str:
     """Why a phase does not count, when its generator was late or other machines took the CPU; "": it counts."""
     if stolen_ratio > STOLEN_RATIO:
-        return f"other virtual machines took {100 * stolen_ratio:.1f} % of the CPU"
-    return f"the generator was {1000 * late_s:.1f} ms late" if late_s > LATE_S else ""
+        return f"other virtual machines took {100 * stolen_ratio:.1f} % of the CPU that was wanted"
+    p99_s = quantile(sorted(load.latencies_s), 0.99) if load.latencies_s else 0.0
+    late = load.late_s > max(LATE_S, LATE_RATIO * p99_s)
+    return f"the generator was {1000 * load.late_s:.2f} ms late, for a p99 of {1000 * p99_s:.2f}" if late else ""
 
 
 @dataclass(frozen=True, slots=True)

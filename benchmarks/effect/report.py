@@ -3,41 +3,53 @@
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from benchmarks.effect.arms import AGAIN, ALONE, QUICK, arms
-from benchmarks.effect.claims import MEASURES, Estimate, Row, enough, estimate, mean, quantile, ratios
+from benchmarks.effect.arms import AGAIN, ALONE, DEFAULT, OFFLINE, QUICK, arms
+from benchmarks.effect.claims import MEASURES, Estimate, Round, cells_of, enough, estimate, mean, quantile, ratios
 from benchmarks.effect.offline import MIX, WORKS, Work
 from benchmarks.effect.online import servers
-from benchmarks.effect.phase import Figures, Node, Past, node
+from benchmarks.effect.phase import Figures, Node, Past, is_by_evidence, node
 from integration.lab.clean import clean
+from integration.lab.criproxy import CHECKOUT
 from integration.lab.directory import claimed
 
 TARGET_RATIO = 1.05
 _KNEE_S = 3.0
 _KNEE_P99_S = 0.02
-"""The knee is the highest rate at which p99 is at most this, and the generator keeps its schedule."""
+"""The knee is the highest rate at which p99 is at most this and the generator, which has a CPU alone, uses
+`_KNEE_GENERATOR_CORES` at most, so that it is no queue of its own."""
+_KNEE_GENERATOR_CORES = 0.6
 _KNEE_TRIES = 3
+_KNEE_SETTLE_S = 0.5
 _START_RATE = 50.0
-_ALONE_S = 20.0
-"""A piece of work takes tenths of a second."""
+_TRIES = 2
+"""Of a phase, as long as it is void."""
 _RECORD_S = 30.0
 """Of each load alone, which is the past that the predictors know."""
 DAY = "day"
 EVERY = "all servers and loads"
 
+SHARES = ("node", "left", "work", "slow", "stolen")
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How long a run is. `loads` are percents of the knee, or "day"; the arms are named, alone's aside."""
+    """How long a run is. `loads` are percents of the knee, or "day"; `arms` are beside those that each round has.
+
+    `pods`: of offline, each of which may use one CPU; a mix has one of each kind at least.
+    """
 
     phase_s: float
     loads: Sequence[str]
@@ -45,13 +57,14 @@ class Scale:
     works: Sequence[str]
     arms: Sequence[str]
     most_s: float
+    pods: int
 
 
 def scale(quick: bool, cores: int) -> Scale:
-    every = tuple(name for name in arms(cores) if name not in (ALONE, AGAIN))
+    every = tuple(name for name in arms(cores) if name not in (ALONE, AGAIN, OFFLINE))
     if quick:
-        return Scale(6.0, ("50",), ("redis",), ("compress",), QUICK, 600.0)
-    return Scale(30.0, ("20", "50", "80", DAY), tuple(servers()), (*WORKS, MIX), every, 4 * 3600.0)
+        return Scale(6.0, ("50",), ("redis",), ("compress",), QUICK, 600.0, cores)
+    return Scale(30.0, ("20", "50", "80", DAY), tuple(servers()), (*WORKS, MIX), every, 4 * 3600.0, cores)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -70,21 +83,23 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--arms", metavar="ARM", nargs="+", choices=full.arms, help=f"these alone, beside online alone, out of {named}"
     )
+    parser.add_argument("--pods", type=int, help="how many offline pods of one CPU each (as many as there are CPUs)")
     parser.add_argument("--state", metavar="F", type=Path, help="keep each phase in this file, and go on from it")
     parser.add_argument("--plot", metavar="F", type=Path, help="draw effective utilisation against p99 (.svg or .png)")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
-    given = {name: getattr(options, name) for name in ("phase_s", "servers", "loads", "works", "arms")}
+    given = {name: getattr(options, name) for name in ("phase_s", "servers", "loads", "works", "arms", "pods")}
     wanted = replace(scale(not options.full, cores), **{name: value for name, value in given.items() if value})
     until_s = time.monotonic() + (options.minutes * 60 if options.minutes else wanted.most_s)
-    found = list(_kept(options.state))
+    conditions = _conditions(cores, wanted)
+    found = list(_kept(options.state, conditions))
     for number, name in enumerate(wanted.servers):
         now_s = time.monotonic()
         share_s = (until_s - now_s) / (len(wanted.servers) - number)
-        found += Run(name, wanted, now_s + share_s, tuple(found), options.state).rounds()
-    figures = {"conditions": _conditions(cores, wanted), "results": [asdict(one) for one in results(found)]}
+        found += Run(name, wanted, conditions, now_s + share_s, tuple(found), options.state).rounds()
     print(told(found))
     if options.json:
+        figures = {**conditions, "date": time.strftime("%Y-%m-%d"), "results": [asdict(one) for one in results(found)]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.plot:
         draw(options.plot, found)
@@ -97,11 +112,12 @@ def main(arguments: Sequence[str]) -> None:
 class Run:
     """The rounds of one server, until `until_s` (CLOCK_MONOTONIC) or until the rule says that they are enough.
 
-    `found` are the rows of earlier runs; each new one is kept in the file `state` at once.
+    `conditions` are of each row. `found` are the rows of earlier runs; those of a round are kept in `state` at once.
     """
 
     server: str
     wanted: Scale
+    conditions: Mapping[str, Any]
     until_s: float
     found: Sequence[dict[str, Any]]
     state: Path | None
@@ -112,10 +128,11 @@ class Run:
         with claimed() as directory:
             try:
                 with node(directory, servers()[self.server]) as on:
-                    _say(f"{self.server}: looking for its knee")
-                    knee = find_knee(on)
-                    rates = {work: on.offline_alone(Work(work, on.cores), _ALONE_S) for work in self.wanted.works}
-                    _say(f"{self.server}: knee at {knee:.0f} requests/s; offline alone: {_rates(rates)}")
+                    knee = next((row["knee"] for row in self.found if row["server"] == self.server), None)
+                    if knee is None:
+                        _say(f"{self.server}: looking for its knee")
+                        knee = find_knee(on)
+                    _say(f"{self.server}: knee at {knee:.0f} requests/s")
                     number = 0
                     pasts: dict[str, Past] = {}
                     while time.monotonic() < self.until_s:
@@ -127,40 +144,29 @@ class Run:
                             _say(f"{self.server} at {load}: recording it alone, {_RECORD_S:.0f} s")
                             pasts[load] = on.record(_segments(load, knee, _RECORD_S))
                         on.past = pasts[load]
-                        segments = _segments(load, knee, self.wanted.phase_s)
-                        what = f"{self.server} at {load}, {work}, round {number + 1}"
-                        phases = self._phases(on, Work(work, on.cores), segments, what)
-                        added += self._keep(phases, (load, work), on.cores, rates[work])
                         number += 1
+                        about = {"round": f"{self.server} {time.time():.0f}", "server": self.server, "load": load}
+                        added += self._round(on, {**about, "work": work, "knee": knee, **self.conditions}, number)
             finally:
                 clean(directory)
         return added
 
-    def _phases(self, on: Node, work: Work, segments: Sequence[tuple[float, float]], what: str) -> dict[str, Figures]:
-        known = arms(on.cores)
-        order = [ALONE, *random.sample(self.wanted.arms, len(self.wanted.arms)), AGAIN]
-        phases: dict[str, Figures] = {}
-        seed = random.getrandbits(31)
-        left_min: Callable[[], float] = lambda: max(0.0, self.until_s - time.monotonic()) / 60  # noqa: E731
+    def _round(self, on: Node, about: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+        """The rows of one, those of void phases among them."""
+        known, work = arms(on.cores), Work(about["work"], self.wanted.pods)
+        order = [ALONE, *random.sample([*self.wanted.arms, OFFLINE], len(self.wanted.arms) + 1), AGAIN]
+        segments, seed = _segments(about["load"], about["knee"], self.wanted.phase_s), random.getrandbits(31)
+        phases: list[tuple[str, Figures]] = []
         for place, name in enumerate(order, 1):
-            _say(f"{what}, {place}/{len(order)}: {name} ({left_min():.0f} min left)")
-            phases[name] = on.run(known[name], work, segments, seed)
-        for name in [name for name, figures in phases.items() if figures.void]:
-            _say(f"{what}: {name} again, as {phases[name].void} ({left_min():.0f} min left)")
-            phases[name] = on.run(known[name], work, segments, seed)
-        return phases
-
-    def _keep(
-        self, phases: Mapping[str, Figures], combo: tuple[str, str], cores: int, alone_per_s: Mapping[str, float]
-    ) -> list[dict[str, Any]]:
-        slow_s = quantile(sorted([*phases[ALONE].latencies_s, *phases[AGAIN].latencies_s]), 0.99)
-        about = {"round": f"{self.server} {time.time():.0f}", "server": self.server, "load": combo[0], "work": combo[1]}
-        rows = []
-        for name, figures in phases.items():
-            if figures.void:
-                _say(f"void: {name}: {figures.void}")
-            else:
-                rows.append({**about, "arm": name, **_row(figures, slow_s, cores, alone_per_s)})
+            for _ in range(_TRIES):
+                left_min = max(0.0, self.until_s - time.monotonic()) / 60
+                where = f"{self.server} at {about['load']}, {work.name}, round {number}, {place}/{len(order)}"
+                _say(f"{where}: {name} ({left_min:.0f} min left)")
+                phases.append((name, on.run(known[name], work, segments, seed)))
+                if not (void := phases[-1][1].void):
+                    break
+                _say(f"void: {name}: {void}")
+        rows = [{**about, "arm": name, **row} for name, row in rows_of(phases, on.cores)]
         if self.state:
             with self.state.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -175,7 +181,7 @@ def next_round(rows: Sequence[Mapping[str, Any]], server: str, wanted: Scale) ->
     of: dict[str, list[Mapping[str, Any]]] = {load: [] for load in wanted.loads}
     counts = {(load, work): 0 for load in wanted.loads for work in wanted.works}
     for row in rows:
-        if row["server"] == server and (row["load"], row["work"]) in counts:
+        if row["server"] == server and (row["load"], row["work"]) in counts and not row["void"]:
             of[row["load"]].append(row)
             counts[row["load"], row["work"]] += row["arm"] == ALONE
     known: Callable[[str], bool] = lambda load: (  # noqa: E731
@@ -192,20 +198,30 @@ def find_knee(on: Node) -> float:
     """Requests per second. A rate is held when one of some tries holds it: the machine's others may spoil a try."""
     alone = arms(on.cores)[ALONE]
 
-    def held(rate: float) -> bool:
+    def why_not(rate: float) -> str:
+        p99_s = math.inf
         for _ in range(_KNEE_TRIES):
-            figures = on.run(alone, Work(MIX, 0), [(rate, _KNEE_S)], random.getrandbits(31))
-            if not figures.void and quantile(sorted(figures.latencies_s), 0.99) <= _KNEE_P99_S:
-                return True
-        return False
+            seed = random.getrandbits(31)
+            figures = on.run(alone, Work(MIX, 0), [(rate, _KNEE_S)], seed, settle_s=_KNEE_SETTLE_S)
+            if figures.generator_cores > _KNEE_GENERATOR_CORES:
+                return f"the generator uses {figures.generator_cores:.2f} of its CPU"
+            p99_s = min(p99_s, quantile(sorted(figures.latencies_s), 0.99))
+            if p99_s <= _KNEE_P99_S:
+                return ""
+        return f"p99 is {1000 * p99_s:.0f} ms"
+
+    def is_held(rate: float) -> bool:
+        if why := why_not(rate):
+            _say(f"not {rate:.0f} requests/s: {why}")
+        return not why
 
     rate = _START_RATE
-    while held(2 * rate):
+    while is_held(2 * rate):
         rate *= 2
     low, high = rate, 2 * rate
     for _ in range(3):
         middle = (low + high) / 2
-        low, high = (middle, high) if held(middle) else (low, middle)
+        low, high = (middle, high) if is_held(middle) else (low, middle)
     return low
 
 
@@ -215,25 +231,48 @@ def _segments(load: str, knee: float, seconds: float) -> list[tuple[float, float
     return [(knee * percent / 100, seconds / 6) for percent in (20, 35, 60, 80, 50, 25)]
 
 
-def _row(figures: Figures, slow_s: float, cores: int, alone_per_s: Mapping[str, float]) -> dict[str, float]:
+def rows_of(phases: Sequence[tuple[str, Figures]], cores: int) -> list[tuple[str, dict[str, Any]]]:
+    """A round's phases in numbers, each with its arm. What needs a phase that is void is None."""
+    counted = {name: figures for name, figures in phases if not figures.void}
+    slow_s = None
+    if ALONE in counted and AGAIN in counted:
+        slow_s = quantile(sorted([*counted[ALONE].latencies_s, *counted[AGAIN].latencies_s]), 0.99)
+    per_s = counted[OFFLINE].work_per_s if OFFLINE in counted else {}
+    return [(name, _row(figures, slow_s, cores, per_s)) for name, figures in phases]
+
+
+def _row(figures: Figures, slow_s: float | None, cores: int, alone_per_s: Mapping[str, float]) -> dict[str, Any]:
     ordered = sorted(figures.latencies_s)
-    left = max(0.01, figures.offline_cores + figures.idle_cores)
+    left = max(0.01, figures.offline_cores + figures.agent_cores + figures.idle_cores)
     done = [figures.work_per_s.get(kind, 0.0) / rate for kind, rate in alone_per_s.items() if rate > 0.0]
+    here = bool(figures.work_per_s)
     return {
         "cpu_per_request": figures.online_cpu_s_per_request,
         "wait_per_request": figures.online_wait_s_per_request,
-        "tail_share": sum(one > slow_s for one in ordered) / max(1, len(ordered)),
-        "p50": quantile(ordered, 0.5),
-        "p95": quantile(ordered, 0.95),
-        "p99": quantile(ordered, 0.99),
-        "p999": quantile(ordered, 0.999),
-        "node_ratio": 1.0 - figures.idle_cores / cores,
-        "left_ratio": figures.offline_cores / left,
-        "work_ratio": sum(done) / len(done) if done else 0.0,
+        **{name: _tail(ordered, ratio) for name, ratio in _TAILS.items()},
+        "node_ratio": 1.0 - figures.idle_cores / (cores - figures.generator_cores),
+        "left_ratio": figures.offline_cores / left if here else None,
+        "work_ratio": sum(done) / len(done) if here and done else None,
+        "slow_ratio": None if slow_s is None or not ordered else sum(one > slow_s for one in ordered) / len(ordered),
         "stolen_ratio": figures.stolen_cores / cores,
         "others_ratio": figures.others_cores / cores,
-        "requests": float(len(ordered)),
+        "generator_cores": figures.generator_cores,
+        "agent_cores": figures.agent_cores,
+        "late_s": figures.late_s,
+        "unanswered": figures.unanswered,
+        "requests": len(ordered),
+        "bound": figures.bound,
+        "void": figures.void,
     }
+
+
+_TAILS = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+_FEWEST_SLOWER = 10
+
+
+def _tail(ordered: Sequence[float], ratio: float) -> float | None:
+    """The quantile, where some requests were slower."""
+    return quantile(ordered, ratio) if len(ordered) * (1.0 - ratio) >= _FEWEST_SLOWER else None
 
 
 # --- telling ------------------------------------------------------------------------------------------------------
@@ -241,17 +280,27 @@ def _row(figures: Figures, slow_s: float, cores: int, alone_per_s: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm over all rounds: shares of the node and of what was left, and each claim."""
+    """One arm over all rounds: shares of the node and of what was left, and each claim.
+
+    `to_first`: p99 as ratio to the first phase alone of the round only. `over_other`: what the default has for what
+    this arm has, in offline's rate and in latencies.
+    """
 
     server: str
     load: str
     arm: str
     shares: dict[str, Estimate | None]
     claims: dict[str, Estimate | None]
+    to_first: Estimate | None
+    over_other: dict[str, Estimate | None]
+    voids: int
 
 
 def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
-    """Per server and load, over all works; and over all of these: each ratio is to alone in its own round."""
+    """Per server and load, over all works; and over all of these: each ratio is to alone in its own round.
+
+    A round without online alone, first and last, does not count.
+    """
     groups: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
     for key in sorted({(row["server"], row["load"]) for row in rows}):
         groups[key] = [row for row in rows if (row["server"], row["load"]) == key]
@@ -259,43 +308,87 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
         groups[EVERY, ""] = rows
     found = []
     for (server, load), here in groups.items():
-        rounds = _rounds(here)
+        rounds = [one for one in _rounds(here) if {ALONE, AGAIN} <= one.keys()]
         for arm in sorted(dict.fromkeys(row["arm"] for row in here), key=lambda name: name != ALONE):
-            of = [row for row in here if row["arm"] == arm]
-            claims = {name: estimate(ratios(rounds, arm, name)) if arm != ALONE else None for name in MEASURES}
-            shares = {name: mean([row[f"{name}_ratio"] for row in of]) for name in ("node", "left", "work", "stolen")}
-            found.append(Result(server, load, arm, shares, claims))
+            with_latency = arm not in (ALONE, OFFLINE)
+            claims = {name: estimate(ratios(rounds, arm, name)) for name in MEASURES} if with_latency else {}
+            compared = ("work_ratio", "p50", "p95", "p99") if with_latency and arm not in (AGAIN, DEFAULT) else ()
+            found.append(
+                Result(
+                    server,
+                    load,
+                    arm,
+                    shares={name: mean(_values(rounds, arm, f"{name}_ratio")) for name in SHARES},
+                    claims=claims,
+                    to_first=estimate(ratios(rounds, arm, "p99", (ALONE,))) if with_latency else None,
+                    over_other={name: estimate(ratios(rounds, DEFAULT, name, (arm,))) for name in compared},
+                    voids=sum(bool(row["void"]) for row in here if row["arm"] == arm),
+                )
+            )
     return found
 
 
 def told(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table for people: ratios to alone with their 95 % interval; losing arms as well."""
-    lines: list[str] = []
-    before = None
-    for one in results(rows):
-        if (one.server, one.load) != before:
-            before = one.server, one.load
-            lines += ["", _title(one)]
-            lines += [
-                f"{'arm':32} {'node':>5} {'of left':>7} {'work':>5} {'stolen':>6}  "
-                + "  ".join(f"{n:>20}" for n in MEASURES)
-            ]
-        cells = "  ".join(f"{_cell(one.claims[name]):>20}" for name in MEASURES)
-        node, left, work = (_share(one.shares[name], 0) for name in ("node", "left", "work"))
-        stolen = _share(one.shares["stolen"], 1)
-        lines.append(f"{one.arm:32} {node:>5} {left:>7} {work:>5} {stolen:>6}  {cells}")
-    again = [one for one in results(rows) if one.arm == AGAIN]
-    for one in again:
-        seen = {name: claim.seen for name, claim in one.claims.items() if claim and claim.seen}
-        words = ", ".join(f"{name} x{value:.2f}" for name, value in seen.items())
-        lines.append(f"\nThe smallest difference that these rounds could have seen ({_title(one)}): {words}")
-    others = mean([row["others_ratio"] for row in rows])
-    if others:
-        lines.append(f"\nWhatever else runs on the machine used {100 * others.mean:.0f} % of its CPU meanwhile")
+    """The tables for people: ratios to alone with their 95 % interval; losing arms as well."""
+    found = results(rows)
+    titles = list(dict.fromkeys(_title(one) for one in found))
+    lines = [line for title in titles for line in _table([one for one in found if _title(one) == title])]
+    counted = [row for row in rows if not row["void"]]
+    if others := [row["others_ratio"] for row in counted]:
+        lines.append(f"\nWhatever else runs on the machine used {100 * fmean(others):.0f} % of its CPU meanwhile.")
+    for server in dict.fromkeys(row["server"] for row in counted):
+        of = [row for row in counted if row["server"] == server and row["arm"] != OFFLINE]
+        if of:
+            lines.append(
+                f"{server}: its knee is {of[0]['knee']:.0f} requests/s. The generator used at most "
+                f"{max(row['generator_cores'] for row in of):.2f} of its CPU, was late by at most "
+                f"{1000 * max(row['late_s'] for row in of):.2f} ms (99 of 100 requests), and "
+                f"{sum(row['unanswered'] for row in of)} requests were not answered."
+            )
+    agents = [row["agent_cores"] for row in counted if row["bound"]]
+    if agents:
+        lines.append(f"criproxy itself used {100 * fmean(agents):.1f} % of a CPU, which counts as left and not used.")
+    for name, arm in arms(1).items():
+        of = [row for row in counted if row["arm"] == name]
+        unlike = [row["bound"] for row in of if not is_by_evidence(row["bound"])]
+        if arm.by_evidence and unlike:
+            lines.append(f"{name}: {len(unlike)} of {len(of)} phases did not end by evidence: {unlike[0]}")
+    for why in (row for row in rows if row["void"]):
+        lines.append(f"void: {why['arm']}: {why['void']}")
     legend = "; ".join(f"{name}: {words}" for name, words in MEASURES.items() if name != words)
-    shares = "node: CPU used; of left: offline's CPU, of what all else left; work: offline's rate, of its rate alone"
-    shares += "; stolen: CPU time that other virtual machines took"
+    shares = (
+        "node: CPU used, without the generator's; of left: offline's CPU, of what all else left; work: offline's rate, "
+        "of its rate alone; slow: requests slower than 99 % of those alone; stolen: CPU time that other virtual "
+        "machines took; p99 to first: to the first phase alone only; could see: the smallest p99 that these rounds "
+        "would have told from 1 four times of five; all intervals: 95 %"
+    )
     return "\n".join([*lines, "", f"{shares}; {legend}"])
+
+
+def _table(of: Sequence[Result]) -> list[str]:
+    heads = (*MEASURES, "p99 to first")
+    lines = [
+        "",
+        _title(of[0]),
+        f"{'arm':32} {'rounds':>6} {'node':>5} {'of left':>7} {'work':>20} {'slow':>6} {'stolen':>6}  "
+        + "  ".join(f"{name:>20}" for name in heads)
+        + f"  {'could see':>9}",
+    ]
+    for one in of:
+        share, p99 = one.shares, one.claims.get("p99")
+        counted = 0 if share["node"] is None else share["node"].rounds
+        cells = (*(one.claims.get(name) for name in MEASURES), one.to_first)
+        lines.append(
+            f"{one.arm:32} {counted:>6} {_share(share['node'], 0):>5} {_share(share['left'], 0):>7} "
+            f"{_cell(share['work']):>20} {_share(share['slow'], 1):>6} {_share(share['stolen'], 1):>6}  "
+            + "  ".join(f"{_cell(cell):>20}" for cell in cells)
+            + f"  {'-' if p99 is None or p99.seen is None else f'x{p99.seen:.2f}':>9}"
+        )
+    for one in of:
+        words = [f"{name} {_cell(claim)}" for name, claim in one.over_other.items() if claim]
+        if words:
+            lines.append(f"{DEFAULT}, for what {one.arm} has: {', '.join(words)}".replace("work_ratio", "work"))
+    return lines
 
 
 def _title(one: Result) -> str:
@@ -320,12 +413,12 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     markers = itertools.cycle("osDv^")
     found = results(rows)
     for one in [one for one in found if one.server == EVERY] or found:
-        claim, share = one.claims["p99"], one.shares["node"]
+        claim, share = one.claims.get("p99"), one.shares["node"]
         if claim is None or share is None:
             continue
         x, y = claim.mean, 100 * share.mean
-        spread_x = [[x - claim.low], [claim.high - x]]
-        spread_y = [[y - 100 * share.low], [100 * share.high - y]]
+        spread_x = [[x - (claim.low or x)], [(claim.high or x) - x]]
+        spread_y = [[y - 100 * (share.low or share.mean)], [100 * (share.high or share.mean) - y]]
         axes.errorbar([x], [y], xerr=spread_x, yerr=spread_y, marker=next(markers), capsize=3, label=one.arm)
     axes.axvline(TARGET_RATIO, linestyle=":", color="grey")
     axes.axhline(95, linestyle=":", color="grey")
@@ -347,33 +440,49 @@ def _share(share: Estimate | None, digits: int) -> str:
 
 
 def _cell(claim: Estimate | None) -> str:
-    return "-" if claim is None else f"{claim.mean:.2f} [{claim.low:.2f}, {claim.high:.2f}]"
+    if claim is None or claim.low is None:
+        return "-" if claim is None else f"{claim.mean:.2f}"
+    return f"{claim.mean:.2f} [{claim.low:.2f}, {claim.high:.2f}]"
 
 
-def _rounds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Row]]:
-    found: dict[str, dict[str, Row]] = {}
+def _values(rounds: Sequence[Round], arm: str, measure: str) -> list[list[float]]:
+    cells = [[one[arm][measure] for one in cell if arm in one] for cell in cells_of(rounds)]
+    return [known for cell in cells if (known := [value for value in cell if value is not None])]
+
+
+def _rounds(rows: Sequence[Mapping[str, Any]]) -> list[Round]:
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["round"], {})[row["arm"]] = row
+        if not row["void"]:
+            found.setdefault(row["round"], {})[row["arm"]] = row
     return list(found.values())
 
 
-def _kept(state: Path | None) -> Iterator[dict[str, Any]]:
-    if state and state.exists():
-        yield from (json.loads(line) for line in state.read_text().splitlines())
+def _kept(state: Path | None, conditions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of earlier runs. Exits where they were measured otherwise."""
+    if state is None or not state.exists():
+        return
+    for number, line in enumerate(state.read_text().splitlines(), 1):
+        row: dict[str, Any] = json.loads(line)
+        if unlike := [name for name, value in conditions.items() if row.get(name) != value]:
+            name = unlike[0]
+            why = f"{name} is {row.get(name)!r} there, and {conditions[name]!r} now"
+            sys.exit(f"{state}, line {number}: {why}. Such rows can't be told as one: name another file.")
+        yield row
 
 
 def _conditions(cores: int, wanted: Scale) -> dict[str, Any]:
+    """What rows must have in common to be told together."""
+    commit = subprocess.run(
+        ["git", "-C", CHECKOUT, "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
+    )
     return {
         "cpus": cores,
         "kernel": platform.release(),
-        "date": time.strftime("%Y-%m-%d"),
-        "load_average": os.getloadavg(),
-        "scale": asdict(wanted),
+        "commit": commit.stdout.strip() or "unknown",
+        "phase_s": wanted.phase_s,
+        "pods": wanted.pods,
     }
-
-
-def _rates(rates: Mapping[str, Mapping[str, float]]) -> str:
-    return ", ".join(f"{work} {sum(of.values()):.1f}/s" for work, of in rates.items())
 
 
 def _say(text: str) -> None:
