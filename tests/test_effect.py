@@ -19,7 +19,7 @@ from benchmarks.effect.offline import ASKED, MIX, WORKS, Work
 from benchmarks.effect.online import Load
 from benchmarks.effect.openloop import Connection, Memcached, Nginx, Protocol, Redis, arrivals, run
 from benchmarks.effect.phase import LATE_RATIO, LATE_S, STOLEN_RATIO, Figures, is_by_evidence, why_void
-from benchmarks.effect.report import EVERY, Scale, main, next_round, results, rows_of, told
+from benchmarks.effect.report import EVERY, Scale, draw, kept, next_round, results, rows_of, told
 from criproxy.config.settings import Cpu
 from criproxy.control.evidence import CpuEvidence, bound_by_evidence
 from criproxy.control.policy import DynamicSettings
@@ -74,6 +74,32 @@ def test_each_cell_counts_the_same_and_its_own_mean_is_no_scatter() -> None:
     assert (found.mean, found.low, found.high, found.rounds) == (2.0, 2.0, 2.0, 6)
 
 
+def test_scatter_of_a_cell_of_one_round_is_that_within_the_others() -> None:
+    found = mean([[1.0, 3.0], [4.0, 4.0, 7.0], [5.0]])
+    assert found is not None and found.high is not None
+    pooled = (2.0 + 6.0) / 3  # of 1 + 2 degrees of freedom
+    parts = {1: 2.0 / 2, 2: 3.0 / 3, 3: pooled}
+    freedom = int(sum(parts.values()) ** 2 / sum(part**2 / freedom for freedom, part in parts.items()))
+    assert (found.mean, found.freedom) == (pytest.approx(4.0), freedom)
+    assert found.high - found.mean == pytest.approx(student_t(0.975, freedom) * math.sqrt(sum(parts.values())) / 3)
+
+
+def test_where_no_cell_has_two_rounds_their_means_scatter() -> None:
+    apart, alike = mean([[1.0], [2.0], [3.0]]), mean([[1.0, 2.0, 3.0]])
+    assert apart is not None and alike is not None
+    assert (apart.rounds, apart.freedom) == (alike.rounds, alike.freedom)
+    assert (apart.low, apart.high) == (pytest.approx(alike.low), pytest.approx(alike.high))
+
+
+def test_interval_over_unlike_cells_holds_the_truth_about_19_times_of_20() -> None:
+    dice, held = random.Random(9), 0
+    for _ in range(400):
+        found = mean([[dice.gauss(1.0, 0.1) for _ in range(4)], [dice.gauss(9.0, 0.3) for _ in range(3)]])
+        assert found is not None and found.low is not None and found.high is not None
+        held += found.low <= 5.0 <= found.high
+    assert 0.92 <= held / 400 <= 0.99
+
+
 @pytest.mark.parametrize(
     ("probability", "freedom", "quantile"),
     [(0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 3, 3.182), (0.8, 4, 0.941), (0.95, 5, 2.015), (0.975, 30, 2.042)],
@@ -115,6 +141,8 @@ def test_rounds_are_enough_when_each_arm_is_known_well_enough() -> None:
     assert not enough(steady[:-1], [ARM], 1.05)
     assert not enough(noisy, [ARM], 1.05)
     assert not enough(steady, [ARM, "another"], 1.05)
+    of_many_works = [round_of(1.0, 1.0, 1.0, work) for work in "abcde"] + [round_of(1.0, 1.0, 1.0, "a")]
+    assert not enough(of_many_works, [ARM], 1.05), "two that are alike may be so by chance"
 
 
 def test_next_round_is_of_what_is_known_least_in_earlier_runs_too_until_all_is_known_well_enough() -> None:
@@ -132,8 +160,21 @@ def test_next_round_is_of_what_is_known_least_in_earlier_runs_too_until_all_is_k
         measure(*combo)
 
     assert sorted(measured[:4]) == [("20", "compress"), ("20", "sort"), ("80", "compress"), ("80", "sort")]
-    assert len(measured) == 2 * FEWEST_ROUNDS  # of each load, over all works
+    assert len(measured) == 2 * (FEWEST_ROUNDS + 1)  # of each load, five degrees of freedom over its two works
     assert next_round(rows, "memcached", wanted) is not None
+
+
+def test_load_whose_phases_are_void_leaves_the_others_their_turn() -> None:
+    wanted = Scale(6.0, ("20", "80"), ("redis",), ("compress",), (ARM,), 600.0, 2)
+    rows: list[dict[str, object]] = []
+    measured = []
+    for number in range(6):
+        combo = next_round(rows, "redis", wanted)
+        assert combo is not None
+        measured.append(combo[0])
+        about = {"round": str(number), "server": "redis", "load": combo[0], "work": combo[1]}
+        rows += [{**about, "arm": ALONE, "p99": 1.0, "void": "late"} for _ in range(2)]
+    assert measured == ["20", "80"] * 3
 
 
 def test_arrivals_come_at_the_rate_of_their_segment() -> None:
@@ -223,18 +264,20 @@ def test_each_pod_asks_for_one_cpu_and_a_mix_has_one_of_each_kind() -> None:
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def figures(latencies_s: list[float], *, work_per_s: float = 0.0, void: str = "") -> Figures:
+def figures(latencies_s: list[float], *, work_per_s: float | None = None, void: str = "") -> Figures:
     return Figures(
         latencies_s=array("f", latencies_s),
+        settled_s=8.0,
         online_cpu_s_per_request=0.001,
         online_wait_s_per_request=0.0,
+        online_cores=0.4,
         offline_cores=0.8,
         agent_cores=0.1,
         generator_cores=0.5,
         idle_cores=0.1,
         stolen_cores=0.0,
         others_cores=0.0,
-        work_per_s={"sort": work_per_s} if work_per_s else {},
+        work_per_s=None if work_per_s is None else {"sort": work_per_s},
         late_s=0.0,
         unanswered=0,
         bound="",
@@ -242,10 +285,17 @@ def figures(latencies_s: list[float], *, work_per_s: float = 0.0, void: str = ""
     )
 
 
-def test_criproxys_own_cpu_counts_as_left_and_the_generator_is_not_of_the_node() -> None:
+def test_criproxys_own_cpu_is_no_use_of_the_node_and_the_generator_is_not_of_it() -> None:
     ((_, row),) = rows_of([(ARM, figures([0.001] * 10, work_per_s=1.0))], cores=2)
     assert row["left_ratio"] == pytest.approx(0.8 / 1.0)
-    assert row["node_ratio"] == pytest.approx(1.4 / 1.5)
+    assert row["node_ratio"] == pytest.approx(1.2 / 1.5)
+
+
+def test_arm_that_does_no_piece_has_a_rate_of_0_and_one_without_work_none() -> None:
+    phases = [(OFFLINE, figures([], work_per_s=4.0)), (ARM, figures([], work_per_s=0.0)), (ALONE, figures([]))]
+    rows = dict(rows_of(phases, cores=2))
+    assert [rows[name]["work_ratio"] for name in (ARM, ALONE)] == [0.0, None]
+    assert [rows[name]["left_ratio"] for name in (ARM, ALONE)] == [pytest.approx(0.8), None]
 
 
 def test_offlines_rate_is_to_its_own_in_the_same_round_and_the_slow_are_counted_by_alone_s_tail() -> None:
@@ -274,6 +324,7 @@ def told_rows(server: str, number: int, **p99s: float) -> list[dict[str, object]
     measured = dict.fromkeys((*MEASURES, "node_ratio", "left_ratio", "work_ratio", "slow_ratio"), 1.0)
     zero = dict.fromkeys(("stolen_ratio", "others_ratio", "generator_cores", "agent_cores", "late_s"), 0.0)
     about = {"server": server, "load": "50", "work": "mix", "round": f"{server} {number}", "knee": 100.0}
+    about["beyond_knee"] = "at 110 requests/s p99 is 21 ms"
     return [
         {
             **about,
@@ -292,14 +343,26 @@ def told_rows(server: str, number: int, **p99s: float) -> list[dict[str, object]
 def test_losing_arms_the_noise_and_void_phases_are_told() -> None:
     rows = [row for n in range(3) for row in told_rows("redis", n, alone=1.0, alone_again=1.0 + n / 10, loser=7.0)]
     rows += [{**rows[-1], "void": "the generator was late", "p99": 1000.0}]
+    rows += [{**rows[0], "round": "redis 9", "void": "stolen"}] * 2
     rows += [{**told_rows("redis", 0, x=1.0)[0], "arm": DEFAULT, "bound": "rises by strides"}]
     text = told(rows)
     assert "6.68 [" in text
     assert "could see" in text
-    assert "void: loser: the generator was late" in text
-    assert f"{DEFAULT}, for what loser has: work 1.00, p50 1.00, p95 1.00, p99 0.14" in text
+    assert "void: redis at 50, mix, loser: the generator was late (it was measured again)" in text
+    assert text.count("void: redis at 50, mix, alone: stolen (again, too)") == 2
+    assert f'"{DEFAULT}" as ratio to "loser": work 1.00, p50 1.00, p95 1.00, p99 0.14' in text
     assert f"{DEFAULT}: 1 of 1 phases did not end by evidence: rises by strides" in text
-    assert {(one.arm, one.voids) for one in results(rows)} == {(ALONE, 0), (AGAIN, 0), (DEFAULT, 0), ("loser", 1)}
+    assert "its knee is 100 requests/s, as at 110 requests/s p99 is 21 ms" in text
+    assert {(one.arm, one.voids) for one in results(rows)} == {(ALONE, 2), (AGAIN, 0), (DEFAULT, 0), ("loser", 1)}
+
+
+def test_what_is_not_known_is_told_and_drawn_as_a_gap(tmp_path: Path) -> None:
+    rows = told_rows("postgresql", 0, alone=1.0, alone_again=1.0, offline_alone=1.0)
+    unknown = dict.fromkeys(("p50", "p95", "p99", "p999", "work_ratio", "slow_ratio", "others_ratio", "late_s"))
+    text = told([{**row, **unknown} for row in rows])
+    assert "the generator used 0.00 of its CPU at most and does not say how late it was" in text
+    draw(tmp_path / "effect.svg", rows)
+    assert "</svg>" in (tmp_path / "effect.svg").read_text()
 
 
 def test_rounds_of_all_servers_and_loads_are_told_together_too() -> None:
@@ -315,11 +378,35 @@ def test_rounds_of_all_servers_and_loads_are_told_together_too() -> None:
     assert (claim.rounds, claim.mean) == (4, pytest.approx(2.0))
 
 
-def test_rows_that_were_measured_otherwise_are_refused_by_name(tmp_path: Path) -> None:
+def test_over_all_only_what_each_arm_was_measured_beside_counts() -> None:
+    rows = [row for n in range(2) for row in told_rows("redis", n, alone=1.0, alone_again=1.0, loser=2.0, other=1.0)]
+    rows += told_rows("memcached", 0, alone=1.0, alone_again=1.0, loser=9.0)
+    together = {one.arm: one.claims["p99"] for one in results(rows) if one.server == EVERY and one.claims}
+    assert together["loser"] is not None
+    assert (together["loser"].rounds, together["loser"].mean) == (2, pytest.approx(2.0))
+
+
+@pytest.mark.parametrize(
+    ("line", "commit", "why"),
+    [
+        ('{"cpus": 99, "commit": "abc"}', "abc", r"effect\.jsonl, line 1: cpus is 99 there, and 2 now\..*another file"),
+        ('{"cpus": 2, "comm', "abc", r"effect\.jsonl, line 1: no row, but .*remove the line"),
+        ('{"cpus": 2, "commit": "abc"}', "abc-dirty", "changes that are not committed"),
+    ],
+    ids=["measured-otherwise", "half-a-line", "changed-checkout"],
+)
+def test_rows_that_can_t_be_told_with_new_ones_are_refused(tmp_path: Path, line: str, commit: str, why: str) -> None:
     state = tmp_path / "effect.jsonl"
-    state.write_text('{"cpus": 99}\n')
-    with pytest.raises(SystemExit, match=r"effect\.jsonl, line 1: cpus is 99 there, and .* now\..*name another file"):
-        main(["--quick", "--state", str(state)])
+    state.write_text(f"{line}\n")
+    with pytest.raises(SystemExit, match=why):
+        list(kept(state, {"cpus": 2, "commit": commit}))
+
+
+def test_rows_that_were_measured_alike_are_kept(tmp_path: Path) -> None:
+    state = tmp_path / "effect.jsonl"
+    assert list(kept(None, {"cpus": 2, "commit": "abc-dirty"})) == list(kept(state, {"cpus": 2, "commit": "abc"})) == []
+    state.write_text('{"cpus": 2, "commit": "abc", "p99": 1.5}\n')
+    assert list(kept(state, {"cpus": 2, "commit": "abc"})) == [{"cpus": 2, "commit": "abc", "p99": 1.5}]
 
 
 # --- the arms ---------------------------------------------------------------------------------------------------------

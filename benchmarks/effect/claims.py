@@ -5,7 +5,9 @@ that of another arm where the two are compared; "alone again" is divided by "alo
 work are alike, and make a *cell*. In logarithms:
 
     mean      of the cells' means: each cell counts the same, however many rounds it has
-    interval  95 %, by Student's t: what scatters within the cells, pooled; degrees of freedom: rounds - cells
+    interval  95 %, by Student's t, for these cells: of what scatters within each (a cell of one round: as within all
+              the others); degrees of freedom by Welch and Satterthwaite. Where no cell has two rounds, of what the
+              cells' means scatter, which is more
     seen      the smallest ratio above 1 that so many rounds, scattered so, tell from 1 four times of five:
               exp((t(0.975) + t(0.8)) * standard error), so that the interval just leaves 1 out
 
@@ -15,7 +17,7 @@ A bootstrap of so few rounds would be too narrow: of four it holds the truth fou
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from benchmarks.effect.arms import AGAIN, ALONE
@@ -47,7 +49,7 @@ MEASURES: Mapping[str, str] = {
 class Estimate:
     """A mean over rounds, its interval, and the smallest ratio that these rounds could have seen.
 
-    The last three are None where no cell has two rounds.
+    Of one round these three are None. `freedom`: the degrees of freedom of the interval.
     """
 
     mean: float
@@ -55,6 +57,7 @@ class Estimate:
     high: float | None
     seen: float | None
     rounds: int
+    freedom: int
 
 
 def quantile(ordered: Sequence[float], ratio: float) -> float:
@@ -74,14 +77,14 @@ def cells_of(rounds: Sequence[Round]) -> list[list[Round]]:
 def ratios(rounds: Sequence[Round], arm: str, measure: str, to: Sequence[str] = (ALONE, AGAIN)) -> list[list[float]]:
     """By cell, of each round that has the arm and those that it is compared with: the ratio.
 
-    A round in which a value is not above 0 tells nothing.
+    A round in which a value is not known, or not above 0, tells nothing.
     """
-    base = (ALONE,) if arm == AGAIN else to
+    names = (arm, *((ALONE,) if arm == AGAIN else to))
     found = []
     for cell in cells_of(rounds):
-        whole = [one for one in cell if {arm, *base} <= one.keys()]
-        values = [(one[arm][measure], [one[other][measure] for other in base]) for one in whole]
-        found.append([own / _geometric(others) for own, others in values if all((own, *others))])
+        values = [[one[name][measure] for name in names] for one in cell if one.keys() >= set(names)]
+        logs = [[math.log(value) for value in of if value is not None and value > 0.0] for of in values]
+        found.append([math.exp(of[0] - fmean(of[1:])) for of in logs if len(of) == len(names)])
     return [cell for cell in found if cell]
 
 
@@ -90,31 +93,45 @@ def estimate(cells: Cells) -> Estimate | None:
     found = mean([[math.log(value) for value in cell] for cell in cells])
     if found is None:
         return None
-    low, high = (None if value is None else math.exp(value) for value in (found.low, found.high))
-    return Estimate(math.exp(found.mean), low, high, None if found.seen is None else math.exp(found.seen), found.rounds)
+    low, high, seen = (None if value is None else math.exp(value) for value in (found.low, found.high, found.seen))
+    return Estimate(math.exp(found.mean), low, high, seen, found.rounds, found.freedom)
 
 
 def mean(cells: Cells) -> Estimate | None:
-    """Of plain numbers, such as shares; `seen` is the smallest difference. None without any."""
-    rounds, means = sum(map(len, cells)), [fmean(cell) for cell in cells if cell]
+    """Of plain numbers, such as shares, of which no cell is empty; `seen` is a difference. None without any."""
+    means, rounds = [fmean(cell) for cell in cells], sum(map(len, cells))
     if not means:
         return None
-    middle, freedom = fmean(means), rounds - len(means)
+    middle = fmean(means)
+    error, freedom = _standard_error(cells, means)
     if not freedom:
-        return Estimate(middle, None, None, None, rounds)
-    squares = sum((value - fmean(cell)) ** 2 for cell in cells for value in cell)
-    error = math.sqrt(squares / freedom * sum(1 / len(cell) for cell in cells if cell)) / len(means)
-    half = student_t(0.5 + _CONFIDENCE / 2, freedom)
-    return Estimate(
-        middle, middle - half * error, middle + half * error, error * (half + student_t(_POWER, freedom)), rounds
-    )
+        return Estimate(middle, None, None, None, rounds, 0)
+    half = student_t(0.5 + _CONFIDENCE / 2, freedom) * error
+    return Estimate(middle, middle - half, middle + half, half + student_t(_POWER, freedom) * error, rounds, freedom)
+
+
+def _standard_error(cells: Cells, means: Sequence[float]) -> tuple[float, int]:
+    """Of the mean of the means, and its degrees of freedom; (0, 0): not known."""
+    freedoms = [len(cell) - 1 for cell in cells]
+    if not any(freedoms):
+        return (stdev(means) / math.sqrt(len(means)), len(means) - 1) if len(means) > 1 else (0.0, 0)
+    pooled = sum(freedom * variance(cell) for cell, freedom in zip(cells, freedoms, strict=True) if freedom)
+    of_one = pooled / sum(freedoms), sum(freedoms)
+    known = [(variance(cell), len(cell) - 1) if len(cell) > 1 else of_one for cell in cells]
+    parts = [(square / len(cell), freedom) for cell, (square, freedom) in zip(cells, known, strict=True)]
+    total = sum(part for part, _ in parts)
+    freedom = total**2 / sum(part**2 / freedom for part, freedom in parts) if total else sum(freedoms)
+    return math.sqrt(total) / len(cells), max(1, int(freedom))
 
 
 def enough(rounds: Sequence[Round], arms: Sequence[str], target_ratio: float) -> bool:
-    """The rule to stop by: for every arm, p99's interval is no wider than from 1/target to target around its mean."""
+    """The rule to stop by: for every arm, p99's interval is no wider than from 1/target to target around its mean.
+
+    It needs as many degrees of freedom as `FEWEST_ROUNDS` of one cell have, or chance alone would make it narrow.
+    """
     return all(
         found is not None
-        and found.rounds >= FEWEST_ROUNDS
+        and found.freedom >= FEWEST_ROUNDS - 1
         and found.high is not None
         and found.high / found.mean <= target_ratio
         for arm in arms
@@ -144,7 +161,3 @@ def _within(t: float, freedom: int) -> float:
         term *= math.cos(angle) ** 2 * (number - 1) / number
         total += term
     return 2 / math.pi * (angle + total) if odd else total
-
-
-def _geometric(values: Sequence[float]) -> float:
-    return math.exp(fmean([math.log(value) for value in values])) if all(values) else math.nan

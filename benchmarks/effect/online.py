@@ -58,8 +58,8 @@ class Load:
     """What came of the load of one phase. `latencies_s` count from when a request was due."""
 
     latencies_s: "array[float]"
-    late_s: float
-    """The 99th percentile of how late requests were sent, as far as the generator knows."""
+    late_s: float | None
+    """The 99th percentile of how late requests were sent; None: the generator does not say."""
     generator_s: float
     """CPU time of the generator, in s."""
     unanswered: int = 0
@@ -208,7 +208,7 @@ class Postgres:
             for file in self._data.glob(f"log{number}.*"):
                 for line in file.read_text().splitlines():
                     latencies.append(int(line.split()[2]) / 1e6)
-        return Load(latencies, 0.0, cpu_s)  # pgbench counts its own lateness into the latency
+        return Load(latencies, None, cpu_s)  # pgbench's lag counts into the latency, with its wait for a free client
 
     def pids(self) -> Sequence[int]:
         return ()

@@ -30,7 +30,7 @@ from integration.lab.cgroups import Hierarchy, Tree, hierarchies, of_process, ve
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root
-from integration.lab.process import wait_until
+from integration.lab.process import LabError, wait_until
 
 SETTLE_S = 8.0
 """From the arm's beginning, when all of its pods run, to the first request; alone, too, after what was before."""
@@ -54,21 +54,24 @@ _RISING_S = 10
 class Figures:
     """What a phase measured. Cores are means; those idle, stolen by a hypervisor or used by others, the machine's.
 
-    `agent_cores` are criproxy's own. `bound`: what it said of the box's CPU limit at the end; "": it was not there.
-    `void` says why the phase does not count, "" when it does.
+    `agent_cores` are criproxy's own. `others_cores` and `late_s` None: not known; `work_per_s` None: there is no work.
+    `bound`: what criproxy said of the box's CPU limit at the end; "": it was not there. `void` says why the phase does
+    not count, "" when it does.
     """
 
     latencies_s: "array[float]"
+    settled_s: float
     online_cpu_s_per_request: float
     online_wait_s_per_request: float
+    online_cores: float
     offline_cores: float
     agent_cores: float
     generator_cores: float
     idle_cores: float
     stolen_cores: float
-    others_cores: float
-    work_per_s: dict[str, float]
-    late_s: float
+    others_cores: float | None
+    work_per_s: dict[str, float] | None
+    late_s: float | None
     unanswered: int
     bound: str
     void: str
@@ -127,19 +130,20 @@ class Node:
     ) -> Figures:
         """One phase, with the load in these segments (requests per s, s); the same seed makes the same arrivals."""
         with self._beside(arm, work) as agent:
-            begins_s = time.monotonic() + settle_s
+            began_s = time.monotonic()
             if agent is not None:
                 _wait_for_the_limit(agent.proxy, by_evidence=arm.by_evidence)
-            time.sleep(max(0.0, begins_s - time.monotonic()))
-            meter = Meter({"node": self._root, "online": self._online, **self._offline_paths(arm, work)})
+            time.sleep(max(0.0, began_s + settle_s - time.monotonic()))
+            settled_s = time.monotonic() - began_s
+            meter = Meter({"online": self._online, **self._offline_paths(arm, work)})
             pids = Tree(self._online).pids()
             before, wait_s, machine, done = meter.read(), _wait_seconds(pids), _machine(), work.done(self._data)
             own_s = agent.cpu_s if agent is not None else 0.0
             load = self._server.load(segments, seed) if arm.loaded else _no_load(segments)
             now, waited_s, until = meter.read(), _wait_seconds(pids) - wait_s, _machine()
-            own_s = agent.cpu_s - own_s if agent is not None else 0.0
+            own_s = max(0.0, agent.cpu_s - own_s) if agent is not None else 0.0
             seconds = now.at_s - before.at_s
-            rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else {}
+            rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else None
             bound = "" if agent is None else agent.bound
         count = max(1, len(load.latencies_s))
         if self._server.forks:  # who answered has ended by now, and took its count along
@@ -147,17 +151,19 @@ class Node:
         online = now.cpu_s["online"] - before.cpu_s["online"]
         offline = sum(now.cores_since(before, name) for name in self._offline_paths(arm, work))
         idle, stolen = (until.idle_s - machine.idle_s) / seconds, (until.stolen_s - machine.stolen_s) / seconds
-        known = now.cores_since(before, "node") + (own_s + load.generator_s) / seconds
+        known = idle + stolen + offline + (online + own_s + load.generator_s) / seconds
         return Figures(
             latencies_s=load.latencies_s,
+            settled_s=settled_s,
             online_cpu_s_per_request=online / count,
-            online_wait_s_per_request=waited_s / count,
+            online_wait_s_per_request=max(0.0, waited_s) / count,
+            online_cores=online / seconds,
             offline_cores=offline,
             agent_cores=own_s / seconds,
             generator_cores=load.generator_s / seconds,
             idle_cores=idle,
             stolen_cores=stolen,
-            others_cores=0.0 if arm.awake else max(0.0, self.cores - idle - stolen - known),
+            others_cores=None if arm.awake else max(0.0, self.cores - known),
             work_per_s=rate,
             late_s=load.late_s,
             unanswered=load.unanswered,
@@ -199,7 +205,8 @@ class Node:
                     set_idle(parent, idle=True)
                     ends.callback(set_idle, parent, idle=False)
             if arm.koordlet:
-                ends.enter_context(Koordlet(self._root, f"{self._root}/kubepods/besteffort", self.cores))
+                pods = f"{self._root}/kubepods"
+                ends.enter_context(Koordlet(pods, f"{pods}/besteffort", self.cores))
             client = ends.enter_context(CriClient(socket))
             wait_until(client.is_ready, 60, "the client's connection")
             labels = {CLASS: "offline"} if arm.place == "box" else {}
@@ -250,7 +257,7 @@ class _Agent:
 
 def _no_load(segments: Sequence[tuple[float, float]]) -> Load:
     time.sleep(sum(seconds for _, seconds in segments))
-    return Load(array("f"), 0.0, 0.0)
+    return Load(array("f"), None, 0.0)
 
 
 @contextmanager
@@ -262,6 +269,8 @@ def _kept_awake() -> Iterator[None]:
     loops = [subprocess.Popen((*command, str(cpu))) for cpu in os.sched_getaffinity(0)]
     try:
         yield
+        if any(loop.poll() is not None for loop in loops):
+            raise LabError("a loop that was to keep a CPU awake has ended")
     finally:
         for loop in loops:
             loop.kill()
@@ -365,8 +374,9 @@ def why_void(load: Load, stolen_ratio: float) -> str:
     if stolen_ratio > STOLEN_RATIO:
         return f"other virtual machines took {100 * stolen_ratio:.1f} % of the CPU that was wanted"
     p99_s = quantile(sorted(load.latencies_s), 0.99) if load.latencies_s else 0.0
-    late = load.late_s > max(LATE_S, LATE_RATIO * p99_s)
-    return f"the generator was {1000 * load.late_s:.2f} ms late, for a p99 of {1000 * p99_s:.2f}" if late else ""
+    if load.late_s is not None and load.late_s > max(LATE_S, LATE_RATIO * p99_s):
+        return f"the generator was {1000 * load.late_s:.2f} ms late, for a p99 of {1000 * p99_s:.2f}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

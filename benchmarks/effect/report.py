@@ -10,7 +10,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +25,7 @@ from benchmarks.effect.phase import Figures, Node, Past, is_by_evidence, node
 from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT
 from integration.lab.directory import claimed
+from integration.lab.process import LabError
 
 TARGET_RATIO = 1.05
 _KNEE_S = 3.0
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
         "--arms", metavar="ARM", nargs="+", choices=full.arms, help=f"these alone, beside online alone, out of {named}"
     )
     parser.add_argument("--pods", type=int, help="how many offline pods of one CPU each (as many as there are CPUs)")
-    parser.add_argument("--state", metavar="F", type=Path, help="keep each phase in this file, and go on from it")
+    parser.add_argument("--state", metavar="F", type=Path, help="keep each round in this file, and go on from it")
     parser.add_argument("--plot", metavar="F", type=Path, help="draw effective utilisation against p99 (.svg or .png)")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str]) -> None:
     wanted = replace(scale(not options.full, cores), **{name: value for name, value in given.items() if value})
     until_s = time.monotonic() + (options.minutes * 60 if options.minutes else wanted.most_s)
     conditions = _conditions(cores, wanted)
-    found = list(_kept(options.state, conditions))
+    found = list(kept(options.state, conditions))
     for number, name in enumerate(wanted.servers):
         now_s = time.monotonic()
         share_s = (until_s - now_s) / (len(wanted.servers) - number)
@@ -128,10 +130,12 @@ class Run:
         with claimed() as directory:
             try:
                 with node(directory, servers()[self.server]) as on:
-                    knee = next((row["knee"] for row in self.found if row["server"] == self.server), None)
-                    if knee is None:
+                    known = next((row for row in self.found if row["server"] == self.server), None)
+                    if known is None:
                         _say(f"{self.server}: looking for its knee")
-                        knee = find_knee(on)
+                        knee, beyond = find_knee(on)
+                    else:
+                        knee, beyond = known["knee"], known["beyond_knee"]
                     _say(f"{self.server}: knee at {knee:.0f} requests/s")
                     number = 0
                     pasts: dict[str, Past] = {}
@@ -146,13 +150,14 @@ class Run:
                         on.past = pasts[load]
                         number += 1
                         about = {"round": f"{self.server} {time.time():.0f}", "server": self.server, "load": load}
-                        added += self._round(on, {**about, "work": work, "knee": knee, **self.conditions}, number)
+                        of_load = {"work": work, "knee": knee, "beyond_knee": beyond}
+                        added += self._round(on, {**about, **of_load, **self.conditions}, number)
             finally:
                 clean(directory)
         return added
 
     def _round(self, on: Node, about: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
-        """The rows of one, those of void phases among them."""
+        """The rows of one, those of void phases among them. It ends where its first phase alone is void."""
         known, work = arms(on.cores), Work(about["work"], self.wanted.pods)
         order = [ALONE, *random.sample([*self.wanted.arms, OFFLINE], len(self.wanted.arms) + 1), AGAIN]
         segments, seed = _segments(about["load"], about["knee"], self.wanted.phase_s), random.getrandbits(31)
@@ -166,6 +171,8 @@ class Run:
                 if not (void := phases[-1][1].void):
                     break
                 _say(f"void: {name}: {void}")
+            if name == ALONE and phases[-1][1].void:
+                break
         rows = [{**about, "arm": name, **row} for name, row in rows_of(phases, on.cores)]
         if self.state:
             with self.state.open("a") as file:
@@ -174,29 +181,32 @@ class Run:
 
 
 def next_round(rows: Sequence[Mapping[str, Any]], server: str, wanted: Scale) -> tuple[str, str] | None:
-    """The load and the work that are known least; None: the rule says that all loads are known well enough.
+    """The load and the work that were tried least; None: the rule says that all loads are known well enough.
 
     The rule, fixed beforehand (see `claims.enough`), is about a load, with each work beside it at least once.
     """
-    of: dict[str, list[Mapping[str, Any]]] = {load: [] for load in wanted.loads}
-    counts = {(load, work): 0 for load in wanted.loads for work in wanted.works}
-    for row in rows:
-        if row["server"] == server and (row["load"], row["work"]) in counts and not row["void"]:
-            of[row["load"]].append(row)
-            counts[row["load"], row["work"]] += row["arm"] == ALONE
-    known: Callable[[str], bool] = lambda load: (  # noqa: E731
-        all(counts[load, work] for work in wanted.works) and enough(_rounds(of[load]), wanted.arms, TARGET_RATIO)
-    )
-    unknown = [load for load in wanted.loads if not known(load)]
+    combos = list(itertools.product(wanted.loads, wanted.works))
+    own = [row for row in rows if row["server"] == server and (row["load"], row["work"]) in combos]
+    tried = Counter((load, work) for load, work, _ in {(row["load"], row["work"], row["round"]) for row in own})
+
+    def is_known(load: str) -> bool:
+        rounds = whole_rounds([row for row in own if row["load"] == load])
+        works = {one[ALONE]["work"] for one in rounds}
+        return works == set(wanted.works) and enough(rounds, wanted.arms, TARGET_RATIO)
+
+    unknown = [load for load in wanted.loads if not is_known(load)]
     if not unknown:
         return None
-    load = min(unknown, key=lambda one: sum(counts[one, work] for work in wanted.works))
-    return load, min(wanted.works, key=lambda work: counts[load, work])
+    load = min(unknown, key=lambda one: sum(tried[one, work] for work in wanted.works))
+    return load, min(wanted.works, key=lambda work: tried[load, work])
 
 
-def find_knee(on: Node) -> float:
-    """Requests per second. A rate is held when one of some tries holds it: the machine's others may spoil a try."""
-    alone = arms(on.cores)[ALONE]
+def find_knee(on: Node) -> tuple[float, str]:
+    """Requests per second, and why no more. Raises LabError.
+
+    A rate is held when one of some tries holds it: the machine's others may spoil a try.
+    """
+    alone, beyond = arms(on.cores)[ALONE], ""
 
     def why_not(rate: float) -> str:
         p99_s = math.inf
@@ -211,18 +221,22 @@ def find_knee(on: Node) -> float:
         return f"p99 is {1000 * p99_s:.0f} ms"
 
     def is_held(rate: float) -> bool:
+        nonlocal beyond
         if why := why_not(rate):
-            _say(f"not {rate:.0f} requests/s: {why}")
+            beyond = f"at {rate:.0f} requests/s {why}"
+            _say(f"too much: {beyond}")
         return not why
 
     rate = _START_RATE
+    if not is_held(rate):
+        raise LabError(f"online alone can't be loaded: {beyond}")
     while is_held(2 * rate):
         rate *= 2
     low, high = rate, 2 * rate
     for _ in range(3):
         middle = (low + high) / 2
         low, high = (middle, high) if is_held(middle) else (low, middle)
-    return low
+    return low, beyond
 
 
 def _segments(load: str, knee: float, seconds: float) -> list[tuple[float, float]]:
@@ -237,28 +251,33 @@ def rows_of(phases: Sequence[tuple[str, Figures]], cores: int) -> list[tuple[str
     slow_s = None
     if ALONE in counted and AGAIN in counted:
         slow_s = quantile(sorted([*counted[ALONE].latencies_s, *counted[AGAIN].latencies_s]), 0.99)
-    per_s = counted[OFFLINE].work_per_s if OFFLINE in counted else {}
-    return [(name, _row(figures, slow_s, cores, per_s)) for name, figures in phases]
+    per_s = counted[OFFLINE].work_per_s if OFFLINE in counted else None
+    return [(name, _row(figures, slow_s, cores, per_s or {})) for name, figures in phases]
 
 
 def _row(figures: Figures, slow_s: float | None, cores: int, alone_per_s: Mapping[str, float]) -> dict[str, Any]:
-    ordered = sorted(figures.latencies_s)
-    left = max(0.01, figures.offline_cores + figures.agent_cores + figures.idle_cores)
-    done = [figures.work_per_s.get(kind, 0.0) / rate for kind, rate in alone_per_s.items() if rate > 0.0]
-    here = bool(figures.work_per_s)
+    ordered, work_per_s, others_cores = sorted(figures.latencies_s), figures.work_per_s, figures.others_cores
+    used_cores = figures.online_cores + figures.offline_cores
+    left_cores = max(0.01, figures.offline_cores + figures.agent_cores + figures.idle_cores)
+    left_ratio = work_ratio = None
+    if work_per_s is not None:
+        left_ratio = figures.offline_cores / left_cores
+        done = [work_per_s.get(kind, 0.0) / rate for kind, rate in alone_per_s.items() if rate > 0.0]
+        work_ratio = fmean(done) if done else None
     return {
         "cpu_per_request": figures.online_cpu_s_per_request,
         "wait_per_request": figures.online_wait_s_per_request,
         **{name: _tail(ordered, ratio) for name, ratio in _TAILS.items()},
-        "node_ratio": 1.0 - figures.idle_cores / (cores - figures.generator_cores),
-        "left_ratio": figures.offline_cores / left if here else None,
-        "work_ratio": sum(done) / len(done) if here and done else None,
+        "node_ratio": used_cores / (cores - figures.generator_cores),
+        "left_ratio": left_ratio,
+        "work_ratio": work_ratio,
         "slow_ratio": None if slow_s is None or not ordered else sum(one > slow_s for one in ordered) / len(ordered),
         "stolen_ratio": figures.stolen_cores / cores,
-        "others_ratio": figures.others_cores / cores,
+        "others_ratio": None if others_cores is None else others_cores / cores,
         "generator_cores": figures.generator_cores,
         "agent_cores": figures.agent_cores,
         "late_s": figures.late_s,
+        "settled_s": figures.settled_s,
         "unanswered": figures.unanswered,
         "requests": len(ordered),
         "bound": figures.bound,
@@ -299,7 +318,8 @@ class Result:
 def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
     """Per server and load, over all works; and over all of these: each ratio is to alone in its own round.
 
-    A round without online alone, first and last, does not count.
+    A round without online alone, first and last, does not count; nor does, over all, a server, load and work that an
+    arm was not measured beside.
     """
     groups: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
     for key in sorted({(row["server"], row["load"]) for row in rows}):
@@ -308,8 +328,11 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
         groups[EVERY, ""] = rows
     found = []
     for (server, load), here in groups.items():
-        rounds = [one for one in _rounds(here) if {ALONE, AGAIN} <= one.keys()]
-        for arm in sorted(dict.fromkeys(row["arm"] for row in here), key=lambda name: name != ALONE):
+        rounds, names = whole_rounds(here), dict.fromkeys(row["arm"] for row in here)
+        if server == EVERY:
+            common = [cell for cell in cells_of(rounds) if names.keys() <= {arm for one in cell for arm in one}]
+            rounds = [one for cell in common for one in cell]
+        for arm in sorted(names, key=lambda name: name != ALONE):
             with_latency = arm not in (ALONE, OFFLINE)
             claims = {name: estimate(ratios(rounds, arm, name)) for name in MEASURES} if with_latency else {}
             compared = ("work_ratio", "p50", "p95", "p99") if with_latency and arm not in (AGAIN, DEFAULT) else ()
@@ -334,35 +357,44 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     titles = list(dict.fromkeys(_title(one) for one in found))
     lines = [line for title in titles for line in _table([one for one in found if _title(one) == title])]
     counted = [row for row in rows if not row["void"]]
-    if others := [row["others_ratio"] for row in counted]:
+    if others := [row["others_ratio"] for row in counted if row["others_ratio"] is not None]:
         lines.append(f"\nWhatever else runs on the machine used {100 * fmean(others):.0f} % of its CPU meanwhile.")
     for server in dict.fromkeys(row["server"] for row in counted):
-        of = [row for row in counted if row["server"] == server and row["arm"] != OFFLINE]
-        if of:
-            lines.append(
-                f"{server}: its knee is {of[0]['knee']:.0f} requests/s. The generator used at most "
-                f"{max(row['generator_cores'] for row in of):.2f} of its CPU, was late by at most "
-                f"{1000 * max(row['late_s'] for row in of):.2f} ms (99 of 100 requests), and "
-                f"{sum(row['unanswered'] for row in of)} requests were not answered."
-            )
-    agents = [row["agent_cores"] for row in counted if row["bound"]]
-    if agents:
-        lines.append(f"criproxy itself used {100 * fmean(agents):.1f} % of a CPU, which counts as left and not used.")
-    for name, arm in arms(1).items():
+        lines.append(_generator([row for row in counted if row["server"] == server]))
+    if agents := [row["agent_cores"] for row in counted if row["bound"]]:
+        lines.append(
+            f'criproxy itself used {100 * fmean(agents):.1f} % of a CPU; in "of left", that is not offline\'s.'
+        )
+    for name in [name for name, arm in arms(1).items() if arm.by_evidence]:
         of = [row for row in counted if row["arm"] == name]
-        unlike = [row["bound"] for row in of if not is_by_evidence(row["bound"])]
-        if arm.by_evidence and unlike:
+        if unlike := [row["bound"] for row in of if not is_by_evidence(row["bound"])]:
             lines.append(f"{name}: {len(unlike)} of {len(of)} phases did not end by evidence: {unlike[0]}")
-    for why in (row for row in rows if row["void"]):
-        lines.append(f"void: {why['arm']}: {why['void']}")
+    for row in (row for row in rows if row["void"]):
+        again = any((row["round"], row["arm"]) == (one["round"], one["arm"]) for one in counted)
+        where = f"{row['server']} at {row['load']}, {row['work']}, {row['arm']}"
+        lines.append(f"void: {where}: {row['void']} ({'it was measured again' if again else 'again, too'})")
     legend = "; ".join(f"{name}: {words}" for name, words in MEASURES.items() if name != words)
     shares = (
-        "node: CPU used, without the generator's; of left: offline's CPU, of what all else left; work: offline's rate, "
-        "of its rate alone; slow: requests slower than 99 % of those alone; stolen: CPU time that other virtual "
-        "machines took; p99 to first: to the first phase alone only; could see: the smallest p99 that these rounds "
-        "would have told from 1 four times of five; all intervals: 95 %"
+        "node: CPU that online and offline used, of all but the generator's; of left: offline's CPU, of what all else "
+        "left; work: offline's rate, of its rate alone; slow: requests slower than 99 % of those alone; stolen: CPU "
+        "time that other virtual machines took; p99 to first: to the first phase alone only; could see: the smallest "
+        "ratio of p99 that these rounds would have told from 1 four times of five; all intervals: 95 %"
     )
     return "\n".join([*lines, "", f"{shares}; {legend}"])
+
+
+def _generator(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of one server: its knee, and how well it was loaded."""
+    late_s = [row["late_s"] for row in rows if row["late_s"] is not None]
+    late = "does not say how late it was"
+    if late_s:
+        late = f"was late by {1000 * max(late_s):.2f} ms at most (99 of 100 requests)"
+    first = rows[0]
+    return (
+        f"{first['server']}: its knee is {first['knee']:.0f} requests/s, as {first['beyond_knee']}. Over a phase, "
+        f"the generator used {max(row['generator_cores'] for row in rows):.2f} of its CPU at most and {late}; "
+        f"{sum(row['unanswered'] for row in rows)} requests were not answered."
+    )
 
 
 def _table(of: Sequence[Result]) -> list[str]:
@@ -387,7 +419,7 @@ def _table(of: Sequence[Result]) -> list[str]:
     for one in of:
         words = [f"{name} {_cell(claim)}" for name, claim in one.over_other.items() if claim]
         if words:
-            lines.append(f"{DEFAULT}, for what {one.arm} has: {', '.join(words)}".replace("work_ratio", "work"))
+            lines.append(f'"{DEFAULT}" as ratio to "{one.arm}": {", ".join(words)}'.replace("work_ratio", "work"))
     return lines
 
 
@@ -450,24 +482,33 @@ def _values(rounds: Sequence[Round], arm: str, measure: str) -> list[list[float]
     return [known for cell in cells if (known := [value for value in cell if value is not None])]
 
 
-def _rounds(rows: Sequence[Mapping[str, Any]]) -> list[Round]:
+def whole_rounds(rows: Sequence[Mapping[str, Any]]) -> list[Round]:
+    """Those with online alone, first and last, without the void phases."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         if not row["void"]:
             found.setdefault(row["round"], {})[row["arm"]] = row
-    return list(found.values())
+    return [one for one in found.values() if {ALONE, AGAIN} <= one.keys()]
 
 
-def _kept(state: Path | None, conditions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of earlier runs. Exits where they were measured otherwise."""
-    if state is None or not state.exists():
+def kept(state: Path | None, conditions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of earlier runs. Exits where they were measured otherwise, or can't be known to have been."""
+    if state is None:
         return
-    for number, line in enumerate(state.read_text().splitlines(), 1):
-        row: dict[str, Any] = json.loads(line)
+    if conditions["commit"].endswith("-dirty"):
+        sys.exit(
+            "--state: this checkout has changes that are not committed, so its rows could not be told from others'"
+        )
+    for number, line in enumerate(state.read_text().splitlines() if state.exists() else (), 1):
+        where = f"{state}, line {number}"
+        try:
+            row: dict[str, Any] = json.loads(line)
+        except ValueError:
+            sys.exit(f"{where}: no row, but {line[:40]!r}: remove the line, and go on")
         if unlike := [name for name, value in conditions.items() if row.get(name) != value]:
             name = unlike[0]
             why = f"{name} is {row.get(name)!r} there, and {conditions[name]!r} now"
-            sys.exit(f"{state}, line {number}: {why}. Such rows can't be told as one: name another file.")
+            sys.exit(f"{where}: {why}. Such rows can't be told as one: name another file.")
         yield row
 
 
