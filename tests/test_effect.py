@@ -386,6 +386,14 @@ def test_over_all_only_what_each_arm_was_measured_beside_counts() -> None:
     assert (together["loser"].rounds, together["loser"].mean) == (2, pytest.approx(2.0))
 
 
+def test_servers_that_no_arm_was_measured_beside_alike_are_not_told_together(tmp_path: Path) -> None:
+    rows = told_rows("redis", 0, alone=1.0, alone_again=1.0, loser=2.0)
+    rows += told_rows("memcached", 0, alone=1.0, alone_again=1.0, other=3.0)
+    assert EVERY not in {one.server for one in results(rows)}
+    draw(tmp_path / "effect.svg", rows)
+    assert "redis at 50 % of its knee: loser" in (tmp_path / "effect.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("line", "commit", "why"),
     [
