@@ -20,13 +20,13 @@ from benchmarks.effect.online import DATA, HOST, Load, Server
 from benchmarks.effect.past import write_past
 from benchmarks.node import cpu_seconds
 from benchmarks.scoped import ScopedCriproxy
-from benchmarks.stage import CLASS
+from benchmarks.stage import CLASS, beside
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.tree import Tree as Kernel
 from criproxy.control.capacity import CapacityReader
 from criproxy.model import CPU, MEMORY
-from integration.demo.meter import Meter, set_shares
-from integration.lab.cgroups import Hierarchy, Tree, hierarchies, of_process, version
+from integration.demo.meter import Meter, join, set_shares
+from integration.lab.cgroups import Tree
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root
@@ -132,7 +132,7 @@ class Node:
         with self._beside(arm, work) as agent:
             began_s = time.monotonic()
             if agent is not None:
-                _wait_for_the_limit(agent.proxy, by_evidence=arm.by_evidence)
+                agent.wait_for_the_limit(by_evidence=arm.by_evidence)
             time.sleep(max(0.0, began_s + settle_s - time.monotonic()))
             settled_s = time.monotonic() - began_s
             meter = Meter({"online": self._online, **self._offline_paths(arm, work)})
@@ -144,7 +144,7 @@ class Node:
             own_s = max(0.0, agent.cpu_s - own_s) if agent is not None else 0.0
             seconds = now.at_s - before.at_s
             rate = rate_of(done, work.done(self._data), seconds) if arm.place != "nowhere" else None
-            bound = "" if agent is None else agent.bound
+            bound = "" if agent is None else agent.bound()[1]
         count = max(1, len(load.latencies_s))
         if self._server.forks:  # who answered has ended by now, and took its count along
             waited_s = 0.0
@@ -230,8 +230,8 @@ class Node:
         proxy = ScopedCriproxy(self._directory, self._runtime.socket, config)
         process = proxy.run_on(self._root, idle=arm.idle, period_us=arm.period_us)
         try:
-            with _joined(f"{self._root}/agent", (process.pid,), own=False):  # as a node's agents are, not as the load
-                yield _Agent(proxy, process.pid)
+            join(f"{self._root}/agent", process.pid)  # as a node's agents are, not as the load
+            yield _Agent(proxy, process.pid)
         finally:
             process.stop()
             self.past.learned[arm.name] = checkpoint.read_bytes()
@@ -248,11 +248,23 @@ class _Agent:
     def cpu_s(self) -> float:
         return cpu_seconds(self.pid)
 
-    @property
-    def bound(self) -> str:
-        """Why the box's CPU limit is what it is."""
+    def bound(self) -> tuple[float, str]:
+        """The box's CPU limit in cores (-1: none is decided), and why it is that."""
         decided = self.proxy.status()["box"]["cpu"]
-        return str(decided["reason"]) if decided else "nothing is decided yet"
+        return (decided["limit_cores"], decided["reason"]) if decided else (-1.0, "nothing is decided yet")
+
+    def wait_for_the_limit(self, *, by_evidence: bool) -> None:
+        """Until the box's CPU limit has stopped rising: it rises by steps, and a node's box is there for long.
+
+        `by_evidence`: and until it is what evidence gives. After some time it is what it is.
+        """
+        seen_cores = -1.0
+        for _ in range(_RISING_S):
+            limit_cores, reason = self.bound()
+            if 0.0 <= limit_cores <= seen_cores and (not by_evidence or is_by_evidence(reason)):
+                return
+            seen_cores = limit_cores
+            time.sleep(2.0)
 
 
 def _no_load(segments: Sequence[tuple[float, float]]) -> Load:
@@ -263,11 +275,12 @@ def _no_load(segments: Sequence[tuple[float, float]]) -> Load:
 @contextmanager
 def _kept_awake() -> Iterator[None]:
     """A loop on each CPU, outside of all cgroups and behind all of them (SCHED_IDLE)."""
-    procs = next(one.mount for one in hierarchies() if _has_cpu(one)) / "cgroup.procs"
-    script = f"echo $$ >{procs} && exec chrt --idle 0 taskset -c $0 sh -c 'while :; do :; done'"
-    command = ("setpriv", "--pdeathsig", "KILL", "--", "sh", "-ec", script)
-    loops = [subprocess.Popen((*command, str(cpu))) for cpu in os.sched_getaffinity(0)]
+    command = ("setpriv", "--pdeathsig", "KILL", "--", "chrt", "--idle", "0", "taskset", "-c")
+    cpus = os.sched_getaffinity(0)
+    loops = [subprocess.Popen((*command, str(cpu), "sh", "-c", "while :; do :; done")) for cpu in cpus]
     try:
+        for loop in loops:
+            join("/", loop.pid)
         yield
         if any(loop.poll() is not None for loop in loops):
             raise LabError("a loop that was to keep a CPU awake has ended")
@@ -311,7 +324,7 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         client.run_container(pod, "main", server.command, mounts={**HOST, Path("/etc"): Path("/etc"), DATA: data})
         server.connect(data)
         ends.callback(server.close)
-        with _joined(f"{root}/generator", server.pids()):
+        with beside(f"{root}/generator", server.pids()):  # this process, too: pgbench is its child
             for pid in server.pids():
                 os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
             first, *others = sorted(os.sched_getaffinity(0))
@@ -320,44 +333,11 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
             yield Node(directory, server, runtime)
 
 
-@contextmanager
-def _joined(cgroup: str, pids: Sequence[int], *, own: bool = True) -> Iterator[None]:
-    """These processes in a cgroup for CPU time; with `own`, this one, too (pgbench is its child)."""
-    hierarchy = next(one for one in hierarchies() if _has_cpu(one))
-    before = of_process(os.getpid())["cpu" if version() == 1 else ""]
-    for pid in (*((os.getpid(),) if own else ()), *pids):
-        (hierarchy.directory(cgroup) / "cgroup.procs").write_text(str(pid))
-    try:
-        yield
-    finally:
-        if own:
-            (hierarchy.directory(before) / "cgroup.procs").write_text(str(os.getpid()))
-
-
-def _has_cpu(hierarchy: Hierarchy) -> bool:
-    return ("cpu" if version() == 1 else "") in hierarchy.controllers
-
-
 def _keep_to(pids: Iterable[int], cpus: Iterable[int]) -> None:
     """All threads of these processes, and those to come."""
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), cpus)
-
-
-def _wait_for_the_limit(proxy: ScopedCriproxy, *, by_evidence: bool) -> None:
-    """Until the box's CPU limit has stopped rising: it rises by steps, and a node's box is there for long.
-
-    `by_evidence`: and until it is what evidence gives. After some time it is what it is.
-    """
-    seen = -1.0
-    for _ in range(_RISING_S):
-        decided = proxy.status()["box"]["cpu"]
-        limit = float(decided["limit_cores"]) if decided else -1.0
-        if decided and limit <= seen and (not by_evidence or is_by_evidence(decided["reason"])):
-            return
-        seen = limit
-        time.sleep(2.0)
 
 
 def is_by_evidence(reason: str) -> bool:

@@ -332,8 +332,8 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[Result]:
         if server == EVERY:
             common = [cell for cell in cells_of(rounds) if names.keys() <= {arm for one in cell for arm in one}]
             rounds = [one for cell in common for one in cell]
-        if server == EVERY and not rounds:
-            continue
+            if not rounds:
+                continue
         for arm in sorted(names, key=lambda name: name != ALONE):
             with_latency = arm not in (ALONE, OFFLINE)
             claims = {name: estimate(ratios(rounds, arm, name)) for name in MEASURES} if with_latency else {}
@@ -447,6 +447,7 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     markers = itertools.cycle("osDv^")
     found = results(rows)
     drawn = [one for one in found if one.server == EVERY] or found
+    are_alike = len({_title(one) for one in drawn}) == 1
     for one in drawn:
         claim, share = one.claims.get("p99"), one.shares["node"]
         if claim is None or share is None:
@@ -454,7 +455,7 @@ def draw(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         x, y = claim.mean, 100 * share.mean
         spread_x = [[x - (claim.low or x)], [(claim.high or x) - x]]
         spread_y = [[y - 100 * (share.low or share.mean)], [100 * (share.high or share.mean) - y]]
-        label = one.arm if len({_title(other) for other in drawn}) == 1 else f"{_title(one)}: {one.arm}"
+        label = one.arm if are_alike else f"{_title(one)}: {one.arm}"
         axes.errorbar([x], [y], xerr=spread_x, yerr=spread_y, marker=next(markers), capsize=3, label=label)
     axes.axvline(TARGET_RATIO, linestyle=":", color="grey")
     axes.axhline(95, linestyle=":", color="grey")
