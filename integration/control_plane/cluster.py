@@ -29,7 +29,7 @@ CLASS = {"colocation.criproxy.io/class": "offline"}
 POLICY = "colocation.criproxy.io/policy"
 REPORT = "colocation.criproxy.io/policy-status"
 PODS = "/api/v1/namespaces/default/pods"
-BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 SOON_S = 120.0
 POD_S = 300.0
 

@@ -101,7 +101,7 @@ def stage(place: Place, play: Play, cores: int, say: Say, *, port: int, with_kub
         client = stack.enter_context(CriClient(criproxy.socket))
         starter: Starter = CriStarter(client, place.cgroup, cores)
         if with_kubelet:
-            with step(say, "a real kubelet, in front of criproxy (building it takes minutes, once)"):
+            with step(say, "a real kubelet, in front of criproxy"):
                 kubelet = Kubelet(place.lab, criproxy.socket)
                 kubelet.start()
                 starter = KubeletStarter(kubelet)

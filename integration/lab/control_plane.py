@@ -17,10 +17,10 @@ from typing import Any
 
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+from integration.programs import build
 
 START_S = 180
 ANSWER_S = 30
-BUILD = Path(__file__).resolve().parent / "build-kubernetes"
 ADMIN = "/O=system:masters/CN=admin"
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
@@ -68,8 +68,7 @@ class ControlPlane:
     def __init__(self, directory: Path, clock: Mapping[str, str] | None = None) -> None:
         self.directory = directory.absolute() / "control-plane"
         self.authority = Authority(self.directory / "pki", clock)
-        self._ports = dict(zip(("etcd", "peer", "api", "scheduler", "manager", "health"), free_ports(6), strict=True))
-        self._programs = find_programs()
+        self._ports = dict(zip(("etcd", "peer", "api", "scheduler", "manager"), free_ports(5), strict=True))
         self._processes: dict[str, Process] = {}
         extension = "subjectAltName=IP:127.0.0.1,IP:10.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
         self.authority.sign("apiserver", "/CN=kube-apiserver", extension)
@@ -152,7 +151,7 @@ class ControlPlane:
             f"--etcd-servers={etcd}",
             f"--secure-port={self._ports['api']}",
             "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",  # it would publish the address, and refuses one of the loopback
             f"--cert-dir={self.directory / 'certificates'}",
             f"--tls-cert-file={pki / 'apiserver.crt'}",
             f"--tls-private-key-file={pki / 'apiserver.key'}",
@@ -183,24 +182,22 @@ class ControlPlane:
 
     def _start(self, program: str, *arguments: str | Path) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        argv = [self._programs / program, *arguments]
+        argv = [find_program(program), *arguments]
         self._processes[program] = Process(program, argv, self.directory / f"{program}.log")
 
     def _start_client(self, program: str, port: str, arguments: Sequence[str]) -> None:
         kubeconfig = self.kubeconfig(program, f"/O=system:masters/CN=system:{program}")
-        own = ("--port=0", "--bind-address=127.0.0.1", f"--secure-port={self._ports[port]}", "--leader-elect=false")
+        own = ("--bind-address=127.0.0.1", f"--secure-port={self._ports[port]}", "--leader-elect=false")
         self._start(program, f"--kubeconfig={kubeconfig}", f"--cert-dir={self.directory / program}", *own, *arguments)
 
     def _scheduler_config(self) -> Path:
         """The scheduler as ever, which also goes by the name that Koordinator's manifests give theirs."""
         file = self.directory / "scheduler.json"
         file.write_text(json.dumps({
-            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(self.directory / "kube-scheduler.conf")},
             "leaderElection": {"leaderElect": False},
-            "healthzBindAddress": f"127.0.0.1:{self._ports['health']}",
-            "metricsBindAddress": f"127.0.0.1:{self._ports['health']}",
             "profiles": [{"schedulerName": name} for name in ("default-scheduler", "koord-scheduler")],
         }))  # fmt: skip
         return file
@@ -240,7 +237,7 @@ class ControlPlane:
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
         """What kubectl prints. Raises LabError."""
-        command = [str(self._programs / "kubectl"), f"--kubeconfig={self.admin}", *arguments]
+        command = [str(find_program("kubectl")), f"--kubeconfig={self.admin}", *arguments]
         home = {**os.environ, "HOME": str(self.directory)}
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=home, check=False)
         if done.returncode != 0:
@@ -248,17 +245,11 @@ class ControlPlane:
         return done.stdout
 
 
-def find_programs() -> Path:
-    """The directory of the programs: $CONTROL_PLANE, or the one that build-kubernetes makes (minutes) or has cached.
-
-    Raises LabError when there is none.
-    """
+def find_program(name: str) -> Path:
+    """One of the programs: in the directory $CONTROL_PLANE, or the one that is built. Raises LabError."""
     if chosen := os.environ.get("CONTROL_PLANE"):
-        return Path(chosen).absolute()
-    done = subprocess.run([BUILD, "control-plane"], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise LabError(f"{BUILD} failed (see above); set CONTROL_PLANE=/directory/of/programs to use others")
-    return Path(done.stdout.strip())
+        return Path(chosen).absolute() / name
+    return build.find(name)
 
 
 def end(directory: Path) -> None:

@@ -21,6 +21,7 @@ from integration.lab.images import BUSYBOX
 from integration.lab.naming import driver
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+from integration.programs import build
 
 START_S = 180
 POD_S = 300
@@ -29,7 +30,6 @@ ANSWER_S = 60
 """These three are long, for an emulated node with a busy host."""
 POLL_S = 0.2
 """Kubelet logs each question."""
-BUILD = Path(__file__).resolve().parent / "build-kubernetes"
 
 # What kubelet sets on every node (pkg/kubelet/cm, setupKernelTunables): it gets files to play with instead.
 SYSCTLS = (
@@ -104,10 +104,10 @@ class Kubelet:
         return self._running().pid
 
     def start(self, until_ready: bool = True) -> None:
-        """Start it and return once it is ready, unless told not to wait. Builds kubelet when it is not there: minutes.
+        """Start it and return once it is ready, unless told not to wait.
 
-        Raises LabError when it ends (as it does when its runtime does not answer) or is not ready in three minutes, or
-        when a kubelet that is no lab's runs.
+        Raises LabError when it is not built, ends (as it does when its runtime does not answer) or is not ready in
+        three minutes, or when a kubelet that is no lab's runs.
         """
         _refuse_beside_foreign()
         program = find_kubelet()
@@ -230,8 +230,13 @@ class Kubelet:
 
     def _configuration(self, program: Path) -> dict[str, Any]:
         port, self._port, healthz = free_ports(3)
-        no_device_plugins = {"featureGates": {"DevicePlugins": False}} if "DevicePlugins=" in _help(program) else {}
-        return no_device_plugins | {  # they would empty the machine's /var/lib/kubelet/device-plugins
+        known = _help(program)
+        # Device plugins would empty the machine's /var/lib/kubelet/device-plugins; later kubelets can't leave them out.
+        no_device_plugins = {"featureGates": {"DevicePlugins": False}} if "DevicePlugins=" in known else {}
+        takes_v1 = {"failCgroupV1": False} if "--fail-cgroupv1" in known and version() == 1 else {}
+        return {
+            **no_device_plugins,
+            **takes_v1,
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "staticPodPath": str(self._manifests),
@@ -314,18 +319,12 @@ def _share(directory: Path) -> None:
 
 
 def find_kubelet() -> Path:
-    """The kubelet to use: $KUBELET, or the one that build-kubernetes makes (minutes) or has cached.
-
-    Raises LabError when there is none.
-    """
+    """The kubelet to use: $KUBELET, or the one that is built. Raises LabError when there is none."""
     if chosen := os.environ.get("KUBELET"):
         if not os.access(chosen, os.X_OK):
             raise LabError(f"KUBELET={chosen} is not a program: set it to a kubelet's path, or unset it")
         return Path(chosen).absolute()
-    done = subprocess.run([BUILD, "kubelet"], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise LabError(f"{BUILD} failed (see above); set KUBELET=/path/to/kubelet to use another")
-    return Path(done.stdout.strip())
+    return build.find("kubelet")
 
 
 def end(directory: Path) -> None:

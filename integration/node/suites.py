@@ -1,6 +1,6 @@
 """Runs tests of integration/ on nodes, each file on a fresh one: `python -m integration.node.suites`.
 
-    suites smoke [NODE...]             a few minutes: what matters most, on each node (all of them: no NODE)
+    suites smoke [NODE...]             a few minutes: what matters most, on each node (those of today: no NODE)
     suites whole NODE [pytest args]    everything that can run there, or only the files that the arguments name
     suites all                         everything on every node: hours
 
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,14 +24,19 @@ from integration.node.packages import CHECKOUT, find_packages
 from integration.node.settings import Settings
 from integration.node.spawn import GuestKernelError, NodeError
 from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
+from integration.programs import build
 
 SMOKE = "integration/test_smoke.py"
 SMOKE_S, FILE_S = 900, 7200
 SMOKE_TEST_S, TEST_S = 300, 900
 """Each test's own time-outs, those of a file above: Python is fifteen times slower there."""
-PACKAGES, KUBELET = "/opt/python", "/opt/kubelet"
+PACKAGES, KUBELET, CONTAINERD = "/opt/python", "/opt/kubelet", "/opt/containerd"
+TAKE_CONTAINERD = f"""; for program in {CONTAINERD}/*; do mount --bind $program /usr/bin/${{program##*/}}; done
+systemctl restart containerd"""
+"""In place of Debian's, with its configuration."""
 PASSED_ON = ("UPGRADES", "RESTARTS")
 """Environment variables that tests read."""
+TODAY = [name for name, node in NODES.items() if node.today]
 USUAL = [name for name, node in NODES.items() if not node.cpus]
 NOTHING_COLLECTED = 5
 """pytest's status when all tests of a file are left out."""
@@ -60,15 +65,17 @@ class Outcome:
 class Stand:
     """One node's images and packages, ready for any number of fresh machines."""
 
-    def __init__(self, name: str, binds: Mapping[str, Path]) -> None:
-        """`binds` are more trees or files, by their path in the guest. Makes what is missing: minutes."""
+    def __init__(self, name: str) -> None:
+        """Makes what is missing of images: minutes. Raises LabError when a program of today is not built."""
         node = NODES[name]
         self._name = name
         settings = replace(Settings.from_environment(), suite=node.release)
         self._settings = replace(settings, cpus=node.cpus or settings.cpus, processor=node.processor)
         self._image, self._snapshot = find_snapshot(self._settings, _wanted(node))
         python = find_packages(self._settings.cache, PYTHONS[node.release])
-        self._binds = {PACKAGES: python, **binds}
+        containerd = {CONTAINERD: build.find("containerd").parent} if node.containerd else {}
+        self._binds = {PACKAGES: python, KUBELET: find_kubelet(), **containerd}
+        self._setup = mount_all(self._binds) + (TAKE_CONTAINERD if node.containerd else "")
 
     def run(self, file: str, arguments: Sequence[str], timeout_s: float, test_timeout_s: float) -> Outcome:
         """Run pytest on one file, on a fresh machine; its output passes through."""
@@ -80,9 +87,9 @@ class Stand:
             "PYTHONUNBUFFERED": "1",
             "CRIPROXY_NODE": self._name,
             **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
-            **({"KUBELET": KUBELET} if KUBELET in self._binds else {}),
+            "KUBELET": KUBELET,
         }
-        command = Command([*pytest, *arguments, file], mount_all(self._binds), env=environment)
+        command = Command([*pytest, *arguments, file], self._setup, env=environment)
         trees = [CHECKOUT, *self._binds.values()]
         tail = ""
 
@@ -124,7 +131,7 @@ def smoke(names: Sequence[str]) -> list[Outcome]:
         say(f"smoke {number}/{len(names)}: {name} ({NODES[name].words})")
         began_s = time.monotonic()
         try:
-            outcome = Stand(name, {}).run(SMOKE, [], SMOKE_S, SMOKE_TEST_S)
+            outcome = Stand(name).run(SMOKE, [], SMOKE_S, SMOKE_TEST_S)
         except NodeError as error:
             outcome = Outcome(name, SMOKE, FAILED, 0, str(error))
         outcomes.append(replace(outcome, seconds=time.monotonic() - began_s))
@@ -140,7 +147,7 @@ def whole(name: str, arguments: Sequence[str]) -> list[Outcome]:
     say(f"{name}: {NODES[name].words}")
     for entry in entries_of(name):
         say(f"{name}: left out: {entry.tests}: {entry.reason}")
-    stand, began_s = Stand(name, {KUBELET: find_kubelet()}), time.monotonic()
+    stand, began_s = Stand(name), time.monotonic()
     outcomes = []
     for number, file in enumerate(files, 1):
         say(f"{name} {number}/{len(files)}: {file}, {time.monotonic() - began_s:.0f} s so far")
@@ -181,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     match arguments:
         case ["smoke", *names] if set(names) <= NODES.keys():
-            return summary(smoke(names or USUAL))
+            return summary(smoke(names or TODAY))
         case ["whole", name, *rest] if name in NODES:
             return summary(whole(name, rest))
         case ["all"]:

@@ -16,8 +16,9 @@ systemctl restart containerd
 class Node:
     """A throwaway machine: a Debian release, what its kernel is told, and what a shell does on it before its snapshot.
 
-    `words` describe it for whoever watches. `cpus`: QEMU's -smp, "": as they all have it.
-    `processor`: QEMU's -cpu. With a `cpus` of its own, a node is for tests that ask for it.
+    `words` describe it for whoever watches. `today`: of the nodes that ./test runs on; the others are by command.
+    `containerd`: the one of integration/programs takes the place of Debian's. `cpus`: QEMU's -smp, "": as they all
+    have it. `processor`: QEMU's -cpu. With a `cpus` of its own, a node is for tests that ask for it.
     """
 
     release: str
@@ -26,14 +27,19 @@ class Node:
     prepare: str = ""
     cpus: str = ""
     processor: str = "max"
+    today: bool = False
+    containerd: bool = False
 
 
 NODES: Mapping[str, Node] = {
+    "trixie-v2": Node("trixie", "cgroup v2, systemd driver, containerd 1.7", today=True),
+    "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)", today=True),
+    "trixie-v2-containerd-2.4": Node(
+        "trixie", "cgroup v2, systemd driver, containerd 2.4 (CRI v1 alone)", today=True, containerd=True
+    ),
     "bookworm-v2": Node("bookworm", "cgroup v2, systemd driver, containerd 1.6"),
     "bookworm-v2-cgroupfs": Node("bookworm", "cgroup v2, cgroupfs driver, containerd 1.6", prepare=CGROUPFS),
     "bookworm-v1": Node("bookworm", "cgroup v1, systemd driver, containerd 1.6", "systemd.unified_cgroup_hierarchy=0"),
-    "trixie-v2": Node("trixie", "cgroup v2, systemd driver, containerd 1.7"),
-    "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)"),
     "bookworm-v2-threads": Node(
         "bookworm",
         "cgroup v2, systemd driver, two cores of two hyperthreads",
@@ -58,19 +64,8 @@ class LeftOut:
 
 LEFT_OUT = (
     LeftOut(".*-.*", r"^integration/test_demo\.py", "the demo shows pictures of a machine's own speed"),
-    LeftOut("forky-v2", r"^integration/test_kubelet\.py", "kubelet 1.20 speaks CRI v1alpha2, containerd 2.1 v1 alone"),
-    LeftOut(
-        "forky-v2", r"^integration/systemd/test_(attach|install)\.py", "their kubelet 1.20 speaks CRI v1alpha2 alone"
-    ),
-    LeftOut("forky-v2", r"::test_kubelet_(finds|through|runs)", "their kubelet 1.20 speaks CRI v1alpha2 alone"),
-    LeftOut(
-        "forky-v2",
-        r"^integration/test_(eviction|exclusive_cpus|pin_pods)\.py",
-        "their kubelet 1.20 speaks CRI v1alpha2 alone",
-    ),
-    LeftOut("forky-v2", r"::test_offline_pod_of_a_real_kubelet", "its kubelet 1.20 speaks CRI v1alpha2 alone"),
     LeftOut("bookworm-v2-cgroupfs", r"^integration/systemd/", "they look for the systemd driver's slices"),
-    LeftOut("forky-v2", r"v1alpha2", "containerd 2.1 serves CRI v1 alone"),
+    LeftOut("forky-v2|.*-containerd-2.4", r"v1alpha2", "containerd 2 serves CRI v1 alone"),
 )
 
 
