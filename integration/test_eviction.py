@@ -1,7 +1,8 @@
 """kubelet near its evictionHard for memory: the largest offline pod goes before kubelet ranks any pod for eviction.
 
-A real kubelet whose threshold is near: an offline hog holds 600 MiB, an online pod, within its request, takes more
-than that leaves, and a small online pod is above its request. Shown with criproxy, with one that reports only, and
+A real kubelet whose threshold is near: an offline hog holds 600 MiB, an online pod, within its request, takes step by
+step what that leaves and more, however much others on the machine take or give back meanwhile, and a small online pod
+is above its request. Shown with criproxy, with one that reports only, and
 without criproxy, as kubelet's choice depends on it: it ranks by usage above requests, and in its eyes a pod in the box
 uses nothing.
 
@@ -9,7 +10,6 @@ It never evicts static pods, as these are, but says in which order it would. On 
 kernel itself holds (700 MiB were seen), so criproxy acts earlier by that.
 """
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from integration.lab.cgroups import version
+from integration.lab import cri_client_pb2 as cri
 from integration.lab.clean import clean
+from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
@@ -27,12 +28,7 @@ from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
 
-pytestmark = [
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        version() == 2, reason="kubelet 1.20 takes a node with cgroup v2 for empty, so it never evicts for memory there"
-    ),
-]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
 Say = Callable[[str], object]
 
@@ -41,9 +37,11 @@ ROOM_BYTES = 2400 * MIB
 SPARE_BYTES = 500 * MIB
 """Below kubelet's threshold, so that nobody is killed for want of memory."""
 HOG_MIB, SMALL_MIB, FIRST_LEFT_MIB, OVER_MIB = 600, 60, 300, 150
-"""What the pods hold; what the online pod leaves above the threshold at first, and how far below it would lead."""
-STEP_MIB = 10 if is_throwaway() else 25
-"""Online's each second. An emulated node is slow."""
+"""What the pods hold; what the online pod leaves above the threshold at first, and how far below it goes at most."""
+CUSHION_MIB = 256
+"""Of online's request, above what it would hold if nobody else took or gave back memory."""
+STEP_MIB, STEP_S = (10 if is_throwaway() else 25), 1.0
+"""Online's. An emulated node is slow."""
 LOOK_S = 12.0
 """From one of kubelet's looks to its next it is 10 s."""
 WAIT_S = 240.0
@@ -58,6 +56,7 @@ class Node:
 
     kubelet: Kubelet
     criproxy: Criproxy | None
+    client: CriClient
     hard_bytes: int
 
     def rankings(self) -> list[list[str]]:
@@ -77,8 +76,13 @@ class Node:
 
     def held_mib(self, path: str) -> int:
         """By a cgroup of kubelet's, or the box."""
-        file = Cgroup(f"{self.kubelet.cgroup_root}/{path}").file("memory", "memory.usage_in_bytes")
-        return int(file.read_text()) // MIB
+        return Cgroup(f"{self.kubelet.cgroup_root}/{path}").memory_bytes() // MIB
+
+    def take(self, name: str, mib: int) -> None:
+        """Have a running pod hold more memory."""
+        (container,) = self.kubelet.pods()[name].containers.values()
+        command = ["sh", "-c", f"({holding(mib)}) </dev/null >/dev/null 2>&1"]
+        self.client.call("ExecSync", cri.ExecSyncRequest(container_id=container, cmd=command))
 
     def hold(self, name: str, command: str, request_mib: int | None = None) -> None:
         """Have an online pod, or one without a request, which is offline, started."""
@@ -126,7 +130,8 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
             if criproxy:
                 criproxy.start()
             kubelet.start()
-            yield Node(kubelet, criproxy, hard_bytes)
+            with CriClient(containerd.socket) as client:
+                yield Node(kubelet, criproxy, client, hard_bytes)
         finally:
             clean(lab)
 
@@ -135,12 +140,6 @@ def holding(mib: int) -> str:
     """So much memory in the background."""
     sizes = [LARGEST_MIB] * (mib // LARGEST_MIB) + [mib % LARGEST_MIB]
     return " ".join(f"(dd if=/dev/zero bs={size}M count=1 2>/dev/null | sleep 2147483647) &" for size in sizes if size)
-
-
-def growing(first_mib: int, steps: int) -> str:
-    """Some memory at once, and a step each second."""
-    loop = f"i=0; while [ $i -lt {steps} ]; do sleep 1; {holding(STEP_MIB)} i=$((i+1)); done;"
-    return f"{holding(first_mib)} {loop}"
 
 
 def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(
@@ -159,27 +158,27 @@ def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(
     wait_until(lambda: node.read_mib().get("small", 0) > SMALL_MIB - 10, WAIT_S, "kubelet to see small's", poll_s=0.5)
 
     before, first_mib = len(node.rankings()), node.left_mib() - FIRST_LEFT_MIB
-    steps = math.ceil((FIRST_LEFT_MIB + OVER_MIB) / STEP_MIB)
-    wanted_mib = first_mib + steps * STEP_MIB
-    node.hold("online", growing(first_mib, steps), wanted_mib + 64)
+    node.hold("online", holding(first_mib), first_mib + FIRST_LEFT_MIB + OVER_MIB + CUSHION_MIB)
+    node.kubelet.wait_running("online")
     lows = [node.left_mib()]
 
-    def has_all() -> bool:
+    def decided() -> bool:
+        """Whether criproxy or kubelet has acted; online takes more until then."""
         lows.append(node.left_mib())
-        return node.held_mib("kubepods/burstable") > 0.97 * (wanted_mib + SMALL_MIB)
+        if lows[-1] > -OVER_MIB:
+            node.take("online", STEP_MIB)
+        return bool(node.evicted() if manner == "evict" else len(node.rankings()) > before)
 
-    wait_until(has_all, WAIT_S, "online's memory", poll_s=0.1)
+    wait_until(decided, WAIT_S, "a pod to be stopped, or kubelet to rank pods", node.kubelet.log, STEP_S)
     if manner == "evict":
         time.sleep(LOOK_S)
-    else:
-        wait_until(lambda: len(node.rankings()) > before, WAIT_S, "kubelet to rank pods")
     if manner == "report":
         wait_until(lambda: len(node.problems()) == len(PROBLEMS), WAIT_S, f"the status to say {PROBLEMS}")
 
     seen = {name: f"{mib} MiB" for name, mib in node.read_mib().items()}
     rankings, pods = node.rankings()[before:], node.kubelet.pods()
     say(
-        f"{manner}: online took {wanted_mib} MiB; at least {min(lows)} MiB were left "
+        f"{manner}: online took {node.held_mib('kubepods/burstable')} MiB; at least {min(lows)} MiB were left "
         f"above kubelet's threshold; it read {seen} and ranked {rankings or 'nobody'}; "
         f"criproxy stopped {node.evicted() or 'nobody'}"
     )

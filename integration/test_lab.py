@@ -1,6 +1,7 @@
 """The lab itself: what tests, demo and benchmarks take for granted."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from integration.lab.directory import abandoned, cgroup_root, claimed, mounts_be
 from integration.lab.kubelet import SYSCTLS, Kubelet, static_pod
 from integration.lab.naming import spelled
 from integration.lab.process import LabError, Process, is_running, wait_until
+from integration.programs import build
 
 FOREVER = ["sleep", "2147483647"]
 
@@ -287,3 +289,34 @@ def test_criproxy_is_ready_once_its_runtime_is_and_again_after_a_kill(lab: Path)
     with CriClient(proxy.socket) as client:
         assert client.image_names() == set(images.NAMES)
     assert "listening" in [event["event"] for event in proxy.events()]
+
+
+# --- programs of today ----------------------------------------------------------------------------------------------
+
+
+def test_program_that_is_not_built_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(LabError, match=r"kube-scheduler is not built .*: integration/setup control-plane$"):
+        build.find("kube-scheduler")
+
+
+@pytest.mark.parametrize("chosen", build.VERSIONS)
+def test_kubernetes_is_the_version_that_is_asked_for(
+    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES", chosen)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(LabError, match=f"/kubernetes-{re.escape(chosen)}-[0-9a-f]+/kubectl is not there"):
+        build.find("kubectl")
+
+
+def test_built_kubectl_says_its_version() -> None:
+    command = [str(build.find("kubectl")), "version", "--client"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"Client Version: v{build.version()}." in said
+
+
+def test_kubernetes_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES", "1.20")
+    with pytest.raises(LabError, match=r"KUBERNETES=1\.20: set it to 1\.37 or 1\.34"):
+        build.find("kubectl")

@@ -50,6 +50,10 @@ class Cgroup:
         high = self._read("memory", "memory.high").strip()
         return None if high == "max" else int(high)
 
+    def memory_bytes(self) -> int:
+        """The memory that the cgroup and all below it have now."""
+        return int(self._read("memory", "memory.usage_in_bytes" if version() == 1 else "memory.current"))
+
     def memory_peak_bytes(self) -> int:
         """The most memory that the cgroup and all below it had at once. On v2 since Linux 5.19."""
         name = "memory.max_usage_in_bytes" if version() == 1 else "memory.peak"
