@@ -118,6 +118,50 @@ def test_a_column_s_name_is_a_text():
     assert names and all(isinstance(name, str) for name in names)
 
 
+_SCHEMA_FIELDS = """
+    $ref $schema additionalItems additionalProperties allOf anyOf default definitions dependencies description enum
+    example exclusiveMaximum exclusiveMinimum externalDocs format id items maxItems maxLength maxProperties maximum
+    minItems minLength minProperties minimum multipleOf not nullable oneOf pattern patternProperties properties required
+    title type uniqueItems x-kubernetes-embedded-resource x-kubernetes-int-or-string x-kubernetes-list-map-keys
+    x-kubernetes-list-type x-kubernetes-map-type x-kubernetes-preserve-unknown-fields x-kubernetes-validations
+"""
+"""Source: apiextensions.k8s.io/v1 JSONSchemaProps."""
+
+
+def schema_nodes(schema, where):
+    """A schema and all below it, each with its place."""
+    yield where, schema
+    for name, below in schema.get("properties", {}).items():
+        yield from schema_nodes(below, f"{where}.{name}")
+    for field in ("items", "additionalProperties"):
+        if isinstance(schema.get(field), dict):
+            yield from schema_nodes(schema[field], f"{where}.{field}")
+
+
+def test_the_schema_has_only_fields_that_an_api_server_knows():
+    """In a flow map, what follows the comma of a bare text is a field of its own, and 1.25 and later refuse it."""
+    (crd,) = of_kind("CustomResourceDefinition")
+    schemas = list(schema_nodes(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], ""))
+    assert {where: fields for where, one in schemas if (fields := one.keys() - _SCHEMA_FIELDS.split())} == {}
+    assert all(isinstance(one.get("description", ""), str) for _, one in schemas)
+
+
+def without_a_value(value, where=""):
+    """The places of keys that have none."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from [f"{where}.{key}"] if below is None else without_a_value(below, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from without_a_value(below, f"{where}[{index}]")
+
+
+@pytest.mark.parametrize("file", sorted(_BASE.parent.rglob("*.yaml")), ids=lambda file: "/".join(file.parts[-2:]))
+def test_no_key_is_left_without_a_value(file):
+    """A bare text with a comma in a flow map makes one."""
+    assert [place for one in yaml.safe_load_all(file.read_text()) for place in without_a_value(one)] == []
+
+
 def rights(objects=None):
     """(verb, resource), or with the only name that it is for."""
     return {
