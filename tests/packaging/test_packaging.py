@@ -40,3 +40,11 @@ def test_package_is_built_from_what_it_ships_and_anew_when_that_changes() -> Non
     copied = words_after("for part in", "packaging/deb/build")
     assert set((DEBIAN / "docs").read_text(encoding="utf-8").split()) <= copied
     assert copied <= words_after("find criproxy", "integration/setup") | {"criproxy"}
+
+
+def test_package_brings_no_container_runtime() -> None:
+    """apt installs what is recommended, too. k3s, RKE2, k0s and MicroK8s have a containerd that dpkg does not know."""
+    fields = dict(re.findall(r"^([\w-]+): (.*)$", (DEBIAN / "control").read_text(encoding="utf-8"), re.MULTILINE))
+    installed = " ".join(fields.get(field, "") for field in ("Pre-Depends", "Depends", "Recommends"))
+    assert re.findall(r"containerd|cri-o|docker", installed) == []
+    assert fields["Suggests"] == "containerd"
