@@ -11,7 +11,7 @@ from typing import get_args
 import grpc
 import pytest
 
-from integration.lab import cgroups
+from integration.lab import cgroups, kubelet_cgroup
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Api, Container, CriClient, Pod
 from integration.lab.containerd import Containerd
@@ -211,6 +211,23 @@ def assert_bounded(
         assert kernel(cgroup, file, file) == (asked or everything)
     if cgroups.version() == 1:
         assert kernel(cgroup, "cpu.cfs_quota_us", "cpu.max") == "-1"
+
+
+@pytest.mark.parametrize(
+    ("kubelets_bytes", "expected"),
+    [pytest.param(48 * MIB, str(48 * MIB), id="kubelets"), pytest.param(None, "none", id="none-of-kubelets")],
+)
+def test_offline_pod_has_the_memory_limit_of_kubelets_cgroup_and_not_the_sum_in_the_request(
+    site: Site, through: CriClient, kubelets_bytes: int | None, expected: str
+) -> None:
+    """Kubelet's cgroup has none where one of the containers has none; the sum of the others is in the request still."""
+    uid = str(uuid.uuid4())
+    parent = kubelet_cgroup.make(f"{site.root}/kubepods/burstable/pod{uid}", memory_bytes=kubelets_bytes)
+    resources = cri.LinuxContainerResources(memory_limit_in_bytes=40 * MIB)
+    through.run_pod(f"p-{uid}", uid=uid, labels=OFFLINE, cgroup_parent=parent, resources=resources)
+
+    held = kernel(f"{site.box}/pod{uid}", "memory.limit_in_bytes", "memory.max")
+    assert ("none" if held in ("9223372036854771712", "max") else held) == expected
 
 
 def box_quota_us(site: Site) -> int:

@@ -250,8 +250,9 @@ class Box:
     async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         """Bound the box, then make the pod's cgroup in it, with what kubelet has set on its own one.
 
-        `memory_bytes`: the pod's memory limit as the request says, 0: it does not. `cpu_shares` are given to a pod that
-        kubelet has given the lowest weight. `mid`: it is of the higher tier. Raises AdmissionError.
+        `memory_bytes`: the memory limit that the pod asks for in an annotation, 0: none; it holds where kubelet has set
+        none. `cpu_shares` are given to a pod that kubelet has given the lowest weight. `mid`: it is of the higher tier.
+        Raises AdmissionError.
         """
         self.know_asked({**self._shares, place.name: cpu_shares}, {*self._mid, *([place.name] if mid else [])})
         await self._for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes))
@@ -267,15 +268,16 @@ class Box:
         self._mid = frozenset(mid) | (self._mid & self._admitted.keys())
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        """Give an admitted pod what kubelet has by now set on its own cgroup of it; `memory_bytes` as in `admit`.
+        """Give an admitted pod what kubelet has by now set on its own cgroup of it.
 
-        Raises AdmissionError.
+        `memory_bytes`: the memory limit in kubelet's request, 0: none. It wins, as kubelet of 1.36 and later asks first
+        and writes its own cgroup afterwards. Raises AdmissionError.
         """
         path = place.in_box
         if memory_bytes > 0:
             job = partial(self._make_room, path, memory_bytes)
             await self._for_request(f"make room in {path}", job, self._reclaimer)
-        await self._for_request(f"resize {path}", lambda: self._set_pod_limits(place, memory_bytes))
+        await self._for_request(f"resize {path}", lambda: self._set_pod_limits(place, resized_bytes=memory_bytes))
 
     def forget(self, name: str) -> None:
         """The pod's start is over: from now on `sweep` goes by what the runtime knows."""
@@ -643,17 +645,17 @@ class Box:
         wanted = self._wanted or self._settings.floor
         if not self._is_bounded(place.box.path, wanted):
             self._guarded(partial(self._bound, place.box.path, wanted))
-        self._set_pod_limits(place, memory_bytes)
+        self._set_pod_limits(place, asked_bytes=memory_bytes)
         if is_slice(place.box.path):  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
             self._keep_to_cpus(place.box.path, self._wanted_cores)
         self._admitted[place.name] = self._starting[place.name] = self._clock.monotonic_s()
         self._driver.keep_anchors(place.box.path)
         self._pods |= {place.name}
 
-    def _set_pod_limits(self, place: PodParent, memory_bytes: int) -> None:
+    def _set_pod_limits(self, place: PodParent, *, asked_bytes: int = 0, resized_bytes: int = 0) -> None:
         self._empty = False
         limits = self._set_by_kubelet(place) or self._weighed(place, PodLimits())
-        if memory_bytes:
+        if memory_bytes := resized_bytes or limits.memory_bytes or asked_bytes:
             limits = replace(limits, memory_bytes=memory_bytes)
         self._driver.ensure_pod(place.in_box, limits)
 

@@ -203,12 +203,15 @@ class AdmitsPods(Protocol):
     async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         """Bound the box and make the pod's cgroup in it, with what kubelet has set on its own one.
 
-        `memory_bytes`: the pod's memory limit by the request, 0: it names none. `cpu_shares`: what it asks for where
-        kubelet has given it the lowest. `mid`: it is of the higher tier. Raises AdmissionError.
+        `memory_bytes`: the memory limit that it asks for where kubelet has set none, 0: none. `cpu_shares`: what it
+        asks for where kubelet has given it the lowest. `mid`: it is of the higher tier. Raises AdmissionError.
         """
 
     async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        """Take up what kubelet has set on its own cgroup of the pod by now; as `admit`."""
+        """Take up what kubelet has set on its own cgroup of the pod by now.
+
+        `memory_bytes`: the pod's memory limit by the request, 0: it names none. Raises AdmissionError.
+        """
 
     def forget(self, name: str) -> None:
         """The pod's start is over: the inventory knows its sandbox."""

@@ -8,12 +8,15 @@ from integration.lab.naming import Driver, driver, spelled
 from integration.lab.usage import Cgroup
 
 
-def make(path: str, *, pids: int | None = None, shares: int | None = None) -> str:
-    """Make a cgroup with a limit on processes and with CPU shares (on v2 the weight for them); returns `path`."""
+def make(path: str, *, pids: int | None = None, shares: int | None = None, memory_bytes: int | None = None) -> str:
+    """Make a cgroup with limits on processes and memory and with CPU shares (on v2 the weight for them).
+
+    Returns `path`.
+    """
     Tree(path).make()
     weight = shares if version() == 1 or shares is None else 1 + (shares - 2) * 9999 // 262142
     if driver() is Driver.SYSTEMD:
-        names = {"TasksMax": pids, "CPUShares" if version() == 1 else "CPUWeight": weight}
+        names = {"TasksMax": pids, "CPUShares" if version() == 1 else "CPUWeight": weight, "MemoryMax": memory_bytes}
         values = [f"{name}={value}" for name, value in names.items() if value is not None]
         unit = os.path.basename(spelled(path))
         if values:
@@ -23,4 +26,7 @@ def make(path: str, *, pids: int | None = None, shares: int | None = None) -> st
         Cgroup(path).file("pids", "pids.max").write_text(str(pids))
     if weight is not None:
         Cgroup(path).file("cpu", "cpu.shares" if version() == 1 else "cpu.weight").write_text(str(weight))
+    if memory_bytes is not None:
+        name = "memory.limit_in_bytes" if version() == 1 else "memory.max"
+        Cgroup(path).file("memory", name).write_text(str(memory_bytes))
     return path

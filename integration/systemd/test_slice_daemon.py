@@ -59,6 +59,8 @@ class Offline:
         name = f"pod{self.uid.replace('-', '_')}"
         self.slice, self.own = f"kubepods-besteffort-{name}.slice", f"offline-{name}.slice"
         systemctl("start", self.slice)
+        if memory_bytes:
+            systemctl("set-property", "--runtime", self.slice, f"MemoryMax={memory_bytes}")
         resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=2, memory_limit_in_bytes=memory_bytes)
         self.pod: Pod = client.run_pod(
             f"job-{name[:8]}", uid=self.uid, labels=LABELS, cgroup_parent=self.slice, resources=resources

@@ -451,12 +451,22 @@ def test_pod_has_what_kubelet_set_on_its_own_cgroup(box: Box, driver: FakeDriver
     assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": kubelets}
 
 
-def test_memory_limit_of_the_request_wins_over_kubelets_cgroup(
-    box: Box, driver: FakeDriver, kubelets: PodLimits
+@pytest.mark.parametrize(
+    ("kubelet_bytes", "asked_bytes", "expected"),
+    [
+        pytest.param(4096, 8192, 4096, id="kubelets-wins"),
+        pytest.param(None, 8192, 8192, id="asked-for-where-kubelet-set-none"),
+        pytest.param(None, 0, None, id="none"),
+    ],
+)
+def test_memory_limit_of_a_pod_is_kubelets_else_the_one_it_asks_for(
+    box: Box, driver: FakeDriver, kubelet_bytes: int | None, asked_bytes: int, expected: int | None
 ) -> None:
-    run(lambda: box.admit(B, 8192))
+    driver.kubelets["/kubepods/besteffort/podb"] = PodLimits(memory_bytes=kubelet_bytes)
 
-    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, memory_bytes=8192)
+    run(lambda: box.admit(B, asked_bytes))
+
+    assert driver.pods_in["/offline"]["podb"] == PodLimits(memory_bytes=expected)
 
 
 def test_update_keeps_the_pids_and_takes_the_new_weight(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:

@@ -249,6 +249,27 @@ def test_pod_follows_a_resize(node: Node) -> None:
         assert names(node.systemd.calls).count("start") >= 2
 
 
+@pytest.mark.parametrize(
+    ("kubelets", "asked_bytes", "expected"),
+    [
+        pytest.param(str(40 * MIB), 0, 40 * MIB, id="kubelets"),
+        pytest.param(str(40 * MIB), 24 * MIB, 40 * MIB, id="kubelets-beside-an-annotation"),
+        pytest.param("", 24 * MIB, 24 * MIB, id="annotation"),
+        pytest.param("", 0, None, id="none"),
+    ],
+)
+def test_memory_limit_of_a_pod_that_is_let_in_is_the_one_on_kubelets_cgroup(
+    node: Node, kubelets: str, asked_bytes: int, expected: int | None
+) -> None:
+    name, none = ("memory.max", "max") if node.is_v2 else ("memory.limit_in_bytes", "9223372036854771712")
+    place = parse_kubelet_parent(node.set_by_kubelet(**{name: kubelets or none}))
+    box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
+
+    asyncio.run(box.admit(place, asked_bytes))
+
+    assert node.driver.pod_limits(node.pod).memory_bytes == expected
+
+
 def test_huge_pages_that_the_box_has_no_files_for_refuse_nobody(node: Node) -> None:
     node.tick()
     node.driver.ensure_pod(node.pod, PodLimits(hugetlb={"hugetlb.1GB.max": "0"}))

@@ -103,7 +103,12 @@ class Request:
 
     @property
     def pod_memory_bytes(self) -> int:
-        """The pod's own memory limit with its overhead, as kubelet sets it on its pod cgroup; 0: none."""
+        """The pod's memory limit with its overhead; 0: none.
+
+        In a resize it is what kubelet sets on its own cgroup of the pod. In a start it is the sum of the limits that
+        containers have, also where one of them has none, and kubelet's cgroup of the pod neither.
+        Source: kubelet, kuberuntime_sandbox_linux.go, calculateSandboxResources; cm, ResourceConfigForPod.
+        """
         message = self._message
         match message:
             case cri.RunPodSandboxRequest() | cri.RestorePodRequest():

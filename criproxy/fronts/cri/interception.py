@@ -177,7 +177,10 @@ class HookInterceptor(Struct, eq=False):
                 cause = step.value
                 if step is admission.BoxStep.ADMIT:
                     asked = self._asked(request)
-                    memory_bytes = request.pod_memory_bytes or asked.memory_bytes
+                    # Kubelet names the sum of the limits also where a container has none, and the pod neither: what the
+                    # pod's limit is, its own cgroup of the pod says. A sum beside an annotation is of a container that
+                    # the annotation may not name: then the limit that it asks for is not that of all containers.
+                    memory_bytes = 0 if request.pod_memory_bytes else asked.memory_bytes
                     mid = request.pod is not None and is_mid(request.pod.labels)
                     await self.box.admit(place.parent, memory_bytes, asked.cpu_shares, mid=mid)
                 elif step is admission.BoxStep.RESIZE:

@@ -1,6 +1,7 @@
 """Hooked calls against a scripted runtime, box and config: who is rewritten, refused, left alone."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -220,7 +221,7 @@ def test_start_offline_pod_goes_to_the_box(service: str) -> None:
     config = cri.RunPodSandboxRequest.FromString(message).config
     assert config.linux.cgroup_parent == BOXED.encode()
     assert [(e.key, e.value) for e in config.annotations] == [(PLACEMENT_ANNOTATION.encode(), BOXED.encode())]
-    assert bench.box.admitted == [(BOXED, 1024)]
+    assert bench.box.admitted == [(BOXED, 0)], "kubelet names a sum also where a container has no limit"
     assert bench.box.forgotten == ["pod1"]
     assert [s.placement for s in bench.inventory.placed] == [BOXED]
 
@@ -293,6 +294,34 @@ def test_what_a_pod_asks_for_in_its_annotation_reaches_the_box_the_inventory_and
     created.ParseFromString(forwarded(bench.send(V1 + "CreateContainer", request.SerializeToString())))
     resources = created.config.linux.resources
     assert (resources.cpu_shares, resources.memory_limit_in_bytes) == ((2048, 1 << 30) if shares else (2, 0))
+
+
+def _limits(**of_containers: str) -> str:
+    containers = {name: {"limits": {"memory": size}} if size else {} for name, size in of_containers.items()}
+    return json.dumps({"containers": containers})
+
+
+@pytest.mark.parametrize(
+    ("annotation", "declared_bytes", "asked_bytes"),
+    [
+        pytest.param(_limits(main="1Gi", side="1Gi"), 0, 2 << 30, id="all-containers"),
+        pytest.param(_limits(main="1Gi", side=""), 0, 0, id="one-of-two"),
+        pytest.param(_limits(main="1Gi"), 40 << 20, 0, id="another-container-has-an-ordinary-limit"),
+        pytest.param("", 40 << 20, 0, id="ordinary-limits-alone"),
+    ],
+)
+def test_memory_limit_that_a_pod_asks_for_is_that_of_all_its_containers(
+    annotation: str, declared_bytes: int, asked_bytes: int
+) -> None:
+    bench, config = Bench(), _config(True)
+    config.linux.ClearField("overhead")
+    config.linux.resources.memory_limit_in_bytes = declared_bytes
+    if annotation:
+        config.annotations.append(_entry("colocation.criproxy.io/resources", annotation))
+
+    bench.run_pod(cri.RunPodSandboxRequest(config=config).SerializeToString())
+
+    assert bench.box.admitted == [(BOXED, asked_bytes)]
 
 
 def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
