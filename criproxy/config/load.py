@@ -20,7 +20,7 @@ from criproxy.config.text import SHOWN, bare, toml
 
 _MAX_CUTS: Final = 20
 _FAILED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
-_STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]]+[^={]*=|#|$)")
+_STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]][^={]*=|#|$)")
 
 
 class ConfigError(Struct, frozen=True):

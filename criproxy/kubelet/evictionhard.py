@@ -34,7 +34,7 @@ SOFT: Final = "evictionSoft"
 _FLAGS: Final = {HARD: "--eviction-hard", SOFT: "--eviction-soft"}
 
 _MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
-_ENTRY: Final = re.compile(r"""["']?([\w.]+)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
+_ENTRY: Final = re.compile(r"""["']?(?<![\w.])([\w.]++)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
 _COMMENT: Final = re.compile(r"(?:^|[ \t])#.*$", re.MULTILINE)
 _KUBELET: Final = b"kubelet"
 

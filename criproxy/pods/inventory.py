@@ -28,8 +28,9 @@ def _asked_in(annotations: Mapping[str, str]) -> Asked:
 def described(
     id: str, pod: PodRef, placement: str | None, labels: Mapping[str, str], annotations: Mapping[str, str]
 ) -> Sandbox:
-    """A sandbox, with what its pod's labels and annotations ask for."""
-    asked, notice_s, mid = _asked_in(annotations), notice_asked_s(annotations), is_mid(labels)
+    """A sandbox, with what its pod's labels and annotations ask for; of what nodes lend, only a pod in the box does."""
+    asked = Asked() if placement is None else _asked_in(annotations)
+    notice_s, mid = notice_asked_s(annotations), is_mid(labels)
     return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores)
 
 

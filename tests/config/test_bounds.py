@@ -14,6 +14,7 @@ from criproxy.config import Config, load
 from criproxy.config.bounds import MAX_BYTES, MAX_DEPTH, MAX_DROPINS, MAX_ERRORS, MAX_FILE_BYTES, too_deep
 from criproxy.config.load import parse
 from docs.config_example import render
+from tests.cost import LONGEST, assert_cheap
 
 
 @pytest.fixture
@@ -52,6 +53,10 @@ def test_check_tells_of_a_config_that_nests_too_deep(config: Path, capsys: pytes
     config.write_text(DEEP["dotted-key"])
     assert main(["check", "--config", str(config)]) == 1
     assert "nests more than 8 deep (at line 1)" in capsys.readouterr().err
+
+
+def test_long_line_of_a_string_that_never_ends_costs_next_to_nothing() -> None:
+    assert_cheap(lambda: parse(f'x = """\n{"a" * LONGEST}\nb\nc\n'.encode(), "c.toml"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from criproxy.hooks.batch import EXTENDED_SPEC, RESOURCES, BatchHook, asked_by, of_pod
 from criproxy.model import Asked, Operation, PodRequest, Resources, Target
+from tests.cost import LONGEST, assert_cheap
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 GIB = 1 << 30
@@ -111,6 +112,17 @@ def test_nonsense_in_either_annotation_leaves_out_both() -> None:
     assert changes({**BOTH, RESOURCES: "{"}) == {}
     with pytest.raises(ValueError, match=RESOURCES):
         asked_by({**BOTH, RESOURCES: "{"})
+
+
+@pytest.mark.parametrize("annotation", [RESOURCES, EXTENDED_SPEC])
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+def test_endless_amount_is_refused_and_costs_next_to_nothing(annotation: str, kind: str) -> None:
+    name = "cpu" if annotation == RESOURCES else CPU
+    text = json.dumps({"containers": {"main": {kind: {name: "1" * (LONGEST - 100) + "x"}}}})
+
+    assert_cheap(lambda: asked_by({annotation: text}))
+    with pytest.raises(ValueError, match=f"{annotation}: '1+' and so on has"):
+        asked_by({annotation: text})
 
 
 @given(

@@ -6,6 +6,7 @@ import pytest
 
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.kubelet.evictionhard import Thresholds, of_file, read, threshold
+from tests.cost import LONGEST, assert_cheap
 
 MIB = 1 << 20
 LISTEN = "/run/criproxy/criproxy.sock"
@@ -102,6 +103,11 @@ def test_soft_thresholds_of_a_configuration_file(text: str, soft: dict[str, str]
 
 def test_file_without_thresholds_says_nothing() -> None:
     assert of_file("port: 1\n") == Thresholds()
+
+
+@pytest.mark.parametrize("text", ["a" * LONGEST, "a " * (LONGEST // 2), f"a{' ' * LONGEST}", '"a' * (LONGEST // 2)])
+def test_long_line_of_a_configuration_file_costs_next_to_nothing(text: str) -> None:
+    assert_cheap(lambda: of_file(f"evictionHard:\n  {text}\n"))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from criproxy.model.quantity import parse_quantity
+from criproxy.model.quantity import MOST_CHARACTERS, parse_quantity
+from tests.cost import LONGEST, assert_cheap
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,8 @@ from criproxy.model.quantity import parse_quantity
         ("1E", 1e18),
         ("9Ei", math.inf),
         ("1e999999", math.inf),
-        ("9" * 500, math.inf),
+        ("9" * MOST_CHARACTERS, math.inf),
+        ("." + "9" * (MOST_CHARACTERS - 1), 1.0),
     ],
 )
 def test_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
@@ -35,3 +39,29 @@ def test_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no quantity"):
         parse_quantity(text)
+
+
+@given(st.integers(min_value=MOST_CHARACTERS + 1), st.sampled_from(["1", "0", ".", "1.", "1e1"]))
+def test_what_is_longer_than_any_quantity_is_refused_by_its_length(length: int, piece: str) -> None:
+    length = min(length, LONGEST)
+    text = (piece * length)[:length]
+
+    with pytest.raises(ValueError, match=f"has {length} characters"):
+        parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1" * LONGEST,
+        "1" * LONGEST + "x",
+        "1" * (LONGEST // 2) + "." + "1" * (LONGEST // 2) + "x",
+        "." + "1" * LONGEST + "x",
+        "1e" + "1" * LONGEST + "x",
+        "1." * (LONGEST // 2),
+        " " * LONGEST,
+    ],
+    ids=["digits", "digits-x", "fraction-x", "point-digits-x", "exponent-x", "points", "blanks"],
+)
+def test_long_text_costs_next_to_nothing(text: str) -> None:
+    assert_cheap(lambda: parse_quantity(text))

@@ -7,7 +7,7 @@ import pytest
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
-from criproxy.pods.inventory import Inventory, PodObserver
+from criproxy.pods.inventory import Inventory, PodObserver, described
 from criproxy.pods.runtime import Running
 
 POD = PodRef("1", "batch", "job")
@@ -148,6 +148,15 @@ def test_refresh_that_fails_keeps_what_is_known() -> None:
         raise AssertionError("refresh hid the failure")
 
     assert len(asyncio.run(go()).placed) == 1
+
+
+@pytest.mark.parametrize(("placement", "shares"), [(PLACE, 2048), (None, 0)], ids=["in-the-box", "elsewhere"])
+def test_what_a_pod_asks_for_of_what_nodes_lend_is_read_of_those_in_the_box(placement: str | None, shares: int) -> None:
+    annotations = {"colocation.criproxy.io/resources": '{"containers": {"main": {"requests": {"cpu": "2"}}}}'}
+
+    sandbox = described("s1", PodRef("1", "batch", "job"), placement, {}, annotations)
+
+    assert sandbox.cpu_shares == shares
 
 
 def test_placement_without_a_cgroup_is_not_believed() -> None:
