@@ -40,7 +40,7 @@ class Ground:
     """A box of its own, below a cgroup that nobody else has."""
 
     def __init__(self) -> None:
-        mounts = files.parse_mounts(Path("/proc/self/mountinfo").read_text())
+        mounts = files.parse_mounts(Tree().read("/proc/self/mountinfo"))
         self._roots = sorted({*mounts.v1.values(), *([mounts.v2] if mounts.v2 else [])})
         self._cpuset = mounts.v1.get("cpuset")
         self._top = f"/criproxy-bench-{os.getpid()}"

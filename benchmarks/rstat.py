@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.table import table
+from criproxy.cgroup.files import parse_mounts
+from criproxy.cgroup.tree import Tree
 
 _RAN = (0, 10, 100, 500, 1000, 2000, 5000, 10_000)
 _ROUNDS = 7
@@ -65,11 +67,10 @@ def _reads(counter: int, cgroups: list[Path], away: Path) -> Reads:
 
 def _mount() -> Path:
     """Where cgroup v2 is mounted."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, kind, *_ = line.split()
-        if kind == "cgroup2":
-            return Path(where)
-    sys.exit("benchmarks.rstat: /proc/self/mounts has no cgroup2: mount one (mount -t cgroup2 none DIRECTORY)")
+    mount = parse_mounts(Tree().read("/proc/self/mountinfo")).v2
+    if mount is None:
+        sys.exit("benchmarks.rstat: /proc/self/mountinfo has no cgroup2: mount one (mount -t cgroup2 none DIRECTORY)")
+    return Path(mount)
 
 
 if __name__ == "__main__":

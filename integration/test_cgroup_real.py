@@ -130,6 +130,29 @@ def ground() -> Iterator[Ground]:
         time.sleep(0.05)
 
 
+# Mounts without a source, and at what is no UTF-8, and tells which version of cgroups is found beside them.
+_ODD_MOUNTS = """
+import ctypes, os, sys
+from criproxy.cgroup.detect import detect
+from criproxy.cgroup.tree import Tree
+libc = ctypes.CDLL(None, use_errno=True)
+for name in (b"plain", b"no utf-8 \\xff\\xfe", b"a\\rb\\x85 - c"):
+    directory = os.fsencode(sys.argv[1]) + b"/" + name
+    os.mkdir(directory)
+    if libc.mount(b"", directory, b"tmpfs", 0, b"") != 0:
+        raise OSError(ctypes.get_errno(), "mount")
+print(detect(Tree()).version)
+"""
+
+
+def test_cgroups_are_found_beside_odd_mounts(tmp_path: Path) -> None:
+    alone = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", _ODD_MOUNTS, str(tmp_path)]
+
+    found = subprocess.run(alone, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, timeout=60, check=True)
+
+    assert int(found.stdout) == detect(Tree()).version
+
+
 def test_process_in_a_pod_is_in_the_box_in_every_controller(ground: Ground) -> None:
     pod = ground.pod("poda")
 

@@ -73,7 +73,7 @@ class Node:
 
 
 def mounts() -> list[str]:
-    found = files.parse_mounts(Path("/proc/self/mountinfo").read_text())
+    found = files.parse_mounts(Tree().read("/proc/self/mountinfo"))
     return sorted({*found.v1.values(), *([found.v2] if found.v2 else [])})
 
 

@@ -44,22 +44,26 @@ class Mounts(Struct, frozen=True):
 
 
 def parse_mounts(mountinfo: str) -> Mounts:
-    """Source: proc(5), /proc/PID/mountinfo. Mounts of a subtree are left out: paths from kubelet start at the root."""
+    """Mounts of a subtree are left out: paths from kubelet start at the root. A line of another form is skipped.
+
+    A source may be empty. In names the kernel escapes blanks, tabs, line feeds and backslashes, and no other bytes.
+    Source: proc(5), /proc/PID/mountinfo; fs/proc_namespace.c, show_mountinfo.
+    """
     v1: dict[str, str] = {}
     v2: str | None = None
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):
         mount, _, filesystem = line.partition(" - ")
-        root, mount_point = mount.split()[3:5]
-        kind, _, options = filesystem.split(maxsplit=2)
-        if root != "/":
-            continue
-        mount_point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), mount_point)
-        if kind == "cgroup2":
-            v2 = v2 or mount_point
-        elif kind == "cgroup":
-            for controller in _V1_HIERARCHIES.intersection(options.split(",")):
-                v1.setdefault(controller, mount_point)
+        match mount.split(" "), filesystem.split(" "):
+            case [_, _, _, "/", mount_point, *_], ["cgroup2", *_]:
+                v2 = v2 or _unescaped(mount_point)
+            case [_, _, _, "/", mount_point, *_], ["cgroup", _, options]:
+                for controller in _V1_HIERARCHIES.intersection(options.split(",")):
+                    v1.setdefault(controller, _unescaped(mount_point))
     return Mounts(v1, v2)
+
+
+def _unescaped(name: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), name)
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:

@@ -62,7 +62,7 @@ class Tree:
                 os.close(fd)
         except OSError as error:
             raise _failed(f"read {file}", error) from error
-        return b"".join(parts).decode().strip()
+        return _text(b"".join(parts))
 
     def read_often(self, file: str) -> str:
         """As `read`, in one system call: the file stays open, for this thread.
@@ -82,7 +82,7 @@ class Tree:
                 raise _failed(f"read {file}", error) from error
             os.close(stale)
             return self.read(file)
-        return text.decode().strip() if len(text) < _AT_ONCE_BYTES else self.read(file)
+        return _text(text) if len(text) < _AT_ONCE_BYTES else self.read(file)
 
     def open(self, file: str) -> int:
         """A descriptor of it, for `read_open`; whoever has it closes it (`close`)."""
@@ -94,7 +94,7 @@ class Tree:
     def read_open(self, fd: int, file: str) -> str:
         """What a file that was opened holds now, if that is little. `file`: how to name it when that fails."""
         try:
-            return os.pread(fd, _AT_ONCE_BYTES, 0).decode().strip()
+            return _text(os.pread(fd, _AT_ONCE_BYTES, 0))
         except OSError as error:
             raise _failed(f"read {file}", error) from error
 
@@ -126,7 +126,7 @@ class Tree:
         except OSError as error:
             raise _failed(f"read {file}", error) from error
         data = b"".join(parts)
-        return (data if left > 0 else data[: data.rfind(b"\n") + 1]).decode().strip()
+        return _text(data if left > 0 else data[: data.rfind(b"\n") + 1])
 
     def write(self, file: str, value: str) -> None:
         """One write(2): the kernel takes a value whole or not at all."""
@@ -271,6 +271,11 @@ class Tree:
             for handle in handles.values():
                 os.close(handle)
         return gone | handles.keys(), there
+
+
+def _text(data: bytes) -> str:
+    """Bytes that are no UTF-8 stay what they are, as in names of files: whoever makes a mount or a process names it."""
+    return data.decode(errors="surrogateescape").strip()
 
 
 def _failed(operation: str, error: OSError) -> CgroupError:

@@ -15,6 +15,29 @@ CPUSET_FILES = ("cpuset.mems", "cpuset.cpus")
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """One of this process' mounts. `device` is MAJOR:MINOR, `options` are the file system's; names are escaped."""
+
+    device: str
+    point: str
+    kind: str
+    options: str
+
+
+def mounts() -> list[Mount]:
+    """In the order in which they were mounted. Source: proc_pid_mountinfo(5).
+
+    Others' mounts may have an empty source, and names that are no UTF-8.
+    """
+    found = []
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n"):
+        match [part.split(" ") for part in line.split(" - ")]:
+            case [[_, _, device, _, point, *_], [kind, _, options]]:
+                found.append(Mount(device, point, kind, options))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Hierarchy:
     """One mounted cgroup hierarchy. `controllers` as /proc/PID/cgroup names them; v2's is ("",), whatever it holds."""
 
@@ -31,18 +54,16 @@ class Hierarchy:
 def hierarchies() -> tuple[Hierarchy, ...]:
     """All mounted hierarchies: each of v1's, its named ones too, and v2's (alone, or beside v1's: hybrid).
 
-    Raises LabError when none is mounted. Source: proc_pid_mountinfo(5).
+    Raises LabError when none is mounted.
     """
     found: dict[tuple[str, ...], Hierarchy] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ")[:3]
-        mount = Path(before.split(" ")[4])
-        if kind == "cgroup2":
-            found.setdefault(("",), Hierarchy(mount, ("",), 2))
-        elif kind == "cgroup":
-            names = tuple(o for o in options.split(",") if o.startswith("name=") or o in _v1_controllers())
-            found.setdefault(names, Hierarchy(mount, names, 1))
+    for mount in mounts():
+        point = Path(mount.point)
+        if mount.kind == "cgroup2":
+            found.setdefault(("",), Hierarchy(point, ("",), 2))
+        elif mount.kind == "cgroup":
+            names = tuple(o for o in mount.options.split(",") if o.startswith("name=") or o in _v1_controllers())
+            found.setdefault(names, Hierarchy(point, names, 1))
     if not found:
         raise LabError("no cgroup hierarchy is mounted (/proc/self/mountinfo): mount one at /sys/fs/cgroup")
     return tuple(found.values())

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from integration.lab import images
-from integration.lab.cgroups import Tree
+from integration.lab.cgroups import Tree, mounts
 from integration.lab.client import CriClient
 from integration.lab.directory import socket_path
 from integration.lab.naming import Driver, driver, told_of_spec
@@ -197,5 +197,4 @@ def _filesystem(directory: Path) -> str:
     """The type of the file system that holds a directory."""
     device = directory.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return next((line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2] == wanted), "")
+    return next((mount.kind for mount in mounts() if mount.device == wanted), "")

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from integration.lab.cgroups import Tree
+from integration.lab.cgroups import Tree, mounts
 from integration.lab.process import LabError
 
 BASE = Path("/run/criproxy-lab")
@@ -75,8 +75,7 @@ def _has_owner(directory: Path) -> bool:
 def mounts_below(directory: Path) -> list[str]:
     """Mount points in the directory, the last mounted first."""
     prefix = f"{directory.absolute()}/"
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [point for point in (line.split(" ")[4] for line in reversed(lines)) if point.startswith(prefix)]
+    return [mount.point for mount in reversed(mounts()) if mount.point.startswith(prefix)]
 
 
 def remove(directory: Path) -> None:

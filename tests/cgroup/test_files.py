@@ -47,10 +47,44 @@ def test_mounts_of_comounted_controllers_share_a_mount_point() -> None:
         pytest.param("1 0 0:1 / /a\\040b rw - cgroup2 cgroup2 rw", {}, "/a b", id="escaped_space"),
         pytest.param("1 0 0:1 / /c rw - cgroup cgroup rw,name=elogind", {}, None, id="somebody_elses_hierarchy"),
         pytest.param("1 0 0:1 / /c rw a:1 b:2 - cgroup none rw,pids", {"pids": "/c"}, None, id="optional_fields"),
+        pytest.param("1 0 0:1 / /c rw - cgroup  rw,cpu", {"cpu": "/c"}, None, id="v1_of_an_empty_source"),
+        pytest.param("1 0 0:1 / /c rw - cgroup2  rw", {}, "/c", id="v2_of_an_empty_source"),
+        pytest.param("1 0 0:1 / /\udcff\r rw - cgroup2 none rw", {}, "/\udcff\r", id="no_utf_8"),
     ],
 )
 def test_mounts_line(line: str, v1: dict[str, str], v2: str | None) -> None:
     assert files.parse_mounts(line) == files.Mounts(v1, v2)
+
+
+ODD = [
+    pytest.param("1 0 0:1 / /mnt/x rw - tmpfs  rw", id="empty_source"),
+    pytest.param("1 0 0:1 / /mnt/x rw shared:1 - tmpfs  ", id="empty_source_and_options"),
+    pytest.param("1 0 0:1 / /mnt/\udcff\udcfe rw - tmpfs none rw", id="no_utf_8"),
+    pytest.param("1 0 0:1 / /mnt/a\\040-\\040b\\134\\012 rw - tmpfs a\\040b rw", id="escapes"),
+    pytest.param("1 0 0:1 / /mnt/a\rb\x0b\x0c\x1c\x85\u2028\xa0c rw - tmpfs none rw", id="blanks_that_are_not_escaped"),
+    pytest.param("1 0 0:1 / /mnt/x rw shared:1 master:2 propagate_from:3 unbindable - tmpfs none rw", id="optional"),
+    pytest.param("1 0 0:4 net:[4026532008] /run/x rw shared:1 - nsfs nsfs rw", id="no_path_as_root"),
+    pytest.param("1 0 0:1 / /mnt/x rw - fuse.sshfs a@b:/ rw,name=x,cpu", id="subtype"),
+    pytest.param("1 0 0:1", id="too_few_fields"),
+    pytest.param("1 0 0:1 / /mnt/x rw", id="no_file_system"),
+    pytest.param(" - cgroup2", id="nothing_before"),
+    pytest.param("1 0 0:1 / /mnt/x rw - cgroup", id="cgroup_without_options"),
+    pytest.param("", id="empty"),
+    pytest.param(" ", id="blank"),
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_line_that_is_none_of_ours_is_of_no_concern(line: str) -> None:
+    among = SEPARATE.replace("\n", f"\n{line}\n")
+
+    assert files.parse_mounts(line) == files.Mounts({}, None)
+    assert files.parse_mounts(among) == files.parse_mounts(SEPARATE)
+
+
+@given(st.text(st.characters(exclude_characters="\n")))
+def test_any_line_leaves_the_mounts_before_it_as_they_are(line: str) -> None:
+    assert files.parse_mounts(f"{SEPARATE}{line}\n") == files.parse_mounts(SEPARATE)
 
 
 def test_mounts_twice_of_one_controller_keep_the_first() -> None:

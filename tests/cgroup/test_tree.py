@@ -39,6 +39,22 @@ def test_file_that_is_read_often_is_read_as_any_other(tmp_path: Path, text: str)
         assert tree.read_often(str(file)) == tree.read(str(file)) == now
 
 
+def test_bytes_that_are_no_utf_8_are_read_as_names_of_files_are(tmp_path: Path) -> None:
+    tree, file = Tree(), tmp_path / "file"
+    file.write_bytes(b"1 /mnt/\xff\r\x85 x\n")
+    fd = tree.open(str(file))
+
+    read = [
+        tree.read(str(file)),
+        tree.read_often(str(file)),
+        tree.read_open(fd, str(file)),
+        tree.head(str(file), 100),
+    ]
+
+    tree.close(fd)
+    assert read == [os.fsdecode(b"1 /mnt/\xff\r\x85 x")] * 4
+
+
 def test_file_that_is_read_often_is_opened_once_a_thread(tmp_path: Path, opened: list[str]) -> None:
     tree, file = Tree(), tmp_path / "file"
     file.write_text("1")
