@@ -49,9 +49,11 @@ class Leader:
                 await asyncio.sleep(RETRY_S)
                 await self._act()  # the next look may take its time
         finally:
-            await self._stop()
-            with suppress(Trouble, TimeoutError):
-                await self._give_back()
+            try:
+                await self._stop()
+            finally:
+                with suppress(Trouble, TimeoutError):
+                    await self._give_back()
 
     async def _look(self) -> None:
         try:
@@ -99,14 +101,20 @@ class Leader:
             self._task.result()  # the work never ends by itself: what it raises ends the process, which starts anew
 
     async def _stop(self) -> None:
+        """Cancel the work, and wait for its end. Raises what the work raises.
+
+        A cancel of this leader that comes meanwhile goes on to the work, and is raised once that has ended.
+        """
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)  # raises a cancel of ours, and not the work's
+            if not task.cancelled():
+                task.result()
 
     async def _give_back(self) -> None:
-        if not still_leads(self._written_s, time.monotonic()):
+        """The Lease may have our name for some time after we lead no more."""
+        if self._written_s is None:
             return
         async with asyncio.timeout(REQUEST_S):
             with trouble_of(f"the Lease {LEASE}"):

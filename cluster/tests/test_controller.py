@@ -692,3 +692,77 @@ def test_a_leader_that_cannot_write_stops_before_another_begins(kube, log, short
             await asyncio.gather(task, other, return_exceptions=True)
 
     asyncio.run(scenario())
+
+
+class EndsSlowly:
+    """Work that ends only when it is cancelled a second time."""
+
+    def __init__(self):
+        self.begun, self.ending, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self):
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended.set()
+
+
+async def ends(task):
+    await asyncio.wait((task,), timeout=10.0)
+    assert task.cancelled(), "it goes on"
+
+
+def test_a_leader_that_is_cancelled_while_it_waits_for_the_end_of_its_work_ends(kube, log, short):
+    """Its API server was away, so that it leads no more; and then comes SIGTERM."""
+
+    async def scenario():
+        install_lease(kube)
+        work = EndsSlowly()
+        async with kube.client() as client:
+            task = asyncio.create_task(Leader(client, "criproxy-system", "a", work, log).run())
+            await work.begun.wait()
+            kube.fail(".*", 503, 10_000)
+            await work.ending.wait()
+            kube.faults.clear()
+            task.cancel()
+            await ends(task)
+        assert work.ended.is_set()
+        assert not holder(kube), "the others need not wait"
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_is_cancelled_again_while_it_ends_its_work_gives_the_lease_back(kube, log):
+    async def scenario():
+        install_lease(kube)
+        work = EndsSlowly()
+        async with kube.client() as client:
+            task = asyncio.create_task(Leader(client, "criproxy-system", "a", work, log).run())
+            await work.begun.wait()
+            task.cancel()
+            await work.ending.wait()
+            assert holder(kube) == "a", "its work may still write"
+            task.cancel()
+            await ends(task)
+        assert not holder(kube)
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_whose_work_has_failed_gives_the_lease_back_and_says_why(kube, log):
+    async def work():
+        raise ZeroDivisionError
+
+    async def scenario():
+        install_lease(kube)
+        async with kube.client() as client:
+            with pytest.raises(ZeroDivisionError):
+                await Leader(client, "criproxy-system", "a", work, log).run()
+        assert not holder(kube)
+
+    asyncio.run(scenario())
