@@ -125,7 +125,8 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             yield
         finally:
             for task in tasks:
-                task.cancel()
+                if not task.cancelling():  # by the group, as another has failed: it may be at its end's work
+                    task.cancel()
 
 
 def main(settings: RunSettings) -> int:

@@ -17,7 +17,7 @@ from criproxy_cluster.fleet import Fleet
 from criproxy_cluster.leader import LEASE, Leader
 from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
 from criproxy_cluster.requests import Trouble, trouble_of
-from criproxy_cluster.run_command import RunSettings, run
+from criproxy_cluster.run_command import RunSettings, beside, run
 from criproxy_cluster.times import rfc3339
 
 CPU = "kubernetes.io/batch-cpu"
@@ -764,5 +764,34 @@ def test_a_leader_whose_work_has_failed_gives_the_lease_back_and_says_why(kube, 
             with pytest.raises(ZeroDivisionError):
                 await Leader(client, "criproxy-system", "a", work, log).run()
         assert not holder(kube)
+
+    asyncio.run(scenario())
+
+
+def test_a_part_that_is_ended_as_another_has_failed_is_cancelled_once():
+    """A second cancel would break off what it does at its end, as giving the Lease back."""
+
+    async def scenario():
+        ending, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def fails():
+            raise ZeroDivisionError
+
+        async def ends_slowly():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await may_end.wait()
+                ended.set()
+
+        with pytest.raises(ExceptionGroup):
+            async with beside(fails(), ends_slowly()):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await ending.wait()
+                    asyncio.get_running_loop().call_later(0.01, may_end.set)
+        assert ended.is_set()
 
     asyncio.run(scenario())
