@@ -1,13 +1,27 @@
 import pytest
 import structlog
 
+from cluster.tests import stepped as stepping
 from cluster.tests.fake_kube import FakeKube
 
 
 @pytest.fixture
-def kube():
-    with FakeKube().running() as api:
+def stepped(monkeypatch):
+    """Runs a scenario in stepped time, with `kube` in memory."""
+    for module in ("controller", "leader"):
+        monkeypatch.setattr(f"criproxy_cluster.{module}.time", stepping.SteppedTime())
+    return stepping.run
+
+
+@pytest.fixture
+def kube(request):
+    """Over HTTP, but where time is stepped."""
+    api = FakeKube()
+    if "stepped" in request.fixturenames:
         yield api
+    else:
+        with api.running():
+            yield api
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
-"""An API server over plain HTTP that keeps objects of any kind: lists in pages, watches, patches, conflicts, roles.
+"""An API server that keeps objects of any kind: lists in pages, watches, patches, conflicts, roles.
+
+While it is `running`, its clients come over plain HTTP; else they ask it in memory, in their own event loop.
 
 As the real one does: each write makes a new version, a replaced object must have the last, `status` is written apart,
 and watches from before `forget` get 410.
 """
 
+import asyncio
 import copy
 import json
 import queue
@@ -14,6 +17,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
@@ -22,6 +26,9 @@ _PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>status))?"
 )
+
+ANSWERS_IN_S = 0.001
+"""In memory."""
 
 
 class FakeKube:
@@ -38,6 +45,7 @@ class FakeKube:
         self.version, self.oldest = 10, 0
         self.history: list = []
         self.watchers: list = []
+        """(plural, what is called with each line of an event; None ends the answer)"""
         self.lock = threading.RLock()
         self.faults: list = []
         """[pattern of "METHOD path", status, how often]"""
@@ -65,12 +73,13 @@ class FakeKube:
             server.server_close()
             self.tell_watchers(None)
             server.drop()
+            self._server = None
 
     def client(self):
-        config = KubeConfig.from_one(
-            user=User(token="t"), cluster=Cluster(server=f"http://127.0.0.1:{self.port}"), namespace="criproxy-system"
-        )
-        return AsyncClient(config.get(), namespace="criproxy-system")
+        server = f"http://127.0.0.1:{self.port}" if self._server else "http://in-memory"
+        config = KubeConfig.from_one(user=User(token="t"), cluster=Cluster(server=server), namespace="criproxy-system")
+        transport = None if self._server else _InMemory(self)
+        return AsyncClient(config.get(), namespace="criproxy-system", transport=transport)
 
     def put(self, plural, body, namespace=""):
         """A new object, or another in its place."""
@@ -97,18 +106,17 @@ class FakeKube:
             self.oldest, self.history = self.version, []
             self.tell_watchers(None)
 
-    def lie(self, name):
+    def lies_s(self, name):
+        """For how long a patch that has come now lies there."""
         self.begun.append(name)
-        for pattern, seconds in self.slow.items():
-            if re.match(pattern, name):
-                time.sleep(seconds)
+        return sum(seconds for pattern, seconds in self.slow.items() if re.match(pattern, name))
 
     def fail(self, pattern, status, times=1):
         self.faults.append([pattern, status, times])
 
     def tell_watchers(self, event):
-        for _, watcher in list(self.watchers):
-            watcher.put(event)
+        for _, tell in list(self.watchers):
+            tell(event)
 
     def seen(self, verb, resource):
         return [name for did, what, name in self.requests if (did, what) == (verb, resource)]
@@ -126,9 +134,9 @@ class FakeKube:
     def _tell(self, plural, event):
         line = json.dumps(event).encode() + b"\n"
         self.history.append((self.version, plural, line))
-        for wanted, watcher in list(self.watchers):
+        for wanted, tell in list(self.watchers):
             if wanted == plural:
-                watcher.put(line)
+                tell(line)
 
     def answer(self, method, path, query, kind, body):  # noqa: PLR0911
         """Status and object."""
@@ -164,6 +172,22 @@ class FakeKube:
             if verb == "get":
                 return 200, self.objects[plural, namespace, name]
             return self._write(verb, (plural, namespace, name), part, kind, body)
+
+    def watch(self, path, query, tell):
+        """What is said at once, whether that is all, and what to take out of `watchers` at the end."""
+        plural = path.rpartition("/")[2]
+        watcher = (plural, tell)
+        with self.lock:
+            since = int(query.get("resourceVersion", "0"))
+            over = since < self.oldest
+            if over:
+                lines = [json.dumps({"type": "ERROR", "object": failure(410, "too old")[1]}).encode() + b"\n"]
+            elif self.cuts_watches:
+                lines = []
+            else:
+                lines = [line for version, about, line in self.history if version > since and about == plural]
+            self.watchers.append(watcher)
+        return lines, over, watcher
 
     def _list(self, plural, namespace, query):
         items = [one for (p, n, _), one in sorted(self.objects.items()) if p == plural and namespace in ("", n)]
@@ -273,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if self.command == "PATCH":
-            self.api.lie(parts.path.rpartition("/")[2])
+            time.sleep(self.api.lies_s(parts.path.rpartition("/")[2]))
         with self.api.lock:
             kind = self.headers.get("Content-Type", "").partition(";")[0]
             status, body = self.api.answer(self.command, parts.path, query, kind, json.loads(data or b"{}"))
@@ -291,18 +315,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _watch(self, path, query):
         api = self.api
-        plural = path.rpartition("/")[2]
         events: queue.SimpleQueue = queue.SimpleQueue()
-        with api.lock:
-            since = int(query.get("resourceVersion", "0"))
-            if since < api.oldest:
-                lines = [json.dumps({"type": "ERROR", "object": failure(410, "too old")[1]}).encode() + b"\n"]
-                over = True
-            else:
-                lines = [line for version, about, line in api.history if version > since and about == plural]
-                lines = [] if api.cuts_watches else lines
-                over = False
-            api.watchers.append((plural, events))
+        lines, over, watcher = api.watch(path, query, events.put)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -320,9 +334,50 @@ class _Handler(BaseHTTPRequestHandler):
                 self._chunk(line)
             self._chunk(b"")
         finally:
-            with suppress(ValueError):
-                api.watchers.remove((plural, events))
+            api.watchers.remove(watcher)
 
     def _chunk(self, data):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
+
+
+class _InMemory(httpx2.AsyncBaseTransport):
+    def __init__(self, api):
+        self._api = api
+
+    async def handle_async_request(self, request):
+        api, path, query = self._api, request.url.path, dict(request.url.params)
+        data = await request.aread()
+        await asyncio.sleep(ANSWERS_IN_S)
+        if request.method == "PATCH":
+            await asyncio.sleep(api.lies_s(path.rpartition("/")[2]))
+        kind = request.headers.get("Content-Type", "").partition(";")[0]
+        status, body = api.answer(request.method, path, query, kind, json.loads(data or b"{}"))
+        headers = {"Content-Type": "application/json"}
+        if "watch" in query and status == 200:
+            return httpx2.Response(status, headers=headers, stream=_Events(api, path, query))
+        return httpx2.Response(status, headers=headers, content=json.dumps(body))
+
+
+class _Events(httpx2.AsyncByteStream):
+    def __init__(self, api, path, query):
+        self._api = api
+        self._come: asyncio.Queue = asyncio.Queue()
+        self._lines, self._over, self._watcher = api.watch(path, query, self._come.put_nowait)
+        self._lasts_s = float(query.get("timeoutSeconds", "3600"))
+
+    async def __aiter__(self):
+        for line in self._lines:
+            yield line
+        while not (self._over or self._api.cuts_watches):
+            try:
+                async with asyncio.timeout(self._lasts_s):
+                    line = await self._come.get()
+            except TimeoutError:
+                return
+            if line is None:
+                return
+            yield line
+
+    async def aclose(self):
+        self._api.watchers.remove(self._watcher)

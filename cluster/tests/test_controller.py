@@ -59,14 +59,15 @@ async def controlling(kube, log):
 
 
 async def until(condition, seconds=10.0):
-    ends_s = time.monotonic() + seconds
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + seconds
     while True:
         try:
             if found := condition():
                 return found
         except KeyError:
             pass
-        assert time.monotonic() < ends_s, "it did not come to pass"
+        assert loop.time() < ends_s, "it did not come to pass"
         await asyncio.sleep(0.01)
 
 
@@ -117,7 +118,7 @@ def test_a_policy_reaches_its_nodes_and_says_what_came_of_it(kube, log):
     asyncio.run(scenario())
 
 
-def test_a_switch_is_not_said_to_be_done_before_its_nodes_were_seen(kube, log, monkeypatch):
+def test_a_switch_is_not_said_to_be_done_before_its_nodes_were_seen(kube, stepped, log, monkeypatch):
     """As another replica begins to lead: it lists the policies first, and 10,000 nodes take their time."""
     monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.3)
     monkeypatch.setattr(module, "STATUS_S", 0.02)
@@ -130,12 +131,12 @@ def test_a_switch_is_not_said_to_be_done_before_its_nodes_were_seen(kube, log, m
         async with controlling(kube, log):
             await until(lambda: status(kube, "night").get("nodes") == 1)
 
-    asyncio.run(scenario())
+    stepped(scenario())
     told = [json.loads(line)["object"].get("status") for _, kind, line in kube.history if kind == "colocationpolicies"]
     assert [one["off"]["done"] for one in told if one] == [False]
 
 
-def test_a_label_takes_effect_within_a_second_and_writes_one_node(kube, log):
+def test_a_label_takes_effect_within_a_second_and_writes_one_node(kube, stepped, log):
     async def scenario():
         for number in range(50):
             kube.put("nodes", node(f"n{number}"))
@@ -147,10 +148,10 @@ def test_a_label_takes_effect_within_a_second_and_writes_one_node(kube, log):
             await until(lambda: settings(kube, "n7"), 1.0)
         assert kube.seen("patch", "nodes") == ["n7"]
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_changed_label_goes_before_a_policy_for_all(kube, log, monkeypatch):
+def test_a_changed_label_goes_before_a_policy_for_all(kube, stepped, log, monkeypatch):
     monkeypatch.setattr(module, "WRITES_PER_S", 20.0)
 
     async def scenario():
@@ -161,7 +162,7 @@ def test_a_changed_label_goes_before_a_policy_for_all(kube, log, monkeypatch):
             await until(lambda: (settings(kube, "n099") or {}).get("colocation"), 1.0)
             assert not settings(kube, "n090"), "the others are still to come"
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 def test_a_bad_policy_keeps_the_old_one_and_says_why(kube, log):
@@ -179,7 +180,7 @@ def test_a_bad_policy_keeps_the_old_one_and_says_why(kube, log):
     asyncio.run(scenario())
 
 
-def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube, log):
+def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube, stepped, log):
     async def scenario():
         kube.put("nodes", node("n1", {"pool": "night"}))
         put_policy(kube, "night", **NIGHT)
@@ -193,10 +194,10 @@ def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube
             kube.remove("colocationpolicies", "night")
             await until(lambda: annotation(kube, "n1") is None)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, log, monkeypatch):
+def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, stepped, log, monkeypatch):
     monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 1.5)
     monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
     monkeypatch.setattr("criproxy_cluster.node_law.CALM_S", 0.5)
@@ -229,7 +230,7 @@ def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, log, monkeypa
             await until(lambda: kube.get("nodes", "held")["spec"]["taints"] == held["spec"]["taints"])
             await until(lambda: f"{EVICTED_FROM}u1" not in labels(kube, "evicts"))
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 def test_a_conflict_a_busy_server_and_a_forgotten_history_are_survived(kube, log, monkeypatch):
@@ -282,7 +283,7 @@ def test_a_silent_watch_begins_anew(kube, log, monkeypatch):
     asyncio.run(scenario())
 
 
-def test_watches_that_end_at_once_are_asked_for_with_pauses(kube, log):
+def test_watches_that_end_at_once_are_asked_for_with_pauses(kube, stepped, log):
     async def scenario():
         kube.put("nodes", node("n1", {"pool": "night"}))
         put_policy(kube, "night", **NIGHT)
@@ -295,7 +296,7 @@ def test_watches_that_end_at_once_are_asked_for_with_pauses(kube, log):
             kube.put("nodes", node("n2", {"pool": "night"}))
             await until(lambda: settings(kube, "n2"))
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 # --- nodes that nobody could hear ------------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ def told_to_lend_nothing(kube):
     return set(kube.seen("patch", "nodes/status"))
 
 
-def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, log, monkeypatch):
+def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, stepped, log, monkeypatch):
     monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 2.0)
     monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
     monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.2)
@@ -334,10 +335,10 @@ def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, log, monkey
                 await asyncio.sleep(0.2)
             assert told_to_lend_nothing(kube) == {"gone"}
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_node_that_is_gone_is_away_also_where_watches_end_at_once(kube, log, monkeypatch):
+def test_a_node_that_is_gone_is_away_also_where_watches_end_at_once(kube, stepped, log, monkeypatch):
     """Lists tell of the others."""
     monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 2.0)
     monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
@@ -353,10 +354,12 @@ def test_a_node_that_is_gone_is_away_also_where_watches_end_at_once(kube, log, m
                 await asyncio.sleep(0.2)
             assert told_to_lend_nothing(kube) == {"gone"}
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_watches_that_end_early_though_they_tell_something_are_asked_for_with_growing_pauses(kube, monkeypatch):
+def test_watches_that_end_early_though_they_tell_something_are_asked_for_with_growing_pauses(
+    kube, stepped, monkeypatch
+):
     monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 0.1)
     log = CapturingLogger()
 
@@ -370,7 +373,7 @@ def test_watches_that_end_early_though_they_tell_something_are_asked_for_with_gr
                 kube.tell_watchers(None)
         assert len(kube.seen("watch", "nodes")) <= 9
 
-    asyncio.run(scenario())
+    stepped(scenario())
     assert any("it ended within" in call.kwargs.get("error", "") for call in log.calls)
 
 
@@ -442,7 +445,7 @@ def test_a_queue_has_each_name_once_and_by_its_highest_urgency():
     asyncio.run(scenario())
 
 
-def test_a_changed_label_waits_for_none_of_a_roll_out_whose_writes_are_stuck(kube, log):
+def test_a_changed_label_waits_for_none_of_a_roll_out_whose_writes_are_stuck(kube, stepped, log):
     """All that a policy for all has under way hangs in a slow API server."""
 
     async def scenario():
@@ -457,24 +460,25 @@ def test_a_changed_label_waits_for_none_of_a_roll_out_whose_writes_are_stuck(kub
             kube.put("nodes", node("n039", {"pool": "night"}))
             await until(lambda: settings(kube, "n039"), 1.0)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_roll_out_rests_as_long_as_its_writes_take(kube, log, monkeypatch):
+def test_a_roll_out_rests_as_long_as_its_writes_take(kube, stepped, log, monkeypatch):
     monkeypatch.setattr(module, "BACKGROUND_WRITERS", 1)
 
     async def scenario():
         kube.slow = {"n00": 0.1}
         begin_roll_out(kube, 8)
         async with controlling(kube, log):
-            began_s = await until(lambda: kube.begun and time.monotonic())
+            now_s = asyncio.get_running_loop().time
+            began_s = await until(lambda: kube.begun and now_s())
             await until(lambda: settings(kube, "n007"))
-            assert time.monotonic() - began_s > 7 * 0.2, "each took 0.1 s, and 0.1 s nothing was asked"
+            assert now_s() - began_s > 7 * 0.2, "each took 0.1 s, and 0.1 s nothing was asked"
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_node_that_only_reports_waits_for_its_turn_in_a_roll_out(kube, log, monkeypatch):
+def test_a_node_that_only_reports_waits_for_its_turn_in_a_roll_out(kube, stepped, log, monkeypatch):
     monkeypatch.setattr(module, "WRITES_PER_S", 5.0)
 
     async def scenario():
@@ -486,7 +490,7 @@ def test_a_node_that_only_reports_waits_for_its_turn_in_a_roll_out(kube, log, mo
             await until(lambda: settings(kube, "n029"), 1.0)
             assert not settings(kube, "n028")
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 def test_events_that_come_at_once_are_worked_off_one_by_one(kube, log, monkeypatch):
@@ -538,8 +542,9 @@ def holder(kube):
     return kube.get("leases", LEASE, "criproxy-system")["spec"].get("holderIdentity")
 
 
+@pytest.mark.usefixtures("short")
 def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_nodes_alone(
-    kube, log, short, monkeypatch, tmp_path
+    kube, stepped, log, tmp_path, monkeypatch
 ):
     """They could not report either, and do so some time after it is back."""
     monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 4.0)
@@ -562,10 +567,11 @@ def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_
             await asyncio.sleep(2.0)
             assert not told_to_lend_nothing(kube)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, log, short, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("short")
+def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, stepped, log, tmp_path, monkeypatch):
     """A policy that another one has seen go is not written back, though the list of policies takes its time."""
     monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.1)
 
@@ -591,10 +597,13 @@ def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, log, 
             await until(lambda: (annotation(kube, "n1") or {}).get("name") == "other.1")
             await until(lambda: status(kube, "other").get("nodes") == 1)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(kube, log, short, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("short")
+def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(
+    kube, stepped, log, tmp_path, monkeypatch
+):
     led: list = []
 
     class Noted(Controller):
@@ -613,7 +622,7 @@ def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(ku
             await until(lambda: len(led) == 2)
         assert [others for _, others in led] == [0, 0]
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 @pytest.fixture
@@ -648,7 +657,7 @@ def install_lease(kube):
     kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
 
 
-def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, log, short):
+def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, stepped, log, short):
     async def scenario():
         install_lease(kube)
         works = Works()
@@ -660,19 +669,20 @@ def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, log,
             await asyncio.sleep(0.5)
             assert works.at_work == {leader}
 
-            began_s = time.monotonic()
+            now_s = asyncio.get_running_loop().time
+            began_s = now_s()
             tasks[leader].cancel()
             await until(lambda: works.at_work and works.at_work != {leader})
-            assert time.monotonic() - began_s < 0.9, "the lease was given back"
+            assert now_s() - began_s < 0.9, "the lease was given back"
             assert works.most == 1
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_leader_that_cannot_write_stops_before_another_begins(kube, log, short):
+def test_a_leader_that_cannot_write_stops_before_another_begins(kube, stepped, log, short):
     async def scenario():
         install_lease(kube)
         works = Works()
@@ -691,7 +701,7 @@ def test_a_leader_that_cannot_write_stops_before_another_begins(kube, log, short
                 one.cancel()
             await asyncio.gather(task, other, return_exceptions=True)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 class EndsSlowly:
@@ -717,7 +727,7 @@ async def ends(task):
     assert task.cancelled(), "it goes on"
 
 
-def test_a_leader_that_is_cancelled_while_it_waits_for_the_end_of_its_work_ends(kube, log, short):
+def test_a_leader_that_is_cancelled_while_it_waits_for_the_end_of_its_work_ends(kube, stepped, log, short):
     """Its API server was away, so that it leads no more; and then comes SIGTERM."""
 
     async def scenario():
@@ -734,10 +744,10 @@ def test_a_leader_that_is_cancelled_while_it_waits_for_the_end_of_its_work_ends(
         assert work.ended.is_set()
         assert not holder(kube), "the others need not wait"
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_leader_that_is_cancelled_again_while_it_ends_its_work_gives_the_lease_back(kube, log):
+def test_a_leader_that_is_cancelled_again_while_it_ends_its_work_gives_the_lease_back(kube, stepped, log):
     async def scenario():
         install_lease(kube)
         work = EndsSlowly()
@@ -751,10 +761,10 @@ def test_a_leader_that_is_cancelled_again_while_it_ends_its_work_gives_the_lease
             await ends(task)
         assert not holder(kube)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
-def test_a_leader_whose_work_has_failed_gives_the_lease_back_and_says_why(kube, log):
+def test_a_leader_whose_work_has_failed_gives_the_lease_back_and_says_why(kube, stepped, log):
     async def work():
         raise ZeroDivisionError
 
@@ -765,7 +775,7 @@ def test_a_leader_whose_work_has_failed_gives_the_lease_back_and_says_why(kube, 
                 await Leader(client, "criproxy-system", "a", work, log).run()
         assert not holder(kube)
 
-    asyncio.run(scenario())
+    stepped(scenario())
 
 
 def test_a_part_that_is_ended_as_another_has_failed_is_cancelled_once():

@@ -220,7 +220,7 @@ def install(kube):
     kube.put("nodes", node("n1", allocatable={CPU: "5"}, conditions=[held]))
 
 
-async def all_done(kube, log, seconds=10.0):
+async def all_done(kube, log):
     """A leader of all parts, until a change of each kind has come to pass."""
     async with kube.client() as client, controlling(kube, log):
         leader = Leader(client, "criproxy-system", "a", asyncio.Event().wait, log)  # type: ignore[arg-type]
@@ -228,15 +228,15 @@ async def all_done(kube, log, seconds=10.0):
         task = asyncio.create_task(leader.run())
         try:
             await keeper.keep(datetime.now(UTC))
-            await until(lambda: leader.leads, seconds)
-            await until(lambda: annotation(kube, "n1"), seconds)
-            await until(lambda: kube.get("nodes", "n1")["spec"]["taints"][0]["key"] == PRESSURE, seconds)
-            await until(lambda: status(kube, "all").get("nodes") == 1, seconds)
-            await until(lambda: kube.get("nodes", "n1")["status"]["allocatable"][CPU] == "0", seconds)
+            await until(lambda: leader.leads)
+            await until(lambda: annotation(kube, "n1"))
+            await until(lambda: kube.get("nodes", "n1")["spec"]["taints"][0]["key"] == PRESSURE)
+            await until(lambda: status(kube, "all").get("nodes") == 1)
+            await until(lambda: kube.get("nodes", "n1")["status"]["allocatable"][CPU] == "0")
             kube.put("colocationpolicies", policy("all", 2, settings={"cpu": {"reserve_cores": 2}}))
-            await until(lambda: annotation(kube, "n1")["settings"]["cpu"]["reserve_cores"] == 2, seconds)
+            await until(lambda: annotation(kube, "n1")["settings"]["cpu"]["reserve_cores"] == 2)
             kube.put("nodes", {**kube.get("nodes", "n1"), "metadata": {"name": "n2", "annotations": {}, "labels": {}}})
-            await until(lambda: annotation(kube, "n2"), seconds)
+            await until(lambda: annotation(kube, "n2"))
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -286,11 +286,11 @@ def test_all_rights_are_used_and_no_other(kube, log, soon):
 
 
 @pytest.mark.parametrize("missing", sorted(rights()), ids=" ".join)
-def test_without_one_of_its_rights_something_is_not_done(missing, kube, log, soon):
+def test_without_one_of_its_rights_something_is_not_done(missing, kube, stepped, log, soon):
     install(kube)
     kube.allowed = rights() - {missing}
 
     with pytest.raises((AssertionError, Trouble)) as failed:
-        asyncio.run(all_done(kube, log, 2.0))
+        stepped(all_done(kube, log))
 
     assert "it did not come to pass" in str(failed.value) or "403" in str(failed.value)
