@@ -24,6 +24,7 @@ from integration.lab.process import wait_until
 
 PLUGINS = Path("/usr/lib/cni")
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not (PLUGINS / "bandwidth").exists(), reason=f"{PLUGINS} has no bandwidth plugin"),
 ]

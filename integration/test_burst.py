@@ -18,6 +18,7 @@ from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import CPUS
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not is_throwaway(), reason="floods the machine's network"),
     pytest.mark.skipif(version() == 1, reason="cgroup v1 has no pressure of a cgroup"),

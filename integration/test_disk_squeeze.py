@@ -24,6 +24,7 @@ from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not is_throwaway(), reason="makes a disk"),
     pytest.mark.skipif(version() == 1, reason="cgroup v1 has no limit on disks for all that is in a cgroup"),

@@ -20,6 +20,7 @@ from integration.lab.kubelet import Kubelet, PodStatus, static_pod
 from integration.lab.process import wait_until
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a CPU to give away and one to keep are needed"),
 ]

@@ -26,7 +26,10 @@ from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from criproxy.model import UNLIMITED
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups are made and limited"),
+]
 
 WAIT_S = 30.0
 CPUS = len(os.sched_getaffinity(0))

@@ -28,7 +28,7 @@ from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import CPUS, Cgroup
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(2400)]
 
 Say = Callable[[str], object]
 

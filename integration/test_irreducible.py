@@ -9,7 +9,7 @@ from integration.lab.cgroups import version
 from integration.lab.harm import HarmedNode, harmed_node
 from integration.lab.process import wait_until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 MIB = 1 << 20
 WAIT_S = 240.0

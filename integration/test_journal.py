@@ -25,6 +25,7 @@ from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not is_throwaway(), reason="makes a file system"),
     pytest.mark.skipif(version() == 1, reason="cgroup v1 has no limit on disks for all that is in a cgroup"),

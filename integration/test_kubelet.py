@@ -22,13 +22,13 @@ from integration.lab.cgroups import Tree, hierarchies, of_process, unkept, versi
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.criproxy import QUICK, UNJUDGED, Criproxy
 from integration.lab.directory import claimed
 from integration.lab.kubelet import SYSCTLS, Kubelet, PodStatus, find_kubelet, static_pod
 from integration.lab.process import LabError, all_pids, argv_of, birth_of, is_running, wait_until
 from integration.lab.watch import Watch, lives
 
-pytestmark = pytest.mark.timeout(2400)  # the first run builds kubelet, and the first test boots it on slow nodes, twice
+pytestmark = pytest.mark.timeout(2400)  # the first test boots kubelet on slow nodes, twice
 
 Say = Callable[[str], object]
 
@@ -237,7 +237,8 @@ def booted(say: Say, direct: Direct, runtime_comes_last: bool) -> Iterator[tuple
     with claimed() as lab:
         try:
             containerd = Containerd(lab)
-            criproxy = Criproxy(lab, containerd.socket, {"colocation": {"enabled": True}, "control": QUICK})
+            config = {"colocation": {"enabled": True}, "control": QUICK, "interference": UNJUDGED}
+            criproxy = Criproxy(lab, containerd.socket, config)
             with CriClient(containerd.socket) as client:
                 node = Node(containerd, criproxy, Kubelet(lab, criproxy.socket), client)
                 fates = node.fates_before_boot() if runtime_comes_last else []

@@ -23,6 +23,7 @@ from integration.lab.swap import swap_on
 from integration.lab.throwaway import is_throwaway
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not is_throwaway(), reason="uses up the machine's memory"),
     pytest.mark.skipif(version() == 1, reason="reads what is swapped, and killed, in files of cgroup v2"),

@@ -14,6 +14,8 @@ from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.process import is_running, wait_until
 
+pytestmark = pytest.mark.alone
+
 WAIT_S = 240
 OFFLINE = {"colocation.criproxy.io/class": "offline"}
 NEWLINES = ["sh", "-c", "yes ''"]

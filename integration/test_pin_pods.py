@@ -20,6 +20,7 @@ from integration.lab.process import argv_of, wait_until
 CPUS = frozenset(os.sched_getaffinity(0))
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(len(CPUS) < 2, reason="on one CPU, a pod has no other to go to"),
 ]

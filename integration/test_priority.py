@@ -21,7 +21,7 @@ from integration.lab.directory import cgroup_root
 from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, Cgroup, Machine, busy_loops
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
 Say = Callable[[str], object]
 

@@ -24,7 +24,7 @@ from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, Cgroup, busy_loops
 from integration.test_daemon import file_of
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
 Say = Callable[[str], object]
 

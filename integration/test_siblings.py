@@ -24,6 +24,7 @@ from integration.test_exclusive_cpus import SAMPLES, SOON_S, Node, exclusive_cpu
 from integration.test_whole_cores import CORES
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
         len(CORES) < 2 or any(len(core) < 2 for core in CORES),

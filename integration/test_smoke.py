@@ -25,6 +25,8 @@ from integration.lab.process import LabError, is_running, wait_until
 from integration.lab.throwaway import CONTAINERD_SOCKET, IMAGE, is_throwaway
 from integration.lab.usage import Cgroup, busy_loops
 
+pytestmark = pytest.mark.alone
+
 Say = Callable[[str], object]
 
 MIB = 1 << 20

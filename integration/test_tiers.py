@@ -15,7 +15,7 @@ from integration.lab.process import wait_until
 from integration.test_daemon import file_of
 from integration.test_proportion import CLASS, CONFIG, LARGE, SMALL, Node
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
 Say = Callable[[str], object]
 

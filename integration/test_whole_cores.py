@@ -21,6 +21,7 @@ from integration.lab.usage import busy_loops
 CORES = set(Topology(Files(), None).cores())
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
         len(CORES) < 2 or any(len(core) < 2 for core in CORES),

@@ -15,7 +15,7 @@ from criproxy_cluster.certificates import SECRET
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, own_address
 from integration.lab.control_plane import ApiError
 
-pytestmark = pytest.mark.timeout(3600)  # the first run builds Kubernetes
+pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
 SECRETS = f"/api/v1/namespaces/{SYSTEM}/secrets"
 PODS_OF_SYSTEM = f"/api/v1/namespaces/{SYSTEM}/pods"

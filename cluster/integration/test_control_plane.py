@@ -11,7 +11,7 @@ from criproxy_cluster.times import rfc3339
 from integration.lab.cluster_side import Replica
 from integration.lab.control_plane import ApiError
 
-pytestmark = pytest.mark.timeout(3600)  # the first run builds Kubernetes
+pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
 
 @pytest.fixture(scope="module")

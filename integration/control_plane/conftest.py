@@ -9,7 +9,7 @@ from integration.lab.client import CriClient
 from integration.lab.clocks import wrong_clock
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ControlPlane, wait_for
-from integration.lab.criproxy import QUICK, Criproxy
+from integration.lab.criproxy import QUICK, UNJUDGED, Criproxy
 from integration.lab.directory import claimed, lab_name
 from integration.lab.kubelet import Kubelet
 
@@ -27,6 +27,7 @@ def cluster(say: Callable[[str], object]) -> Iterator[Cluster]:
             config = {
                 "colocation": {"enabled": True},
                 "control": QUICK,
+                "interference": UNJUDGED,
                 "kubernetes": {"enabled": True, "kubeconfig": str(credential)},
             }
             proxy = Criproxy(lab, containerd.socket, config)

@@ -23,7 +23,7 @@ from integration.lab.images import BUSYBOX
 from integration.lab.kubelet import static_pod
 from integration.test_daemon import file_of
 
-pytestmark = pytest.mark.timeout(3600)  # the first run builds Kubernetes
+pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"

@@ -29,6 +29,10 @@ ENGINE = os.environ.get("CRIPROXY_ENGINE", "relay")
 QUICK: Mapping[str, Any] = {"predictor": "histogram"}
 """For [control]: the box opens after three samples; the calibrated predictor learns for a minute first."""
 
+UNJUDGED: Mapping[str, Any] = {"enabled": False}
+"""For [interference], in tests that others share the machine with, and that are not about harm: what others make online
+pods wait for is no harm of the box's, yet may be taken for it, and then no offline pod is let in."""
+
 
 class Criproxy:
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
