@@ -75,7 +75,7 @@ def main() -> None:
     log_writer = log.take_stderr()
     watch = FileWatch(options.config)
     own = OwnFiles(watch.file)
-    loaded = own.load(None)
+    loaded = own.load()
     log.configure(loaded.config.observe.log_level)
     driver: Any = ScopedDriver(detect(WithoutIdle() if options.no_idle else Tree()), options.node)
     asyncio.run(_serve(watch, own, loaded, driver, log_writer))

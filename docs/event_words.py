@@ -138,7 +138,7 @@ WORDS: Final = {
     "node_watched": "This node's object is watched again.",
     "node_not_watched": "This node's object can't be watched; it is tried again.",
     "policy_taken": "The cluster's policy has changed, and is in force.",
-    "policy_refused": "The cluster's policy has errors and was not taken.",
+    "policy_refused": "The cluster's policy, or one of several, has errors and was not taken.",
     "policy_trouble": "The cluster's policy can't be followed; what was taken last holds.",
     "policy_not_remembered": "The cluster's policy of the last run could not be read.",
     # The metrics' and the status' socket.

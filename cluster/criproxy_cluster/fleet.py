@@ -11,7 +11,7 @@ the one in the heap stays, and when it comes, the later one takes its place. So 
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final
 
@@ -20,14 +20,18 @@ from msgspec import Struct
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
 from criproxy_cluster.objects import NodeView
-from criproxy_cluster.policies import Policy, annotation, in_order, mentions, selecting, switch_off, was_switched_off
+from criproxy_cluster.policies import Policy, Told, in_order, mentions, selecting, switch_off, told_by, was_switched_off
 
 MAX_SHOWN: Final = 10
 """Nodes that a policy's status names, of those that refuse it."""
 
 
+_NONE: Final[Mapping[str, str]] = {}
+"""One for all of 10,000 nodes."""
+
+
 class Stage(Enum):
-    """How far a node is with what its policies say."""
+    """How far a node is with what a policy says."""
 
     WAITING = "waiting"
     IN_FORCE = "inForce"
@@ -41,9 +45,17 @@ class _Entry(Struct, gc=False):
     memory: Memory | None = None
     policies: tuple[str, ...] = ()
     stage: Stage = Stage.WAITING
+    refused: Mapping[str, str] = _NONE
+    """Those of the policies that the node leaves out, while the stage is that of the others."""
     drained: bool = False
     due_s: float | None = None
     queued_s: float | None = None
+
+    def stage_of(self, policy: str) -> Stage:
+        return Stage.REFUSED if policy in self.refused else self.stage
+
+    def has_drained(self, policy: str) -> bool:
+        return self.drained and policy not in self.refused
 
 
 class _Tally(Struct):
@@ -63,7 +75,7 @@ class Fleet:
         self._tallies: dict[str, _Tally] = {}
         self._changed: set[str] = set()
         self._due: list[tuple[float, str]] = []
-        self._texts: dict[tuple[tuple[str, ...], bool], tuple[str, str] | None] = {}
+        self._texts: dict[tuple[tuple[str, ...], bool], Told | None] = {}
         self._unusable: frozenset[str] = frozenset()
         self._unseen: set[str] = set()
         """Nodes that were not looked at since they came, or since a policy changed that concerns them."""
@@ -146,19 +158,20 @@ class Fleet:
         off = is_switched_off(entry.view)
         told = self._told(chosen, off)
         if self._keeps(entry.view.policy, chosen, off=off):
-            told = (entry.view.policy or "", "")
+            told = Told(entry.view.policy or "", entry.view.parts, "")
         self._take_out(name, entry)
         entry.policies = tuple(policy.name for policy in chosen)
-        report, current = entry.view.report, entry.view.policy == (told and told[0])
-        if told is None or not current or report is None or report.version != told[1]:
-            entry.stage = Stage.WAITING
-        else:
-            entry.stage = Stage.IN_FORCE if report.in_force else Stage.REFUSED
+        policy, parts = (told.policy, told.parts) if told else (None, None)
+        report, current = entry.view.report, entry.view.policy == policy
+        entry.stage, entry.refused = Stage.WAITING, _NONE
+        if told is not None and current and report is not None and report.version == told.version:
+            entry.refused = report.refused or _NONE
+            entry.stage = Stage.IN_FORCE if report.in_force or entry.refused else Stage.REFUSED
         has_it = entry.stage is Stage.IN_FORCE or (told is not None and current and not entry.view.reports)
         entry.drained = has_it and entry.view.empty
         self._put_in(name, entry)
         self._was_looked_at(name)
-        judgement = judge(entry.view, entry.memory, told and told[0], now_s, now_wall_s, deaf_s=deaf_s)
+        judgement = judge(entry.view, entry.memory, policy, now_s, now_wall_s, parts=parts, deaf_s=deaf_s)
         entry.memory = judgement.memory
         entry.due_s = judgement.due_s
         self._enqueue(name, entry)
@@ -195,11 +208,11 @@ class Fleet:
             else:
                 self._enqueue(name, entry)
 
-    def _told(self, chosen: tuple[Policy, ...], off: bool) -> tuple[str, str] | None:
+    def _told(self, chosen: tuple[Policy, ...], off: bool) -> Told | None:
         """Nodes of one group are told the same: it is made once."""
         key = (tuple(policy.name for policy in chosen), off)
         if key not in self._texts:
-            self._texts[key] = annotation(chosen, switched_off=off)
+            self._texts[key] = told_by(chosen, switched_off=off)
         return self._texts[key]
 
     # --- what has come of it ------------------------------------------------------------------------------------------
@@ -251,14 +264,16 @@ class Fleet:
                 continue
             self._changed.add(policy)
             tally.matched += by
-            tally.in_force += by * (entry.stage is Stage.IN_FORCE)
-            tally.drained += by * entry.drained
-            if entry.stage is Stage.REFUSED and by > 0:
+            stage = entry.stage_of(policy)
+            tally.in_force += by * (stage is Stage.IN_FORCE)
+            tally.drained += by * entry.has_drained(policy)
+            if stage is Stage.REFUSED and by > 0:
                 report = entry.view.report
-                tally.refused[name] = "; ".join(report.problems)[:300] if report else ""
+                why = entry.refused.get(policy) or ("; ".join(report.problems) if report else "")
+                tally.refused[name] = why[:300]
             elif by < 0:
                 tally.refused.pop(name, None)
 
 
 def _awaited(view: NodeView) -> tuple[object, ...]:
-    return view.labels, view.policy, view.evicted, view.taints, view.reason
+    return view.labels, view.policy, view.parts, view.evicted, view.taints, view.reason

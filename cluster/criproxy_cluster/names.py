@@ -34,6 +34,9 @@ The node writes it before it evicts; the controller makes good what is missing, 
 POLICY: Final = f"{PREFIX}policy"
 """A Node's annotation, written by the controller: the settings that hold above the node's own file."""
 
+POLICIES: Final = f"{PREFIX}policies"
+"""A Node's annotation, written by the controller: what that policy was made of, so that each is tried by itself."""
+
 POLICY_STATUS: Final = f"{PREFIX}policy-status"
 """A Node's annotation, written by the node: what it makes of the policy."""
 

@@ -8,13 +8,13 @@ should be, nothing is written.
 
 | what | written | taken away |
 |---|---|---|
-| the policy's annotation | when its text is another one, unless people manage it (below) | when no policy selects it |
+| the policy's annotations | when a text is another one, unless people manage them (below) | when no policy selects it |
 | a label for each controller with an evicted pod | as long as the annotation says, `LONGEST_S` at most | then |
 | the taint, PreferNoSchedule | while the node holds offline pods back | when it has not for `CALM_S` |
 | 0 of all that is published, and why | when one that lends has said nothing for `AWAY_S` | the node publishes again |
 
-Where people manage the annotation (`names.MANAGED` = "false"), it is written for the switch alone, and when that goes,
-once more: as the policies have it, since what was there before is not known any more.
+Where people manage the annotations (`names.MANAGED` = "false"), they are written for the switch alone, and when that
+goes, once more: as the policies have them, since what was there before is not known any more.
 
 The taint is PreferNoSchedule: online pods go elsewhere if they can, and start here all the same if not. Offline pods
 are kept out by what the node publishes.
@@ -41,6 +41,7 @@ from criproxy_cluster.names import (
     EVICTED_FROM,
     HELD,
     MANAGED,
+    POLICIES,
     POLICY,
     PRESSURE,
     SWITCH,
@@ -98,9 +99,16 @@ class Judgement(Struct, frozen=True):
 
 
 def judge(
-    node: NodeView, memory: Memory | None, policy: str | None, now_s: float, now_wall_s: float, *, deaf_s: float = 0.0
+    node: NodeView,
+    memory: Memory | None,
+    policy: str | None,
+    now_s: float,
+    now_wall_s: float,
+    *,
+    parts: str | None = None,
+    deaf_s: float = 0.0,
 ) -> Judgement:
-    """`policy` is the annotation that it should have; None: none. `memory` None: it was not seen before.
+    """`policy` and `parts` are the annotations that it should have; None: none. `memory` None: it was not seen before.
 
     `deaf_s`: for how long nodes could not be heard, in all, since the controller began.
     """
@@ -108,8 +116,10 @@ def judge(
     annotations: Json = {}
     why: list[str] = []
     due: list[float] = []
-    if node.policy != policy and _is_ours(node):
-        annotations[POLICY] = policy
+    if _is_ours(node):
+        wanted = ((POLICY, node.policy, policy), (POLICIES, node.parts, parts))
+        annotations = {name: text for name, has, text in wanted if has != text}
+    if annotations:
         why.append("policy")
     labels = _kept_out(node, memory, now_s, due)
     if labels:
@@ -164,7 +174,7 @@ def _evicted(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: fl
 
 
 def _is_ours(node: NodeView) -> bool:
-    """Whether the policy's annotation is the controller's to write."""
+    """Whether the policy's annotations are the controller's to write."""
     return node.labels.get(MANAGED) != "false" or is_switched_off(node) or was_switched_off(node.policy)
 
 

@@ -14,6 +14,7 @@ from criproxy_cluster.names import (
     EVICTED,
     EVICTED_FROM,
     OCCUPIED,
+    POLICIES,
     POLICY,
     POLICY_STATUS,
     PRESETS,
@@ -85,6 +86,8 @@ class Report(Struct, frozen=True, gc=False, rename="camel"):
     version: str
     in_force: bool
     problems: tuple[str, ...] = ()
+    refused: Mapping[str, str] | None = None
+    """Policies, and why they are refused. With some, all others are in force. None: as {}, which takes more memory."""
 
 
 class Figures(Struct, frozen=True):
@@ -101,6 +104,7 @@ class NodeView(Struct, frozen=True, gc=False):
     version: str
     labels: Mapping[str, str]
     policy: str | None
+    parts: str | None
     report: Report | None
     evicted: str | None
     taints: tuple[Taint, ...]
@@ -142,6 +146,7 @@ def view(node: NodeObject) -> NodeView:
         version=meta.resourceVersion,
         labels={intern(key): intern(value) for key, value in (meta.labels or {}).items()},
         policy=_interned(annotations.get(POLICY)),
+        parts=_interned(annotations.get(POLICIES)),
         report=_report(annotations.get(POLICY_STATUS)),
         evicted=annotations.get(EVICTED),
         taints=node.spec.taints or (),

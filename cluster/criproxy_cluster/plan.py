@@ -12,7 +12,7 @@ from criproxy_cluster.names import MANAGED
 from criproxy_cluster.node_law import is_switched_off
 from criproxy_cluster.objects import Figures, NodeView
 from criproxy_cluster.outlook import How, Outlook, in_all, is_memory, outlooks
-from criproxy_cluster.policies import Policy, annotation, in_order, selecting
+from criproxy_cluster.policies import Policy, in_order, selecting, told_by
 
 _SHOWN: Final = 5
 _SHOWN_AMOUNTS: Final = 20
@@ -104,8 +104,8 @@ def _quantity(name: str, value: Fraction) -> str:
 
 def _told(policies: Sequence[Policy], node: NodeView) -> Json:
     """By "section.key"."""
-    told = annotation(selecting(policies, node.labels), switched_off=is_switched_off(node))
-    settings: Json = msgspec.json.decode(told[0])["settings"] if told else {}
+    told = told_by(selecting(policies, node.labels), switched_off=is_switched_off(node))
+    settings: Json = msgspec.json.decode(told.policy)["settings"] if told else {}
     return {f"{section}.{key}": value for section, table in settings.items() for key, value in table.items()}
 
 

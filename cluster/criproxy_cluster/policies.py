@@ -4,14 +4,18 @@ How it works
 ------------
 Of all policies that select a node, the settings hold key by key: one with a higher priority wins, of equal ones the
 name that comes first. So a policy for the cluster (an empty selector) and one for a group can be written apart. What
-they say together goes into one annotation of the Node:
+they say together goes into one annotation of the Node; what each says, the one that wins last, into another:
 
     {"version": "5f0c…", "name": "cluster.3+night.1", "settings": {"cpu": {"reserve_cores": 2}}}
+    [{"version": "3", "name": "cluster", "settings": {…}}, {"version": "1", "name": "night", "settings": {…}}]
 
 `settings` has the sections and keys of the node's config file; the node checks them, and says what it thinks of them in
-another annotation. `schedule` becomes the node's own schedule, so that it goes on by itself when nothing of the cluster
-is there. `enabled: false` is the switch: off, and running offline pods are to leave. The label `names.SWITCH` on a node
-is the same for that node, above all policies.
+a third annotation. By the second it leaves out a policy that has an error, and keeps to the others; a node of before
+reads the first alone, and refuses it as a whole.
+
+`schedule` becomes the node's own schedule, so that it goes on by itself when nothing of the cluster is there.
+`enabled: false` is the switch: off, and running offline pods are to leave. The label `names.SWITCH` on a node is the
+same for that node, above all policies.
 
 The version is made of the content, so the same content is never taken for another one, however it came to be.
 """
@@ -24,9 +28,10 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.conversion import Json
+from criproxy_cluster.names import SWITCH
 
 MAX_ANNOTATION_BYTES: Final = 64 * 1024
-"""What the node takes: criproxy/kube/policy.py."""
+"""What the node takes, of each of the two: criproxy/kube/policy.py."""
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
 _SWITCH: Final = "switch"
@@ -168,16 +173,32 @@ def _made_of(text: str | None) -> list[str]:
     return str(told).split("+")
 
 
-def annotation(chosen: Sequence[Policy], *, switched_off: bool) -> tuple[str, str] | None:
-    """The annotation's text and its version, of policies in their order; None: there is nothing to say."""
+class Told(Struct, frozen=True):
+    """The texts of a Node's two annotations. `parts` None: they are too long, and the node gets `policy` alone."""
+
+    policy: str
+    parts: str | None
+    version: str
+
+
+def told_by(chosen: Sequence[Policy], *, switched_off: bool) -> Told | None:
+    """What policies in their order say; None: there is nothing to say."""
     if not chosen and not switched_off:
         return None
-    documents = [policy.settings for policy in chosen]
+    parts = [_part(policy.name, str(policy.generation), policy.settings) for policy in chosen]
     names = [f"{policy.name}.{policy.generation}" for policy in chosen]
-    if switched_off:
-        documents, names = [*documents, _OFF], [*names, _SWITCH]
-    settings = merged(documents)
-    data = msgspec.json.encode(settings, order="deterministic")
-    version = hashlib.blake2s(data, digest_size=6).hexdigest()
-    told = {"version": version, "name": "+".join(names), "settings": settings}
-    return msgspec.json.encode(told, order="deterministic").decode(), version
+    if switched_off:  # no policy has a name with a slash
+        parts, names = [*parts, _part(SWITCH, "off", _OFF)], [*names, _SWITCH]
+    version = hashlib.blake2s(_json([[part["name"], part["settings"]] for part in parts]), digest_size=6).hexdigest()
+    settings = merged(part["settings"] for part in parts)
+    policy, by_itself = _json(_part("+".join(names), version, settings)), _json(parts)
+    fits = len(by_itself) <= MAX_ANNOTATION_BYTES
+    return Told(policy.decode(), by_itself.decode() if fits else None, version)
+
+
+def _part(name: str, version: str, settings: Json) -> Json:
+    return {"version": version, "name": name, "settings": settings}
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")

@@ -7,7 +7,7 @@ from criproxy_cluster.fleet import Fleet
 from criproxy_cluster.names import EVICTED_FROM, MANAGED, PRESSURE, SWITCH
 from criproxy_cluster.node_law import AWAY_S, CALM_S, LONGEST_S, TRUST_S, judge
 from criproxy_cluster.objects import Condition, Meta, NodeObject, NodeSpec, NodeStatus, Taint, view
-from criproxy_cluster.policies import PolicyError, annotation, in_order, parsed
+from criproxy_cluster.policies import PolicyError, in_order, parsed, told_by
 from criproxy_cluster.times import rfc3339
 
 WALL = 1_800_000_000.0
@@ -19,6 +19,7 @@ def node(
     labels=None,
     policy=None,
     *,
+    parts=None,
     report=None,
     evicted=None,
     taints=(),
@@ -30,6 +31,7 @@ def node(
 ):
     annotations = {
         "colocation.criproxy.io/policy": policy,
+        "colocation.criproxy.io/policies": parts,
         "colocation.criproxy.io/evicted": evicted,
         "colocation.criproxy.io/publishes": publishes,
     }
@@ -48,9 +50,9 @@ def policy(name="night", selector=None, generation=1, **spec):
 
 
 def text_of(chosen, off=False):
-    found = annotation(chosen, switched_off=off)
+    found = told_by(chosen, switched_off=off)
     assert found is not None
-    return found
+    return found.policy, found.version
 
 
 # --- policies --------------------------------------------------------------------------------------------------------
@@ -67,6 +69,25 @@ def test_policies_hold_key_by_key_and_the_higher_priority_wins():
         "name": "cluster.1+night.3",
         "settings": {"cpu": {"reserve_cores": 4, "min_cores": 2}},
     }
+
+
+def test_what_each_policy_says_is_told_too_the_one_that_wins_last():
+    low = policy("cluster", settings={"cpu": {"reserve_cores": 1}})
+    high = policy("night", priority=5, generation=3, settings={"cpu": {"reserve_cores": 4}})
+    found = told_by(in_order([high, low]), switched_off=True)
+    assert found is not None and found.parts is not None
+
+    assert json.loads(found.parts) == [
+        {"version": "1", "name": "cluster", "settings": {"cpu": {"reserve_cores": 1}}},
+        {"version": "3", "name": "night", "settings": {"cpu": {"reserve_cores": 4}}},
+        {"version": "off", "name": SWITCH, "settings": {"colocation": {"enabled": False, "on_disable": "evict"}}},
+    ]
+
+
+def test_policies_that_are_too_long_one_by_one_are_told_together_alone():
+    long = [policy(name, settings={"cpu": {"x": name * 30_000}}) for name in "abc"]
+    found = told_by(in_order(long), switched_off=False)
+    assert found is not None and found.parts is None and len(found.policy) < 64 * 1024
 
 
 def test_of_equal_priorities_the_first_name_wins():
@@ -101,6 +122,7 @@ def test_the_version_is_another_one_exactly_when_the_content_is():
     one = version(settings={"cpu": {"reserve_cores": 1}})
     assert version(settings={"cpu": {"reserve_cores": 1}}, generation=2) == one
     assert version(settings={"cpu": {"reserve_cores": 2}}) != one
+    assert version(name="other", settings={"cpu": {"reserve_cores": 1}}) != one, "a node's report names policies"
 
 
 SELECTORS = {
@@ -152,6 +174,15 @@ def test_another_policy_is_written(have, wanted):
     assert judge(node(policy=have), None, wanted, 0.0, WALL).patch == {
         "metadata": {"annotations": {"colocation.criproxy.io/policy": wanted}}
     }
+
+
+def test_the_policies_one_by_one_are_written_beside_the_policy_and_go_with_it():
+    name = "colocation.criproxy.io/policies"
+    found = judge(node(policy="p"), None, "p", 0.0, WALL, parts="[]")
+    assert found.patch == {"metadata": {"annotations": {name: "[]"}}}
+    assert judge(node(policy="p", parts="[]"), None, "p", 0.0, WALL, parts="[]").patch is None
+    gone = judge(node(policy="p", parts="[]"), None, None, 0.0, WALL).patch
+    assert gone == {"metadata": {"annotations": {"colocation.criproxy.io/policy": None, name: None}}}
 
 
 def test_a_node_that_people_manage_keeps_its_policy():

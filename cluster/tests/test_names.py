@@ -13,6 +13,7 @@ from criproxy_cluster import conversion, names
     ("node_s", "ours"),
     [
         pytest.param(policy.POLICY, names.POLICY, id="policy"),
+        pytest.param(policy.POLICIES, names.POLICIES, id="policies"),
         pytest.param(policy.POLICY_STATUS, names.POLICY_STATUS, id="policy-status"),
         pytest.param(evictions.EVICTED, names.EVICTED, id="evicted"),
         pytest.param(evictions.EVICTED_FROM, names.EVICTED_FROM, id="evicted-from"),

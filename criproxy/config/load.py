@@ -31,6 +31,8 @@ class ConfigError(Struct, frozen=True):
     value: str
     problem: str
     remedy: str
+    gives_way: str = ""
+    """Where values don't go together: the origin of the override that is left out for it; "": none has a part."""
 
     def __str__(self) -> str:
         given = f"{self.key} = {self.value}" if self.key and self.value else self.key
@@ -45,6 +47,13 @@ class Override(Struct, frozen=True):
 
     origin: str
     tables: Mapping[str, Any]
+
+
+class Refused(Struct, frozen=True):
+    """An override that is left out, and the errors that it adds."""
+
+    override: Override
+    errors: tuple[ConfigError, ...]
 
 
 class Loaded(Struct, frozen=True):
@@ -112,34 +121,64 @@ class OwnFiles:
         """Of the files alone, while they were never in order since this was made; (): they were."""
         return self._errors if self._in_order is None else ()
 
-    def load(self, override: Override | None) -> Loaded:
-        """Read the files. With errors in them, the override is set above what they were before (`Loaded.instead`).
+    def load(self, overrides: Sequence[Override] = ()) -> Loaded:
+        """Read the files. With errors in them, the overrides are set above what they were before (`Loaded.instead`).
 
-        One that adds an error to those of the files is left out as a whole: they may have changed since it was found
-        right, and an operator's own file must not become a pass-through by that.
+        Each override that adds an error to those of the files is left out: they may have changed since it was found
+        right, and an operator's own file must not become a pass-through by that. The other overrides hold.
 
         Blocks as `load` does. To be called when the files are at rest: what is half written may be in order.
         """
         sources, unread = _sources(self.path)
-        loaded, alone = self._above(sources, unread, override)
+        loaded, alone = self._above(sources, unread, overrides)
         self._errors = alone
         if not alone:
             self._in_order = sources
         if self._in_order is None or not loaded.errors:
             return loaded
-        return replace(loaded, instead=self._above(self._in_order, (), override)[0].config)
+        return replace(loaded, instead=self._above(self._in_order, (), overrides)[0].config)
 
-    def added_by(self, override: Override) -> tuple[ConfigError, ...]:
-        """The errors that it would add to the files as they were when last in order. Blocks for the parsing."""
-        return _together(self.path, self._in_order or (), (), (override,)).errors
+    def refused(self, overrides: Sequence[Override]) -> tuple[Refused, ...]:
+        """Those to leave out first, so that the others can hold above the files as they were when last in order.
+
+        (): all of them can. Without these, others may not go together any more: ask again. Blocks for the parsing.
+        """
+        return _refused(overrides, _together(self.path, self._in_order or (), (), overrides).errors, ())
 
     def _above(
-        self, sources: _Sources, unread: Sequence[ConfigError], override: Override | None
+        self, sources: _Sources, unread: Sequence[ConfigError], overrides: Sequence[Override]
     ) -> tuple[Loaded, tuple[ConfigError, ...]]:
-        """The config with the override above it, unless that adds an error; and the errors without it."""
+        """The config with all overrides above it that add no error, and the errors without them."""
         alone = _together(self.path, sources, unread)
-        together = alone if override is None else _together(self.path, sources, unread, (override,))
-        return (together if set(together.errors) <= set(alone.errors) else alone), alone.errors
+        left = list(overrides)
+        while left:
+            loaded = _together(self.path, sources, unread, left)
+            refused = _refused(left, loaded.errors, alone.errors)
+            if not refused:
+                return loaded, alone.errors
+            for one in refused:
+                left.remove(one.override)
+        return alone, alone.errors
+
+
+def _refused(
+    overrides: Sequence[Override], errors: Sequence[ConfigError], own: Sequence[ConfigError]
+) -> tuple[Refused, ...]:
+    """The overrides that have errors by themselves; if none has, the one that gives way first. `own` are the files'.
+
+    So a default that stands in for a bad value is nobody's conflict.
+    """
+    added = [error for error in errors if error not in own]
+    by_itself: dict[str, list[ConfigError]] = {}
+    for error in added:
+        if not error.gives_way:
+            by_itself.setdefault(error.file, []).append(error)
+    if bad := tuple(Refused(one, tuple(by_itself[one.origin])) for one in overrides if one.origin in by_itself):
+        return bad
+    if not added:
+        return ()
+    first = next((one for one in overrides if one.origin == added[0].gives_way), overrides[0])
+    return (Refused(first, tuple(error for error in added if error.gives_way == first.origin) or tuple(added)),)
 
 
 def _together(
@@ -227,7 +266,7 @@ def _combine(sources: Sequence[tuple[str, bytes]], main: str, overrides: Sequenc
                 origins.update((f"{section}.{name}", file) for name in table)
     config, value_errors = _convert(tables)
     errors += [replace(error, file=origins.get(error.key.partition("[")[0], main)) for error in value_errors]
-    config, conflict_errors = _resolve(config, origins, main)
+    config, conflict_errors = _resolve(config, origins, main, [override.origin for override in overrides])
     return Loaded(config, (*errors, *conflict_errors))
 
 
@@ -376,13 +415,20 @@ def _expected(setting: Setting, key: str, given: object) -> ConfigError:
     return _error(key, given, f"expected {setting.expects}", f"correct it, or {default}")
 
 
-def _resolve(config: Config, origins: Mapping[str, str], main: str) -> tuple[Config, list[ConfigError]]:
-    """Report conflicts, and set the keys in them to their defaults until there are none."""
+def _resolve(
+    config: Config, origins: Mapping[str, str], main: str, overrides: Sequence[str]
+) -> tuple[Config, list[ConfigError]]:
+    """Report conflicts, and set the keys in them to their defaults until there are none.
+
+    Of the overrides that have a part in a conflict, the first gives way, as each wins over those before it.
+    """
     errors = []
     for conflict in conflicts(config):
         key = conflict.keys[0]
-        file = next((origins[key] for key in conflict.keys if key in origins), main)
-        errors.append(ConfigError(file, key, toml(value_of(config, key)), conflict.problem, conflict.remedy))
+        files = [origins[key] for key in conflict.keys if key in origins]
+        gives_way = next((origin for origin in overrides if origin in files), "")
+        file, value = files[0] if files else main, toml(value_of(config, key))
+        errors.append(ConfigError(file, key, value, conflict.problem, conflict.remedy, gives_way))
     defaults = {setting.key: setting.default for setting in settings()}
     while keys := {key for conflict in conflicts(config) for key in conflict.keys}:
         for key in keys:

@@ -86,7 +86,7 @@ class KubernetesPart:
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
-        self._remembered = remembered(config) if self._enabled else None
+        self._remembered = remembered(config) if self._enabled else ()
 
     # --- settings ---------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class KubernetesPart:
         """The config with the cluster's policy above it. Blocks; for any thread."""
         if not self._enabled:
             return load(file)
-        return self._own.load(self._side.follower.policy.override if self._side is not None else self._remembered)
+        return self._own.load(self._side.follower.in_force.overrides if self._side is not None else self._remembered)
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -267,27 +267,26 @@ def policy_file(config: Config) -> Path:
     return Path(config.control.checkpoint).with_name(POLICY_FILE)
 
 
-def remembered(config: Config) -> Override | None:
-    """The policy that held last; None: there was none, or it can't be read, which the follower tells. Blocks."""
+def remembered(config: Config) -> tuple[Override, ...]:
+    """The policies that held last; (): there were none, or they can't be read, which the follower tells. Blocks."""
     file = policy_file(config)
     if not os.path.lexists(file):  # nothing is imported for it
-        return None
-    from criproxy.kube.policy import NONE, PolicyError, PolicyFile
+        return ()
+    from criproxy.kube.policy import PolicyError, PolicyFile
 
     try:
-        policy = PolicyFile(file).read()
+        return PolicyFile(file).read().overrides
     except (OSError, PolicyError):
-        return None
-    return None if policy == NONE else policy.override
+        return ()
 
 
 def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
-    """The config at the start: with the policy that held last, where Kubernetes is switched on. Blocks."""
-    loaded = own.load(None)
+    """The config at the start: with the policies that held last, where Kubernetes is switched on. Blocks."""
+    loaded = own.load()
     if not loaded.config.kubernetes.enabled or dry_run:
         return loaded
-    policy = remembered(loaded.config)
-    return loaded if policy is None else own.load(policy)
+    overrides = remembered(loaded.config)
+    return own.load(overrides) if overrides else loaded
 
 
 def publish_settings(settings: "Settings") -> "PublishSettings":

@@ -1,17 +1,25 @@
-"""The node's policy: settings that the cluster's side writes into an annotation of the Node, above the node's own file.
+"""The node's policy: settings that the cluster's side writes into annotations of the Node, above the node's own file.
 
 How it works
 ------------
-    colocation.criproxy.io/policy         {"version": "7", "name": "night", "settings": {"cpu": {"reserve_cores": 2}}}
-    colocation.criproxy.io/policy-status  {"version": "7", "inForce": true, "problems": []}
+    colocation.criproxy.io/policy         {"version": "7", "name": "night.3", "settings": {"cpu": {"reserve_cores": 2}}}
+    colocation.criproxy.io/policies       [{"version": "3", "name": "night", "settings": {"cpu": {"reserve_cores": 2}}}]
+    colocation.criproxy.io/policy-status  {"version": "7", "inForce": true, "problems": [], "refused": {}}
 
-The first is written by the controller, the second by the node. `settings` has the sections and keys of the config file.
-A policy is *accepted* when the file, as it was when last in order, and it together have no error. Then
+The first two are written by the controller, the third by the node. `settings` has the sections and keys of the config
+file. The first annotation says it all together; the second has the same as the *parts* that it was made of, the one
+that wins last. It counts only while its parts together make the first: a controller of before writes none, nor do
+people who write the first by hand. A node of before reads the first alone.
+
+A policy is *accepted* when the file, as it was when last in order, and it together have no error. Where they have one,
+each part is tried by itself: one that is refused holds up no other. It is left out, or, where a part of its name was in
+force before, that one goes on in its place, so that a mistake in the cluster's switch does not turn it off. Without
+known parts, the old policy stays in force as a whole. What is wrong is reported: in the annotation, the log and the
+status. What was accepted, the whole or its parts, then has this life:
 
 - it is in force from the next reload on, also while the file has an error;
 - it is written to disk, so that a node without an API server starts with it. While it can't be (a full disk), it is in
   force all the same, the trouble is told, and it is tried again;
-- else the old one stays in force, and what is wrong is reported: in the annotation, the log and the status;
 - an annotation that was removed is a policy without settings: the file alone holds;
 - while the file has had errors since criproxy began, no policy is accepted, as there is nothing to lay it above;
 - a Node that is gone, or an API server that is away, changes nothing.
@@ -23,7 +31,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -41,6 +49,7 @@ from criproxy.kube.retry import Meaning, pause_s
 T = TypeVar("T")
 
 POLICY: Final = "colocation.criproxy.io/policy"
+POLICIES: Final = "colocation.criproxy.io/policies"
 POLICY_STATUS: Final = "colocation.criproxy.io/policy-status"
 
 MAX_POLICY_BYTES: Final = 64 * 1024
@@ -48,6 +57,8 @@ MAX_POLICY_BYTES: Final = 64 * 1024
 
 MAX_PROBLEMS: Final = 5
 MAX_PROBLEM: Final = 300
+MAX_REASONS: Final = 20
+"""Of so many parts, the report says why they are refused; of more, the names."""
 
 _DISK_S: Final = 15.0
 
@@ -73,7 +84,21 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-NONE: Final = Policy()
+class InForce(Struct, frozen=True):
+    """What holds above the file: `policy`, and the parts that it was made of, the one that wins last.
+
+    No parts: they are not known, or there are none.
+    """
+
+    policy: Policy = Policy()
+    parts: tuple[Policy, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[Override, ...]:
+        return tuple(one.override for one in self.parts or (self.policy,) if one.settings)
+
+
+NONE: Final = InForce()
 """The file alone holds."""
 
 
@@ -84,11 +109,13 @@ class PolicyReport(Struct, frozen=True, rename="camel"):
     in_force: bool
     problems: tuple[str, ...] = ()
     instead: str = ""
-    """The version that is in force instead; "": the file alone."""
+    """The version that is in force instead as a whole; "": the file alone, or all parts but the refused."""
+    refused: Mapping[str, str] = {}
+    """By name, the parts that are refused, and why. With some, all others are in force."""
 
 
 class PolicyStatus(Struct, frozen=True):
-    """For people. `problems` are of a policy that was refused; `trouble`: it can't be checked, kept or reported."""
+    """For people. `problems` are of what was refused; `trouble`: it can't be checked, kept or reported."""
 
     name: str
     version: str
@@ -107,6 +134,31 @@ def parsed(text: str) -> Policy:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
 
 
+def parts_of(text: str, policy: Policy) -> tuple[Policy, ...]:
+    """The parts that `policy` was made of; (): the text does not say."""
+    if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
+        return ()
+    try:
+        parts = msgspec.json.decode(text, type=tuple[Policy, ...])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return ()
+    return parts if _merged(parts) == policy.settings else ()
+
+
+def _merged(parts: Sequence[Policy]) -> dict[str, Any]:
+    """Key by key the last that has it."""
+    together: dict[str, Any] = {}
+    for part in parts:
+        for section, table in part.settings.items():
+            below = together.get(section)
+            together[section] = {**below, **table} if isinstance(below, dict) and isinstance(table, dict) else table
+    return together
+
+
+def _joined(version: str, parts: Sequence[Policy]) -> Policy:
+    return Policy(version, "+".join(f"{part.name}.{part.version}" for part in parts), _merged(parts))
+
+
 def bounded(problems: list[str]) -> tuple[str, ...]:
     shown = [problem[:MAX_PROBLEM] for problem in problems[:MAX_PROBLEMS]]
     more = len(problems) - len(shown)
@@ -118,40 +170,68 @@ def report_of(node: Node) -> str | None:
 
 
 class PolicyFile:
-    """The last accepted policy on disk. Its methods block."""
+    """What was accepted last, on disk: the policy, and its parts in a file beside it. Its methods block.
+
+    The two are as the two annotations: a criproxy of before reads the first, and parts count only with the policy that
+    they make.
+    """
 
     def __init__(self, file: Path) -> None:
         self.path: Final = file
+        self._parts: Final = file.with_name("policies.json")
 
-    def read(self) -> Policy:
+    def read(self) -> InForce:
         """Raises OSError, or PolicyError for a file that is not one of ours."""
         try:
-            with self.path.open("rb") as file:
-                data = file.read(MAX_POLICY_BYTES + 1)
+            policy = parsed(_read(self.path))
         except FileNotFoundError:
             return NONE
-        return parsed(data.decode(errors="replace"))
+        with contextlib.suppress(OSError):
+            return InForce(policy, parts_of(_read(self._parts), policy))
+        return InForce(policy)
 
-    def write(self, policy: Policy) -> None:
-        """The old one or the new one is there, whole, whenever the power fails. Raises OSError."""
+    def write(self, in_force: InForce) -> None:
+        """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.encode(policy))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        _write(self._parts, in_force.parts)
+        _write(self.path, in_force.policy)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(MAX_POLICY_BYTES + 1).decode(errors="replace")
+
+
+def _write(path: Path, content: object) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(content))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class Judged(Struct, frozen=True):
+    """What the node makes of the annotations: `in_force` is to hold, None: what held before.
+
+    `problems` are of what is refused, `refused` of the parts among it.
+    """
+
+    policy: Policy = Policy()
+    in_force: InForce | None = None
+    problems: tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
 
 
 class TakesPolicy(Protocol):
     """Whoever puts settings in force: the daemon's reload."""
 
     def policy_changed(self) -> None:
-        """To be called when `PolicyFollower.policy` is another one."""
+        """To be called when `PolicyFollower.in_force` is another one."""
 
 
 class PolicyFollower:
-    """Follows the Node's annotation. `policy` is in force."""
+    """Follows the Node's annotations."""
 
     def __init__(
         self,
@@ -174,16 +254,16 @@ class PolicyFollower:
         self._log = log
         self._newest: Node | None = None
         self._changed = asyncio.Event()
-        self._judged: str | None = None
-        """The annotation's text that was looked at last; None: none was."""
+        self._judged: tuple[str, str] | None = None
+        """The annotations' texts that were looked at last; None: none were."""
         self._report: PolicyReport | None = None
         self._trouble = ""
-        self._kept: Policy | None = None
+        self._kept: InForce | None = None
         """What is on disk; None: it could not be read."""
-        self.policy = NONE
+        self.in_force = NONE
 
     def status(self) -> PolicyStatus:
-        policy = NONE if self._own.errors else self.policy  # without a file in order, none holds
+        policy = (NONE if self._own.errors else self.in_force).policy  # without a file in order, none holds
         keys = (f"{section}.{key}" for section, table in policy.settings.items() for key in table)
         problems = self._report.problems if self._report else ()
         return PolicyStatus(policy.name, policy.version, tuple(keys), problems, self._trouble)
@@ -201,7 +281,7 @@ class PolicyFollower:
     async def remember(self) -> None:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
-            self.policy = self._kept = await _apart("read the policy", self._file.read)
+            self.in_force = self._kept = await _apart("read the policy", self._file.read)
         except (OSError, RuntimeError, StuckError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
@@ -226,14 +306,14 @@ class PolicyFollower:
             left_s = pause_s(failures, self._luck.random()) if failed else None
 
     async def look(self) -> bool:
-        """Judge the newest annotation, keep and report it. Whether something failed that should be tried again."""
+        """Judge the newest annotations, keep and report them. Whether something failed that should be tried again."""
         node = self._newest
         if node is None:
             return False
-        text = node.annotation(POLICY) or ""
-        if text != self._judged:
+        texts = node.annotation(POLICY) or "", node.annotation(POLICIES) or ""
+        if texts != self._judged:
             try:
-                await self._judge(text)
+                await self._judge(*texts)
             except (RuntimeError, StuckError) as error:
                 return self._failed(f"the policy can't be checked: {error}")
         trouble = "; ".join(filter(None, (await self._keep(), await self._tell(node))))
@@ -242,53 +322,83 @@ class PolicyFollower:
         self._trouble = ""
         return False
 
-    async def _judge(self, text: str) -> None:
-        policy, problems = NONE, tuple[str, ...]()
+    async def _judge(self, text: str, parts_text: str) -> None:
+        found = Judged(in_force=NONE)
         if text:
-            policy, problems = await _apart("check the policy", lambda: self._checked(text))
-        self._judged = text
-        before, self._report = self._report, self._reported(text, policy, problems)
-        if problems:
-            if self._report != before:
-                holds = f"version {self.policy.version} holds" if self.policy.version else "the file holds"
-                self._log.error(
-                    "policy_refused",
-                    version=policy.version,
-                    problems=list(problems),
-                    consequence="no policy holds before the file is in order" if self._own.errors else holds,
-                )
-        elif policy != self.policy:
-            self.policy = policy
-            self._log.info("policy_taken", version=policy.version, name=policy.name, settings=list(self.status().keys))
+            found = await _apart("check the policy", lambda: self._checked(text, parts_text))
+        self._judged = text, parts_text
+        taken = found.in_force if found.in_force is not None and found.in_force != self.in_force else None
+        if taken is not None:
+            self.in_force = taken
+        before, self._report = self._report, self._reported(text, found)
+        if found.problems and self._report != before:
+            version, holds = found.policy.version, self._holds(found)
+            self._log.error("policy_refused", version=version, problems=list(found.problems), consequence=holds)
+        if taken is not None:
+            version, name, keys = taken.policy.version, taken.policy.name, list(self.status().keys)
+            self._log.info("policy_taken", version=version, name=name, settings=keys)
             self._taker.policy_changed()
 
-    def _checked(self, text: str) -> tuple[Policy, tuple[str, ...]]:
+    def _holds(self, found: Judged) -> str:
+        """In words, what holds where something was refused."""
+        if self._own.errors:
+            return "no policy holds before the file is in order"
+        policy = self.in_force.policy
+        if found.refused:
+            return f"{policy.name} holds" if policy.name else "the file holds"
+        return f"version {policy.version} holds" if policy.version else "the file holds"
+
+    def _checked(self, text: str, parts_text: str) -> Judged:
         """Blocks."""
         try:
             policy = parsed(text)
         except PolicyError as error:
-            return NONE, bounded([str(error)])
+            return Judged(problems=bounded([str(error)]))
         if own := self._own.errors:
-            return policy, bounded(["this node's own file has had errors since criproxy began", *map(str, own)])
-        return policy, bounded([str(error) for error in self._own.added_by(policy.override)])
+            found = ["this node's own file has had errors since criproxy began", *map(str, own)]
+            return Judged(policy, problems=bounded(found))
+        parts = parts_of(parts_text, policy)
+        refused = self._own.refused([one.override for one in parts or (policy,)])
+        if not refused:
+            return Judged(policy, InForce(policy, parts))
+        if not parts:
+            return Judged(policy, problems=bounded([str(error) for one in refused for error in one.errors]))
+        return self._sifted(policy, parts)
 
-    def _reported(self, text: str, policy: Policy, problems: tuple[str, ...]) -> PolicyReport | None:
+    def _sifted(self, policy: Policy, parts: tuple[Policy, ...]) -> Judged:
+        """Without the parts that are refused, but with those that were in force before them. Blocks."""
+        former = {one.name: one for one in self.in_force.parts}
+        left, problems, why = list(parts), list[str](), dict[str, str]()
+        while refused := self._own.refused([one.override for one in left]):
+            for one in refused:
+                at = [part.override for part in left].index(one.override)
+                bad = left[at]
+                if bad.name not in why:  # else it is the one before that does not fit any more
+                    words = [str(error) for error in one.errors]
+                    problems += words
+                    why[bad.name] = "; ".join(words)[:MAX_PROBLEM] if len(why) < MAX_REASONS else ""
+                before = former.pop(bad.name, bad)
+                left[at : at + 1] = [] if before == bad else [before]
+        return Judged(policy, InForce(_joined(policy.version, left), tuple(left)), bounded(problems), why)
+
+    def _reported(self, text: str, found: Judged) -> PolicyReport | None:
         """None: there is nothing to report of."""
         if not text:
             return None
-        another = problems and policy != self.policy and not self._own.errors
-        instead = self.policy.version if another else ""
-        return PolicyReport(policy.version, not problems, problems, instead)
+        before = self.in_force.policy
+        another = found.in_force is None and found.policy != before and not self._own.errors
+        instead = before.version if another else ""
+        return PolicyReport(found.policy.version, not found.problems, found.problems, instead, found.refused)
 
     async def _keep(self) -> str:
         """Write what is in force to disk, unless it is there. Returns what went wrong; "": nothing."""
-        policy = self.policy
-        if policy != self._kept:
+        in_force = self.in_force
+        if in_force != self._kept:
             try:
-                await _apart("keep the policy", lambda: self._file.write(policy))
+                await _apart("keep the policy", lambda: self._file.write(in_force))
             except (OSError, RuntimeError, StuckError) as error:
                 return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
-            self._kept = policy
+            self._kept = in_force
         return ""
 
     async def _tell(self, node: Node) -> str:

@@ -184,7 +184,7 @@ class UpgradeStatus(Struct, frozen=True):
 
 
 class PolicyShown(Struct, frozen=True):
-    """The cluster's policy that holds above the config file: its `keys`. `problems`: why a newer one does not."""
+    """The cluster's policy that holds above the config file: its `keys`. `problems`: why another one does not."""
 
     name: str = ""
     version: str = ""

@@ -154,7 +154,7 @@ class Cluster:
         )
         (folder / "config.toml").write_text("")
         own = OwnFiles(folder / "config.toml")
-        own.load(None)
+        own.load()
 
         async def run() -> T:
             part = KubernetesPart(

@@ -7,7 +7,7 @@ from criproxy.commands.withdraw import NotWithdrawnError, withdraw
 from criproxy.config.settings import Config, Kubernetes, Proxy
 from criproxy.daemon.kubernetes import POLICY_FILE
 from criproxy.kube.extended_resources import PUBLISHES
-from criproxy.kube.policy import Policy, PolicyFile
+from criproxy.kube.policy import InForce, Policy, PolicyFile
 from criproxy.observe import client
 from tests.fakes.apiserver import FakeApiServer, Pki
 
@@ -61,7 +61,7 @@ def test_policy_that_held_last_says_what_was_published(policy, left, tmp_path, a
         kubernetes = {{ enabled = true, kubeconfig = "{authority.kubeconfig(api.port)}" }}
         """
     )
-    PolicyFile(tmp_path / "state" / POLICY_FILE).write(Policy("1", "night", {"kubernetes": policy}))
+    PolicyFile(tmp_path / "state" / POLICY_FILE).write(InForce(Policy("1", "night", {"kubernetes": policy})))
 
     assert main(["withdraw", "--config", str(file)]) == 0
     assert {name: api.nodes["node1"]["status"]["allocatable"][name] for name in left} == left

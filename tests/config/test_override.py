@@ -69,36 +69,84 @@ def override(**cpu):
 
 def test_override_holds_above_what_the_files_were_before_they_had_an_error(file):
     own = OwnFiles(file)
-    assert own.load(None).instead is None
+    assert own.load().instead is None
     file.write_text("[cpu]\nwatermark_ratio = 0.7\nmin_core = 1\n")
-    found = own.load(override(min_cores=2.0))
+    found = own.load([override(min_cores=2.0)])
     assert [error.file for error in found.errors] == [str(file)]
     assert (found.instead.cpu.watermark_ratio, found.instead.cpu.min_cores) == (0.8, 2.0)
-    assert own.load(None).instead.cpu.min_cores == 1.0, "without it, what the files were"
-    assert (own.errors, own.added_by(override(min_cores=2.0))) == ((), ())
-    assert [error.file for error in own.added_by(override(watermark_ratio=7))] == [ORIGIN]
+    assert own.load().instead.cpu.min_cores == 1.0, "without it, what the files were"
+    assert (own.errors, own.refused([override(min_cores=2.0)])) == ((), ())
+    assert [one.override.origin for one in own.refused([override(watermark_ratio=7)])] == [ORIGIN]
     file.write_text("[cpu]\nwatermark_ratio = 0.7\n")
-    found = own.load(override(min_cores=2.0))
+    found = own.load([override(min_cores=2.0)])
     assert (found.errors, found.instead, found.config.cpu.watermark_ratio) == ((), None, 0.7)
 
 
 def test_files_that_were_never_in_order_have_nothing_to_lay_an_override_above(file):
     file.write_text("[cpu]\nmin_cores = -1\n")
     own = OwnFiles(file)
-    assert own.load(override(watermark_ratio=0.5)).instead is None
+    assert own.load([override(watermark_ratio=0.5)]).instead is None
     assert [error.file for error in own.errors] == [str(file)]
 
 
 def test_override_with_an_error_leaves_what_the_files_were_alone(file):
     own = OwnFiles(file)
-    own.load(None)
+    own.load()
     file.write_text("no TOML")
-    assert own.load(override(watermark_ratio=7)).instead.cpu.watermark_ratio == 0.8
+    assert own.load([override(watermark_ratio=7)]).instead.cpu.watermark_ratio == 0.8
 
 
 def test_override_of_the_very_key_that_is_wrong_in_the_file_makes_it_right(file):
     own = OwnFiles(file)
-    own.load(None)
+    own.load()
     file.write_text("[cpu]\nwatermark_ratio = 7\nmin_cores = 2.0\n")
-    found = own.load(override(watermark_ratio=0.5))
+    found = own.load([override(watermark_ratio=0.5)])
     assert (found.errors, found.instead, found.config.cpu.min_cores) == ((), None, 2.0)
+
+
+# --- several, each of which is tried by itself ------------------------------------------------------------------------
+
+OFF = Override("off", {"colocation": {"enabled": False, "on_disable": "evict"}})
+TYPO = Override("typo", {"cpu": {"watermark": 0.5}})
+HIGH = Override("high", {"cpu": {"max_cores": 0.5}})
+"""Below the file's min_cores."""
+
+LOW = Override("low", {"cpu": {"min_cores": 0.2}})
+STATIC = Override("static", {"control": {"policy": "static"}})
+SIZES = Override("sizes", {"cpu": {"static_cores": 2.0}, "memory": {"static_bytes": 4 << 30}})
+
+
+def cpu_of(origin, **cpu):
+    return Override(origin, {"cpu": cpu})
+
+
+SEVERAL = {
+    "one has a typo": ([TYPO, OFF], ["typo"]),
+    "one that wins has a typo": ([OFF, TYPO], ["typo"]),
+    "two have": ([TYPO, OFF, cpu_of("bound", watermark_ratio=7)], ["typo", "bound"]),
+    "one needs another": ([LOW, HIGH, TYPO], ["typo"]),
+    "one needs another below it": ([HIGH, LOW, TYPO], ["typo"]),
+    "one does not go with the file": ([HIGH, OFF], ["high"]),
+    "two do not go together": ([cpu_of("a", min_cores=4.0), OFF, cpu_of("b", max_cores=2.0)], ["a"]),
+    "a bad value is no conflict of others": ([STATIC, SIZES, cpu_of("bad", static_cores=-1)], ["bad"]),
+    "what wins hides a bad value": ([cpu_of("a", watermark_ratio=7), cpu_of("b", watermark_ratio=0.5)], []),
+}
+
+
+@pytest.mark.parametrize(("overrides", "refused"), SEVERAL.values(), ids=SEVERAL)
+def test_of_several_overrides_those_with_errors_are_left_out_and_the_others_hold(file, overrides, refused):
+    own = OwnFiles(file)
+    own.load()
+    left, found = list(overrides), []
+    while refused_now := own.refused(left):
+        for one in refused_now:
+            assert one.errors
+            found.append(one.override.origin)
+            left.remove(one.override)
+    assert found == refused
+
+    loaded = own.load(overrides)
+    assert (loaded.config, loaded.errors) == (load(file, left).config, ())
+    if OFF in overrides:
+        assert not loaded.config.colocation.enabled
+        assert loaded.config.colocation.on_disable == "evict"

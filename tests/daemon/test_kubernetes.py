@@ -188,9 +188,9 @@ def test_policy_that_held_last_holds_from_the_start(bench):
 def test_files_are_read_once_at_the_start_where_no_policy_held(tmp_path, monkeypatch):
     reads, real = [], OwnFiles.load
 
-    def load(own, override):
+    def load(own, overrides=()):
         reads.append(own.path)
-        return real(own, override)
+        return real(own, overrides)
 
     monkeypatch.setattr(OwnFiles, "load", load)
     bench = Bench(tmp_path, tmp_path / "kubeconfig")

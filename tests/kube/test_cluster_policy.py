@@ -15,6 +15,7 @@ from criproxy.kube.objects import Node, decoded
 from criproxy.kube.policy import (
     MAX_POLICY_BYTES,
     NONE,
+    POLICIES,
     POLICY,
     POLICY_STATUS,
     Policy,
@@ -48,7 +49,7 @@ class Bench:
         self.taker, self.log = Taker(), FakeLog()
         client = ApiClient(self.credential, self.clock, random.Random(5))
         self.own = OwnFiles(self.config)
-        self.own.load(None)
+        self.own.load()
         files = (self.own, self.folder / "state" / "policy.json")
         self.follower = PolicyFollower(
             client, "node1", files, self.taker, clock=self.clock, luck=random.Random(5), log=self.log
@@ -68,12 +69,12 @@ class Bench:
     def edit(self, text):
         """The file is another one, and the daemon has read it."""
         self.config.write_text(text)
-        self.own.load(self.follower.policy.override)
+        self.own.load(self.follower.in_force.overrides)
         self.follower.look_again()
 
     def watermark(self):
         """What the daemon would put in force."""
-        loaded = self.own.load(self.follower.policy.override)
+        loaded = self.own.load(self.follower.in_force.overrides)
         return (loaded.instead if loaded.errors else loaded.config).cpu.watermark_ratio
 
     def report(self):
@@ -92,7 +93,7 @@ def bench(tmp_path, credential, clock, api):
 def test_policy_holds_above_the_file_and_is_reported(bench):
     assert not bench.write(NIGHT)
     assert bench.watermark() == 0.5
-    assert bench.report() == {"version": "7", "inForce": True, "problems": [], "instead": ""}
+    assert bench.report() == {"version": "7", "inForce": True, "problems": [], "instead": "", "refused": {}}
     assert bench.taker.times == 1
     status = bench.follower.status()
     assert (status.name, status.version, status.keys) == ("night", "7", ("cpu.watermark_ratio",))
@@ -222,7 +223,7 @@ def test_file_that_is_none_of_ours_leaves_the_nodes_own(bench, data):
     bench.write(NIGHT)
     (bench.folder / "state" / "policy.json").write_bytes(data)
     bench.start()
-    assert bench.follower.policy == NONE
+    assert bench.follower.in_force == NONE
     assert bench.log.names() == ["policy_not_remembered"]
 
 
@@ -263,6 +264,132 @@ def test_policy_holds_though_its_report_cannot_be_written_yet(bench, api, how):
     assert (bench.watermark(), bench.report()) == (0.5, None)
     assert not bench.see()
     assert bench.report()["inForce"]
+
+
+# --- several policies, each of which is tried by itself ---------------------------------------------------------------
+
+OFF = {"colocation": {"enabled": False, "on_disable": "evict"}}
+TYPO = {"cpu": {"watermark": 0.5}}
+
+
+def part(name, settings, version="1"):
+    return {"name": name, "version": version, "settings": settings}
+
+
+def tell(bench, *parts, version="9", together=None):
+    """As the controller does, the part that wins last. `together`: as people have made the first annotation."""
+    settings: dict = {}
+    for one in parts:
+        for section, table in one["settings"].items():
+            settings[section] = {**settings.get(section, {}), **table}
+    name = "+".join(f"{one['name']}.{one['version']}" for one in parts)
+    policy = {"version": version, "name": name, "settings": settings if together is None else together}
+    bench.api.put_node(metadata={"annotations": {POLICY: json.dumps(policy), POLICIES: json.dumps(parts)}})
+    assert not bench.see()
+
+
+def enabled(bench):
+    loaded = bench.own.load(bench.follower.in_force.overrides)
+    return (loaded.instead if loaded.errors else loaded.config).colocation.enabled
+
+
+@pytest.fixture
+def lending(bench):
+    bench.config.write_text("[cpu]\nmin_cores = 1.0\nwatermark_ratio = 0.8\n[colocation]\nenabled = true\n")
+    bench.start()
+    return bench
+
+
+def test_policy_with_a_typo_is_left_out_and_named_and_holds_up_no_other(lending):
+    tell(lending, part("a", TYPO), part("b", OFF))
+    assert not enabled(lending)
+    report = lending.report()
+    assert (report["version"], report["inForce"], report["instead"]) == ("9", False, "")
+    assert list(report["refused"]) == ["a"]
+    assert "policy a (1): cpu.watermark = 0.5: there is no such key" in report["refused"]["a"]
+    status = lending.follower.status()
+    assert (status.name, status.keys) == ("b.1", ("colocation.enabled", "colocation.on_disable"))
+    assert "policy a (1)" in status.problems[0]
+    events = {name: fields for _, name, fields in lending.log.events}
+    assert list(events) == ["policy_refused", "policy_taken"]
+    assert events["policy_refused"]["consequence"] == "b.1 holds"
+    assert lending.taker.times == 1
+
+
+def test_policies_that_are_all_refused_leave_the_file(lending):
+    tell(lending, part("a", TYPO), part("b", {"cpu": {"watermark_ratio": 7}}))
+    assert (lending.watermark(), enabled(lending)) == (0.8, True)
+    assert lending.report()["refused"].keys() == {"a", "b"}
+    assert lending.log.events[0][2]["consequence"] == "the file holds"
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_policy_that_gets_a_typo_holds_on_as_it_was_before(lending, restarted):
+    """A mistake in the cluster's switch must not turn it off."""
+    tell(lending, part("a", OFF))
+    if restarted:
+        lending.start()
+    tell(lending, part("a", {**OFF, **TYPO}, "2"), part("b", {"cpu": {"watermark_ratio": 0.5}}), version="10")
+    assert (enabled(lending), lending.watermark()) == (False, 0.5)
+    assert list(lending.report()["refused"]) == ["a"]
+    assert lending.follower.status().name == "a.1+b.1"
+    lending.start()
+    assert (enabled(lending), lending.watermark()) == (False, 0.5), "remembered"
+    tell(lending, part("b", {"cpu": {"watermark_ratio": 0.5}}), version="11")
+    assert enabled(lending), "it is gone"
+
+
+def test_policy_that_is_put_right_is_in_force(lending):
+    tell(lending, part("a", TYPO), part("b", OFF))
+    tell(lending, part("a", {"cpu": {"watermark_ratio": 0.5}}, "2"), part("b", OFF), version="10")
+    assert lending.watermark() == 0.5
+    assert lending.report() == {"version": "10", "inForce": True, "problems": [], "instead": "", "refused": {}}
+
+
+def test_policy_that_the_file_does_not_fit_any_more_holds_up_no_other(lending):
+    tell(lending, part("a", {"cpu": {"max_cores": 2.0}}), part("b", OFF))
+    lending.edit("[cpu]\nmin_cores = 3.0\n[colocation]\nenabled = true\n")
+    assert not enabled(lending), "before the policies are looked at again"
+    asyncio.run(lending.follower.look())
+    assert not enabled(lending)
+    assert list(lending.report()["refused"]) == ["a"]
+
+
+NOT_ITS_PARTS = {
+    "none": None,
+    "no JSON": "{",
+    "no list": "{}",
+    "a field of a later controller": json.dumps([{**part("b", OFF), "priority": 1}]),
+    "others": json.dumps([part("b", {"cpu": {"watermark_ratio": 0.3}})]),
+    "too long": json.dumps([part("b" * MAX_POLICY_BYTES, OFF)]),
+}
+
+
+@pytest.mark.parametrize("parts", NOT_ITS_PARTS.values(), ids=NOT_ITS_PARTS)
+def test_parts_that_do_not_make_the_policy_count_for_nothing(lending, parts):
+    """A controller of before writes none, and leaves those of a later one; people write the first annotation alone."""
+    policy = {"version": "7", "name": "by hand", "settings": OFF}
+    lending.api.put_node(metadata={"annotations": {POLICY: json.dumps(policy), POLICIES: parts}})
+    assert not lending.see()
+    assert (enabled(lending), lending.watermark(), lending.report()["inForce"]) == (False, 0.8, True)
+    assert lending.follower.in_force.parts == ()
+
+
+def test_file_of_what_holds_can_be_read_by_a_criproxy_of_before_and_from_one(lending):
+    tell(lending, part("a", {"cpu": {"watermark_ratio": 0.5}}), part("b", OFF))
+    file = lending.folder / "state" / "policy.json"
+    kept = json.loads(file.read_text())
+    assert kept.keys() == {"version", "name", "settings"}
+    (lending.folder / "state" / "policies.json").unlink()
+    lending.start()
+    assert (lending.watermark(), enabled(lending), lending.follower.in_force.parts) == (0.5, False, ())
+
+
+def test_report_of_many_refused_policies_is_bounded(lending):
+    tell(lending, *(part(f"p{number:03}", {"cpu": {f"k{number}": "x" * 200}}) for number in range(40)))
+    refused = lending.report()["refused"]
+    assert (len(refused), sum(map(bool, refused.values()))) == (40, 20)
+    assert len(json.dumps(lending.report())) < 8192
 
 
 async def until(condition):
@@ -306,7 +433,7 @@ def test_policy_that_arrives_in_a_pause_is_in_force_at_once(bench, api, monkeypa
         annotate(bench, NIGHT)
         await until(lambda: bench.follower.status().trouble)
         annotate(bench, {"version": "8", "settings": {"colocation": {"enabled": False}}})
-        await until(lambda: bench.follower.policy.version == "8")
+        await until(lambda: bench.follower.in_force.policy.version == "8")
         await until(bench.report)
         task.cancel()
 

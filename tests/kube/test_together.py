@@ -38,7 +38,7 @@ class Node:
         client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
         self.publisher = Publisher(client, "node1", self, PublishSettings(), **how)
         own = OwnFiles(folder / "config.toml")
-        own.load(None)
+        own.load()
         files = (own, folder / "policy.json")
         self.follower = PolicyFollower(client, "node1", files, self, **how)
         self.watch = NodeWatch(client, "node1", [self.publisher, self.follower], **how)
@@ -95,7 +95,7 @@ def test_policy_and_numbers_follow_each_other_without_a_loop_of_patches(node, ap
             await asyncio.sleep(1.0)  # 100 s of the node's time
 
     asyncio.run(scenario())
-    assert (node.taken, node.follower.policy.version) == (1, "1")
+    assert (node.taken, node.follower.in_force.policy.version) == (1, "1")
     assert node.report()["inForce"] is False
     assert len(api.seen("PATCH", "node1$")) == 2, "a report for each policy"
     first, *others = [fields["reason"] for _, event, fields in node.log.events if event == "published"]
