@@ -38,6 +38,7 @@ main()
 """-I: neither environment nor current directory nor a user's packages change what runs; -S: nor do Debian's."""
 
 SETTINGS: Final[Mapping[str, object]] = {
+    "Labels": {"org.opencontainers.image.licenses": "Apache-2.0"},
     "User": f"{USER}:{USER}",
     "Env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
     "Entrypoint": ["/usr/bin/criproxy-cluster"],
@@ -96,7 +97,15 @@ def make_code(root: Path, base: Path) -> None:
     launcher.parent.mkdir(parents=True)
     launcher.write_text(_LAUNCHER)
     launcher.chmod(0o755)
+    add_license(root)
     compile_python(base, root, CODE)
+
+
+def add_license(root: Path) -> None:
+    """criproxy's own: Debian's packages and the wheels have theirs beside them."""
+    folder = root / "usr/share/doc/criproxy-cluster"
+    folder.mkdir(parents=True)
+    shutil.copy(CLUSTER / "LICENSE", folder)
 
 
 def compile_python(base: Path, root: Path, directory: str) -> None:

@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
@@ -40,6 +42,21 @@ def test_image_that_is_built_twice_is_the_same_to_the_last_byte(image, tmp_path)
     file, digest = image
     assert build(tmp_path / "again.tar", "") == digest
     assert sha256(file.read_bytes()).digest() == sha256((tmp_path / "again.tar").read_bytes()).digest()
+
+
+def test_image_has_the_license(image):
+    with tarfile.open(image[0]) as archive:
+        layers = [archive.extractfile(one) for one in archive if one.name.startswith("blobs/")]
+        found = [layer for layer in layers if layer is not None and _has_license(layer)]
+    assert len(found) == 1
+
+
+def _has_license(blob: IO[bytes]) -> bool:
+    try:
+        with tarfile.open(fileobj=blob) as layer:
+            return "usr/share/doc/criproxy-cluster/LICENSE" in layer.getnames()
+    except tarfile.ReadError:  # the config or the manifest
+        return False
 
 
 def test_manifests_name_the_image_that_is_built():

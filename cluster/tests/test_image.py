@@ -3,7 +3,7 @@ import json
 import os
 import tarfile
 
-from cluster.image import oci
+from cluster.image import contents, oci
 
 
 def make_tree(root, mode):
@@ -54,3 +54,10 @@ def test_archive_names_its_blobs_by_their_digests(tmp_path):
     config = json.loads(files[f"blobs/sha256/{manifest['config']['digest'].removeprefix('sha256:')}"])
     assert config["config"] == {"Cmd": ["run"]}
     assert config["rootfs"]["diff_ids"] == [oci.digest(b"layer")]
+
+
+def test_image_has_the_license_and_says_which(tmp_path):
+    contents.add_license(tmp_path)
+    shipped = tmp_path / "usr/share/doc/criproxy-cluster/LICENSE"
+    assert "Apache License" in shipped.read_text()
+    assert contents.SETTINGS["Labels"] == {"org.opencontainers.image.licenses": "Apache-2.0"}

@@ -1,7 +1,12 @@
 """What the package says by hand of what the code says too."""
 
 import re
+import shutil
+import tomllib
 from pathlib import Path
+
+import pytest
+from setuptools import build_meta
 
 import criproxy
 from criproxy import cli
@@ -48,3 +53,33 @@ def test_package_brings_no_container_runtime() -> None:
     installed = " ".join(fields.get(field, "") for field in ("Pre-Depends", "Depends", "Recommends"))
     assert re.findall(r"containerd|cri-o|docker", installed) == []
     assert fields["Suggests"] == "containerd"
+
+
+@pytest.mark.parametrize("folder", [".", "cluster"])
+def test_distribution_has_the_license_in_it(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = CHECKOUT / folder
+    assert (source / "LICENSE").read_bytes() == (CHECKOUT / "LICENSE").read_bytes()
+    for file in (source / "pyproject.toml", source / "LICENSE", CHECKOUT / "README.md"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    made = tmp_path / build_meta.prepare_metadata_for_build_wheel(str(tmp_path))
+    metadata = (made / "METADATA").read_text(encoding="utf-8").splitlines()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(metadata)
+    assert (made / "licenses" / "LICENSE").read_bytes() == (CHECKOUT / "LICENSE").read_bytes()
+    (wanted,) = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    assert wanted == "setuptools>=77", "the first that knows a license as an expression"
+
+
+def test_license_is_whole_and_says_whose_it_is() -> None:
+    text = (CHECKOUT / "LICENSE").read_text(encoding="utf-8")
+    assert text.lstrip().startswith("Apache License\n")
+    assert "\n   END OF TERMS AND CONDITIONS\n" in text
+    assert "\n   Copyright 2026 The criproxy authors\n" in text
+    assert "Apache-2.0" in (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+def test_package_states_the_license_and_points_to_debian_s_copy() -> None:
+    paragraphs = (DEBIAN / "copyright").read_text(encoding="utf-8").split("\n\n")
+    assert "Files: *\nCopyright: 2026 The criproxy authors\nLicense: Apache-2.0" in paragraphs
+    (license_,) = [one for one in paragraphs if one.startswith("License: Apache-2.0\n")]
+    assert "/usr/share/common-licenses/Apache-2.0" in license_
