@@ -25,9 +25,8 @@ HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
-# What is in these folders runs where it is named alone. control_plane: needs Kubernetes' own programs, which are
-# compiled first (./test cluster). systemd: changes a whole machine, and needs systemd as its init.
-collect_ignore = ["control_plane", *([] if is_throwaway() else ["systemd"])]
+# integration/systemd changes a whole machine, and needs systemd as its init: it runs on throwaway nodes alone.
+collect_ignore = [] if is_throwaway() else ["systemd"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -132,6 +132,65 @@ def test_a_quota_of_online_s_requests_leaves_offline_pods_out_and_another_counts
     assert "exceeded quota: offline" in refused("second")
 
 
+def test_an_offline_pod_is_converted_in_a_namespace_of_restricted_pods_as_in_any(plane, replica):
+    levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "strict", "labels": levels}})
+    until(lambda: plane.exists("/api/v1/namespaces/strict/serviceaccounts/default"))
+    wanted = pod("batch", {"cpu": "1500m", "memory": "1Gi"})
+    where = "/api/v1/namespaces/strict/pods"
+
+    with pytest.raises(ApiError) as refused:
+        plane.call("POST", where, wanted)
+    assert refused.value.code == 403 and "violates PodSecurity" in str(refused.value)
+
+    (container,) = wanted["spec"]["containers"]
+    container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    wanted["spec"]["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    plane.kubectl("create", "--warnings-as-errors", "-n", "strict", "-f", "-", stdin=json.dumps(wanted))
+    made = plane.call("GET", f"{where}/batch")["spec"]
+    assert made["containers"][0]["resources"]["requests"] == {CPU: "1500", MEMORY: "1073741824"}
+    assert made["containers"][0]["securityContext"] == container["securityContext"]
+
+
+def test_a_validating_policy_sees_an_offline_pod_as_it_was_converted_and_can_leave_it_out(plane, replica):
+    kind, bindings = (
+        f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic{end}" for end in ("ies", "ybindings")
+    )
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    has_cpu = "object.spec.containers.all(c, has(c.resources.requests) && 'cpu' in c.resources.requests)"
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [pods]},
+        "validations": [{"expression": has_cpu, "message": "state a CPU request"}],
+    }
+    plane.call("POST", kind, {"metadata": {"name": "cpu"}, "spec": spec})
+    plane.call("POST", bindings, {
+        "metadata": {"name": "cpu"}, "spec": {"policyName": "cpu", "validationActions": ["Deny"]}
+    })  # fmt: skip
+    asks = f"{PODS}?dryRun=All"
+    try:
+        until(lambda: refuses(plane, asks, pod("states-cpu", {"cpu": "1"})))
+
+        online = "!has(object.metadata.labels) || !('colocation.criproxy.io/class' in object.metadata.labels)"
+        leaves_out = {"matchConditions": [{"name": "online", "expression": online}]}
+        plane.merge(f"{kind}/cpu", {"spec": leaves_out})
+        until(lambda: not refuses(plane, asks, pod("states-cpu", {"cpu": "1"})))
+        assert refuses(plane, asks, pod("states-none", labels={}))
+    finally:
+        for name in (kind, bindings):
+            plane.call("DELETE", f"{name}/cpu")
+
+
+def refuses(plane, where, wanted):
+    """Whether the policy does."""
+    try:
+        plane.call("POST", where, wanted)
+    except ApiError as error:
+        assert "state a CPU request" in str(error)
+        return True
+    return False
+
+
 def test_unmarked_pods_start_as_ever_while_the_webhook_is_away(plane, served):
     plane.call("POST", PODS, pod("online", {"cpu": "1"}, labels={"app": "web"}))
     with pytest.raises(ApiError) as refused:

@@ -24,9 +24,9 @@ LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-clust
 
 
 def install(plane: ControlPlane) -> None:
-    """Apply the manifests. Raises LabError."""
+    """Apply the manifests. Raises LabError, also when kubectl has a warning for their user."""
     for name in ("base", "koordinator"):
-        plane.kubectl("apply", "-k", str(MANIFESTS / name))
+        plane.kubectl("apply", "--warnings-as-errors", "-k", str(MANIFESTS / name))
 
 
 def leader(plane: ControlPlane) -> str:

@@ -133,8 +133,8 @@ def smoke(names: Sequence[str]) -> list[Outcome]:
         began_s = time.monotonic()
         try:
             outcome = Stand(name).run(SMOKE, [SMOKE_OF_KUBELET], SMOKE_S, SMOKE_TEST_S)
-        except NodeError as error:
-            outcome = Outcome(name, SMOKE, FAILED, 0, str(error))
+        except (NodeError, TimeoutError) as error:
+            outcome = Outcome(name, SMOKE, FAILED, 0, str(error) or "making its snapshot took too long")
         outcomes.append(replace(outcome, seconds=time.monotonic() - began_s))
         say(str(outcomes[-1]))
     return outcomes
