@@ -21,6 +21,7 @@ NOISE_MS = 20
 """Of a machine that others use, too. Nothing is said of the slowest requests: those are theirs."""
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(1200),  # a control plane takes its time on a busy machine
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
 ]

@@ -225,15 +225,21 @@ class ControlPlane:
         return True
 
     def _ask(self, method: str, path: str, data: bytes | None = None, content: str = "", context: Any = None) -> bytes:
+        """As each client of Kubernetes does, it asks again when it is told to, as after a CRD was made."""
         request = urllib.request.Request(
             self.url + path, data, {"Content-Type": content} if data else {}, method=method
         )
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S, context=context or self._context) as answer:
-                body: bytes = answer.read()
-                return body
-        except urllib.error.HTTPError as error:
-            raise ApiError(error.code, error.read().decode(errors="replace")) from error
+        ends_s = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=ANSWER_S, context=context or self._context) as answer:
+                    body: bytes = answer.read()
+                    return body
+            except urllib.error.HTTPError as error:
+                later_s = error.headers.get("Retry-After") if error.code == 429 else None
+                if later_s is None or time.monotonic() > ends_s:
+                    raise ApiError(error.code, error.read().decode(errors="replace")) from error
+            time.sleep(float(later_s))
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
         """What kubectl prints. Raises LabError."""
