@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+"""The media type of a manifest."""
 
 
 def architecture() -> str:
@@ -40,6 +42,19 @@ def layer(directory: Path) -> bytes:
 
 def write_archive(file: Path, layers: Sequence[bytes], settings: Mapping[str, Any], names: Sequence[str]) -> str:
     """Write the image under these names, and return its digest. `settings` are the `config` of its config."""
+    config, manifest = describe(layers, settings)
+    described = _descriptor("manifest.v1+json", manifest)
+    manifests = [described | {"annotations": {"io.containerd.image.name": name}} for name in names]
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
+        add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
+        add(archive, "index.json", _json({"schemaVersion": 2, "manifests": manifests}))
+        for blob in (*layers, config, manifest):
+            add(archive, f"blobs/sha256/{digest(blob).removeprefix('sha256:')}", blob)
+    return digest(manifest)
+
+
+def describe(layers: Sequence[bytes], settings: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """The config and the manifest of an image; `settings` are the `config` of its config."""
     config = _json(
         {
             "architecture": architecture(),
@@ -51,19 +66,12 @@ def write_archive(file: Path, layers: Sequence[bytes], settings: Mapping[str, An
     manifest = _json(
         {
             "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "mediaType": MANIFEST,
             "config": _descriptor("config.v1+json", config),
             "layers": [_descriptor("layer.v1.tar", one) for one in layers],
         }
     )
-    described = _descriptor("manifest.v1+json", manifest)
-    manifests = [described | {"annotations": {"io.containerd.image.name": name}} for name in names]
-    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
-        add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
-        add(archive, "index.json", _json({"schemaVersion": 2, "manifests": manifests}))
-        for blob in (*layers, config, manifest):
-            add(archive, f"blobs/sha256/{digest(blob).removeprefix('sha256:')}", blob)
-    return digest(manifest)
+    return config, manifest
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:

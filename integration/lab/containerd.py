@@ -33,12 +33,18 @@ disabled_plugins = [
 [grpc]
   address = "{socket}"
 
+[plugins."io.containerd.nri.v1.nri"]
+  socket_path = "{nri}"
+  plugin_request_timeout = "1m"
+
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   restrict_oom_score_adj = {restrict_oom_score_adj}
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "{cni}"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{registries}"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
@@ -48,18 +54,38 @@ disabled_plugins = [
       SystemdCgroup = {systemd}
 """
 
+REGISTRY = "127.0.0.1:5000"
+"""Where an enclosed containerd pulls from, whatever registry an image's name names: integration.lab.registry."""
+HOSTS = f"""\
+[host."http://{REGISTRY}"]
+  capabilities = ["pull", "resolve"]
+"""
+SUBNET = "10.213.78.0/24"
+ENCLOSE = ("unshare", "--net", "--ipc", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+
 
 class Containerd:
     """A containerd in `directory`, with the lab's images and the node's cgroup driver.
 
-    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket.
+    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket, `nri` its NRI
+    socket (containerd 2).
+
+    `enclosed`: it has a network and an IPC namespace of its own, which its pods take for the host's and which end with
+    it and its pods. Pods have a CNI network there, and images come from `REGISTRY` there. `inside` is the command
+    that runs others in it. Once restarted, it is in new ones.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Raises LabError when the directory's name is too long for sockets."""
+    def __init__(self, directory: Path, *, programs: Path | None = None, enclosed: bool = False) -> None:
+        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine.
+
+        Raises LabError when the directory's name is too long for sockets.
+        """
         self.directory = directory.absolute()
         self.log = self.directory / "containerd.log"
         self.socket = _socket(directory)
+        self.nri = socket_path(directory, "nri.sock")
+        self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
+        self._enclosed = enclosed
         self._config = self.directory / "containerd.toml"
         self._process: Process | None = None
 
@@ -75,7 +101,10 @@ class Containerd:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self._config.write_text(self._configuration())
-        self._process = Process("containerd", ["containerd", "--config", self._config], self.log)
+        if self._enclosed:
+            self._give_network()
+        command = [*(ENCLOSE if self._enclosed else ()), "containerd", "--config", self._config]
+        self._process = Process("containerd", command, self.log, self._environment)
         with CriClient(self.socket) as client:
             self._process.wait_until(client.is_ready, START_S, "an answer to Version")
             if set(images.NAMES) - client.image_names():
@@ -83,6 +112,11 @@ class Containerd:
                 self._process.wait_until(
                     lambda: not set(images.NAMES) - client.image_names(), START_S, "the images to be listed"
                 )
+
+    @property
+    def inside(self) -> list[str]:
+        """Before a command: it runs in the namespaces of an enclosed containerd. Raises LabError before the start."""
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", f"--ipc=/proc/{self.pid}/ns/ipc", "--"]
 
     def stop(self) -> None:
         """End containerd in order; pods go on."""
@@ -111,6 +145,8 @@ class Containerd:
             state=self.directory / "state",
             runc=self.directory / "runc",
             cni=self.directory / "cni",
+            nri=self.nri,
+            registries=self.directory / "registries",
             socket=self.socket,
             pause=images.PAUSE,
             systemd=str(driver() is Driver.SYSTEMD).lower(),
@@ -119,11 +155,23 @@ class Containerd:
             snapshotter="native" if _filesystem(self.directory) == OVERLAYFS else "overlayfs",
         )
 
+    def _give_network(self) -> None:
+        """A bridge with ports of the host for those that ask, and the one registry for all names."""
+        addresses = {"dataDir": str(self.directory / "addresses"), "ranges": [[{"subnet": SUBNET}]]}
+        bridge = {"type": "bridge", "bridge": "lab", "isGateway": True, "ipam": {"type": "host-local", **addresses}}
+        ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+        network = {"cniVersion": "0.4.0", "name": "lab", "plugins": [bridge, ports]}
+        (cni := self.directory / "cni").mkdir(exist_ok=True)
+        (cni / "10-lab.conflist").write_text(json.dumps(network))
+        (hosts := self.directory / "registries" / "_default").mkdir(parents=True, exist_ok=True)
+        (hosts / "hosts.toml").write_text(HOSTS)
+
     def _import_images(self) -> None:
         archive = self.directory / "images.tar"
         images.write_archive(archive)
         command = ["ctr", "--address", str(self.socket), "-n", "k8s.io", "images", "import", str(archive)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+        environment = {**os.environ, **self._environment}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False, env=environment)
         if done.returncode != 0:
             raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
         archive.unlink()

@@ -3,6 +3,7 @@
 import io
 import struct
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.image import oci
@@ -38,7 +39,29 @@ def write_archive(file: Path) -> None:
     Raises LabError when busybox is missing or not static.
     """
     settings = {"Env": ["PATH=/bin"], "Cmd": ["sleep", "2147483647"]}
-    oci.write_archive(file, [_layer(read_busybox())], settings, NAMES)
+    oci.write_archive(file, [layer(APPLETS, {})], settings, NAMES)
+
+
+def layer(applets: str, files: Mapping[str, tuple[bytes, int]]) -> bytes:
+    """The layer of an image: the machine's busybox, links to it for its applets, and files, each with its mode.
+
+    Raises LabError when busybox is missing or not static.
+    """
+    busybox = read_busybox()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, mode in (("bin", 0o755), ("etc", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777)):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, mode
+            archive.addfile(directory)
+        oci.add(archive, "bin/busybox", busybox, 0o755)
+        for name in applets.split():
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+        for name, (content, mode) in files.items():
+            oci.add(archive, name, content, mode)
+    return buffer.getvalue()
 
 
 def _program_header_types(elf: bytes) -> list[int]:
@@ -46,18 +69,3 @@ def _program_header_types(elf: bytes) -> list[int]:
     (offset,) = struct.unpack_from("<Q", elf, 32)
     size, count = struct.unpack_from("<HH", elf, 54)
     return [struct.unpack_from("<I", elf, offset + index * size)[0] for index in range(count)]
-
-
-def _layer(busybox: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as layer:
-        for name, mode in (("bin", 0o755), ("etc", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777)):
-            directory = tarfile.TarInfo(name)
-            directory.type, directory.mode = tarfile.DIRTYPE, mode
-            layer.addfile(directory)
-        oci.add(layer, "bin/busybox", busybox, 0o755)
-        for name in APPLETS.split():
-            link = tarfile.TarInfo(f"bin/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            layer.addfile(link)
-    return buffer.getvalue()
