@@ -21,7 +21,7 @@ from integration.lab import kubelets_part, registry
 from integration.lab.cgroups import version
 from integration.lab.clean import clean, leftovers
 from integration.lab.containerd import REGISTRY, Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy
+from integration.lab.criproxy import QUICK, UNJUDGED, Config, Criproxy
 from integration.lab.directory import cgroup_root, claimed
 from integration.lab.lookout import Lookout
 from integration.lab.process import LabError, Process, tail
@@ -60,7 +60,7 @@ CONFIG: Config = {
     "control": QUICK,
     "cpu": {"min_cores": 1.0},
     "memory": {"min_bytes": 1 << 30},
-    "interference": {"enabled": False},
+    "interference": UNJUDGED,
 }
 """Nothing closes the box, or squeezes it much, while others keep the machine busy."""
 

@@ -100,7 +100,7 @@ def requests_of_offline_pod(plane: ControlPlane):
 
 
 def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(node):
-    """On the host's network, as the lab has no other, so that one replica is all that a node takes."""
+    """On the host's network, as the lab has no other: the level of Pod Security allows it, and a node takes one."""
     plane, lab = node
     environment = [
         {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
@@ -114,11 +114,16 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
         "metadata": {"name": "criproxy-cluster", "namespace": SYSTEM},
         "spec": {"replicas": 1, "template": template},
     }
+    level = {"pod-security.kubernetes.io/enforce": "privileged", "pod-security.kubernetes.io/warn": "privileged"}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM, "labels": level}}
     shutil.copytree(MANIFESTS / "base", lab / "base")
     (overlay := lab / "overlay").mkdir()
-    (overlay / "patch.yaml").write_text(yaml.safe_dump(patch))
-    (overlay / "kustomization.yaml").write_text("bases: [../base]\npatchesStrategicMerge: [patch.yaml]\n")
-    plane.kubectl("apply", "-k", str(overlay))
+    kustomization = {
+        "resources": ["../base"],
+        "patches": [{"patch": yaml.safe_dump(one)} for one in (patch, namespace)],
+    }
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    plane.kubectl("apply", "--warnings-as-errors", "-k", str(overlay))
 
     requests = wait_for(lambda: requests_of_offline_pod(plane), SOON_S, "the webhook to answer")
 
