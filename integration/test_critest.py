@@ -53,6 +53,9 @@ IN_THE_BOX: Mapping[str, str] = (
 )
 """The specs with another outcome in the box, with the reason: these, and no others."""
 
+ATTEMPTS = 2
+"""A spec that fails runs once more, as containerd 2.4.2 has races: a start that NRI refuses leaves its sandbox when its
+clean-up meets the one at the sandbox's end. A defect fails twice."""
 PASSED_LEAST = 110
 PODS_LEAST = 60
 CONFIG: Config = {
@@ -67,10 +70,11 @@ CONFIG: Config = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`state`: passed, failed, or skipped by the spec itself; `words`: what it said of that."""
+    """`state`: passed, failed, or skipped by the spec itself, in the last attempt; `words`: what it said of that."""
 
     state: str
     words: str = ""
+    attempts: int = 1
 
 
 NOT_RUN = Outcome("not run")
@@ -119,6 +123,7 @@ class Arm:
             f"--ginkgo.json-report={self._report}",
             f"--ginkgo.skip={'|'.join(LEFT_OUT)}",
             "--ginkgo.seed=1",
+            f"--ginkgo.flake-attempts={ATTEMPTS}",
             "--ginkgo.no-color",
         ]
         return Process("critest", command, self.directory / "critest.log", {"TMPDIR": str(temporary)})
@@ -169,7 +174,7 @@ def was_left_out(spec: Mapping[str, Any]) -> bool:
 def outcome(spec: Mapping[str, Any]) -> Outcome:
     """Source: ginkgo's types.SpecReport."""
     state = spec["State"] if spec["State"] in ("passed", "skipped") else "failed"
-    return Outcome(state, spec.get("Failure", {}).get("Message", ""))
+    return Outcome(state, spec.get("Failure", {}).get("Message", ""), spec["NumAttempts"])
 
 
 def differing(one: Outcomes, other: Outcomes) -> dict[str, str]:
@@ -215,8 +220,9 @@ def run(arms: list[Arm], say: Say) -> list[Outcomes]:
 def test_critest_comes_out_the_same_directly_through_criproxy_and_in_the_box(arms: list[Arm], say: Say) -> None:
     found = run(arms, say)
     counts = [Counter(one.state for one in outcomes.values()) for outcomes in found]
-    for arm, count in zip(arms, counts, strict=True):
-        say(f"{arm.name}: {dict(count)}; pods seen in their place: {arm.pods()}")
+    for arm, count, outcomes in zip(arms, counts, found, strict=True):
+        again = [name for name, one in outcomes.items() if one.state == "passed" and one.attempts > 1]
+        say(f"{arm.name}: {dict(count)}; in the second attempt alone: {again}; pods in their place: {arm.pods()}")
     directly, through, boxed = found
 
     assert differing(directly, through) == {}
@@ -246,7 +252,7 @@ def test_differing_outcomes_are_told_by_spec(other: Outcomes, words: str) -> Non
 
 def test_spec_that_was_left_out_is_told_from_one_that_skips_itself() -> None:
     assert was_left_out({"State": "skipped"})
-    itself = {"State": "skipped", "Failure": {"Message": "no support"}}
+    itself = {"State": "skipped", "Failure": {"Message": "no support"}, "NumAttempts": 1}
     assert not was_left_out(itself)
     assert outcome(itself) == Outcome("skipped", "no support")
-    assert outcome({"State": "timedout"}) == Outcome("failed")
+    assert outcome({"State": "timedout", "NumAttempts": 1}) == Outcome("failed")
