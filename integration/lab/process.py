@@ -162,13 +162,13 @@ def descendants(pids: Collection[int]) -> set[int]:
 
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = END_S) -> None:
     """SIGKILL what `find` returns until it returns nothing that runs. Raises LabError after `timeout_s`."""
-    found: set[int] = (
-        set()
-    )  # a process that is ending has lost its arguments, by which it may be found, before all else
+    # By pid and birth: a process that is ending has lost its arguments, by which it may be found, before all else, and
+    # its pid may be another's soon.
+    found: set[tuple[int, str]] = set()
 
     def gone() -> bool:
-        found.update(find())
-        running = [pid for pid in found if is_running(pid)]
+        found.update((pid, birth_of(pid)) for pid in find())
+        running = [pid for pid, birth in found if is_running(pid) and birth_of(pid) == birth]
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
