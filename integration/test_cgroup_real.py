@@ -226,6 +226,7 @@ def test_quota_bounds_the_sum_of_two_busy_pods(ground: Ground) -> None:
     assert 0 < used_s <= 0.3 * (elapsed_s + 0.1) * 1.05 + 0.005 * (os.cpu_count() or 1)
 
 
+@pytest.mark.alone
 def test_busy_mid_pod_leaves_little_to_a_low_one_that_asks_for_as_much(
     ground: Ground, say: Callable[[str], object]
 ) -> None:
