@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -112,13 +113,16 @@ def wait_gone(pid: int) -> None:
 def test_new_process_that_fails_is_ended_and_the_parts_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, reason: str, did: list[str]
 ) -> None:
-    monkeypatch.setattr(module, "_START_S", 3.0)
-    monkeypatch.setattr(module, "_TAKE_S", 1.0)
+    if step == "hang-at-start":
+        monkeypatch.setattr(module, "_START_S", 3.0)
+    if step == "hang-at-take":
+        monkeypatch.setattr(module, "_TAKE_S", 1.0)
     parts = FakeParts()
-    with pytest.raises(UpgradeError, match=reason):
+    with pytest.raises(UpgradeError, match=reason) as failed:
         asyncio.run(hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, step)))
     assert parts.did == did
-    wait_gone(started(tmp_path)[0])
+    named = re.match(r"pid (\d+) ", str(failed.value))
+    wait_gone(int(named[1]) if named else started(tmp_path)[0])
 
 
 def test_new_process_that_has_gone_before_it_is_looked_at_has_ended(
