@@ -23,7 +23,7 @@ from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
-from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, available_bytes, static_pod
+from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, available_bytes, free_bytes, static_pod
 from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
@@ -61,8 +61,8 @@ class Node:
 
     def rankings(self) -> list[list[str]]:
         """The pods as kubelet ranked them, each time."""
-        lines = re.findall(r"pods ranked for eviction: (.*)", self.kubelet.log.read_text())
-        return [re.findall(r"(\S+?)-criproxy-lab-\S*?\(", line) for line in lines]
+        lines = re.findall(r'pods ranked for eviction" pods=\[(.*)\]', self.kubelet.log.read_text())
+        return [re.findall(r'"default/(\S+?)-criproxy-lab-', line) for line in lines]
 
     def left_mib(self) -> int:
         """Of available memory, above kubelet's threshold."""
@@ -110,7 +110,7 @@ class Node:
 @pytest.fixture(params=["evict", "report", "absent"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """By what criproxy does about it: `memory.on_over_limit`, or there is none."""
-    if available_bytes() < ROOM_BYTES + SPARE_BYTES:
+    if free_bytes() < ROOM_BYTES + SPARE_BYTES:
         pytest.skip(f"needs {(ROOM_BYTES + SPARE_BYTES) // MIB} MiB of free memory: give a node NODE_MEM=6144")
     with claimed() as lab:
         try:
@@ -124,7 +124,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
                     "control": {**QUICK, "raise_threshold_ratio": 0.0, "raise_after_s": 1.0},
                 }
                 criproxy = Criproxy(lab, containerd.socket, config)
-            hard_bytes = available_bytes() - ROOM_BYTES
+            hard_bytes = free_bytes() - ROOM_BYTES  # the page cache is nobody's room until it is reclaimed
             hard = {**dict.fromkeys(EVICTION_SIGNALS, "0%"), "memory.available": str(hard_bytes)}
             kubelet = Kubelet(lab, criproxy.socket if criproxy else containerd.socket, settings={"evictionHard": hard})
             if criproxy:

@@ -3,6 +3,7 @@
 A real kubelet with its static policy. CPU 0 is reserved for the system, so the last CPU is the first to be given away.
 """
 
+import hashlib
 import os
 import re
 import time
@@ -146,9 +147,14 @@ def busy(node: Node) -> PodStatus:
 
 
 @pytest.fixture
-def online(node: Node, busy: PodStatus) -> Iterator[PodStatus]:
-    """An online pod with a CPU of its own."""
-    pod = node.run("online", exclusive=True, offline=False)
+def online(node: Node, busy: PodStatus, request: pytest.FixtureRequest) -> Iterator[PodStatus]:
+    """An online pod with a CPU of its own.
+
+    With a name of its own, too: a static pod that comes back at once has the uid that it had, and kubelet's end of the
+    one that has gone takes the CPU away from it.
+    """
+    name = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
+    pod = node.run(f"online-{name}", exclusive=True, offline=False)
     yield pod
     node.remove(pod)
 

@@ -40,6 +40,7 @@ SYSCTLS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
+ROOT_MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
 EVICTION_SIGNALS = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
 CONFINE = """\
 set -e
@@ -299,12 +300,22 @@ def static_pod(
 
 def available_bytes() -> int:
     """memory.available as kubelet counts it: on v1 by the root cgroup, on v2 by /proc/meminfo."""
-    meminfo = {key: int(rest.split()[0]) * 1024 for key, rest in _pairs(Path("/proc/meminfo"), ":")}
-    root = Path("/sys/fs/cgroup/memory")
-    if (root / "memory.usage_in_bytes").exists():
-        inactive = dict(_pairs(root / "memory.stat", " "))["total_inactive_file"]
-        return meminfo["MemTotal"] - int((root / "memory.usage_in_bytes").read_text()) + int(inactive)
-    return meminfo["MemFree"] + meminfo["Inactive(file)"]
+    if ROOT_MEMORY_V1.exists():
+        inactive = dict(_pairs(ROOT_MEMORY_V1.with_name("memory.stat"), " "))["total_inactive_file"]
+        return free_bytes() + int(inactive)
+    return free_bytes() + _meminfo()["Inactive(file)"]
+
+
+def free_bytes() -> int:
+    """Of that, what no page cache has either."""
+    if ROOT_MEMORY_V1.exists():
+        return _meminfo()["MemTotal"] - int(ROOT_MEMORY_V1.read_text())
+    return _meminfo()["MemFree"]
+
+
+def _meminfo() -> dict[str, int]:
+    """In bytes."""
+    return {key: int(rest.split()[0]) * 1024 for key, rest in _pairs(Path("/proc/meminfo"), ":")}
 
 
 def _pairs(file: Path, separator: str) -> list[tuple[str, str]]:
