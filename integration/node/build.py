@@ -1,7 +1,6 @@
 """Makes what a node starts from: a release's image, and a snapshot of it booted; both cached by what went into them."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shlex
@@ -13,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from integration.lab import cache
 from integration.node.machine import Command, Machine, Start
 from integration.node.settings import Settings
 from integration.node.spawn import NodeError, start
 
 HERE = Path(__file__).resolve().parent
-UNUSED_S = 7 * 86400
 BOOT_S, PREPARE_S, RELEASE_S = 900, 1200, 120
 """Long, for a machine that others keep busy: an idle one boots in a minute."""
 WARM = "ctr -n k8s.io run --rm localhost/busybox:1 warm true; "
@@ -98,35 +97,23 @@ def _hash(*parts: str) -> str:
 
 
 @contextlib.contextmanager
-def cached(cache: Path, name: str, anew: bool) -> Iterator[tuple[Path, Path | None]]:
-    """Yields (directory, None) when it is there, else (directory, an empty one that takes its place afterwards).
-
-    Under a lock that the kernel drops with this process. What nobody used for a week is removed.
-    """
-    directory, began_s = cache / name, time.monotonic()
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def cached(folder: Path, name: str, anew: bool) -> Iterator[tuple[Path, Path | None]]:
+    """Yields (directory, None) when it is there, else (directory, an empty one that takes its place afterwards)."""
+    directory, began_s = folder / name, time.monotonic()
+    with cache.locked(directory):
         if directory.is_dir() and not anew:
             yield directory, None
         else:
             print(f"node: making {directory}", file=sys.stderr, flush=True)
-            unfinished = cache / f"{name}.tmp"
+            unfinished = folder / f"{name}.tmp"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             yield directory, unfinished
             shutil.rmtree(directory, ignore_errors=True)
             unfinished.rename(directory)
             print(f"node: made it in {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
-        os.utime(directory)
-    _forget_unused(cache)
-
-
-def _forget_unused(cache: Path) -> None:
-    for entry in os.scandir(cache):
-        with contextlib.suppress(FileNotFoundError):
-            if entry.is_dir() and time.time() - entry.stat().st_mtime > UNUSED_S:
-                shutil.rmtree(entry.path, ignore_errors=True)
+        cache.use(directory)
+    cache.forget_unused(folder)
 
 
 def _make_image(settings: Settings, directory: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from integration.lab import cache
 from integration.node.spawn import NodeError, output
 
 PACKAGES = (
@@ -36,13 +37,12 @@ class Settings:
     def from_environment() -> "Settings":
         """Raises ValueError when NODE_CPUS or NODE_MEM is no number."""
         environ = os.environ
-        cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Settings(
             suite=environ.get("NODE_SUITE", "trixie"),
             cpus=str(int(environ.get("NODE_CPUS", "2"))),
             memory_mib=int(environ.get("NODE_MEM", "3072")),
             qemu=environ.get("NODE_QEMU", "qemu-system-x86_64"),
-            cache=Path(environ.get("NODE_CACHE", Path(cache) / "criproxy" / "node")),
+            cache=Path(environ.get("NODE_CACHE", cache.folder() / "node")),
             mirror=environ.get("NODE_MIRROR"),
             packages=(*PACKAGES, *environ.get("NODE_PACKAGES", "").split()),
         )

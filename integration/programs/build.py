@@ -7,7 +7,6 @@ version: 1.37, or 1.34.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -20,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from integration.lab import cache
 from integration.lab.process import LabError
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("1.37", "1.34")
 """The newest Kubernetes and the oldest that is supported: a folder each."""
 OLDEST_GO = (1, 26, 6)
-UNUSED_S = 7 * 86400
 TICK_S = 30
 KUBERNETES = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
@@ -107,8 +106,7 @@ def find(program: str) -> Path:
     if not path.exists():
         name = next(name for name, programs in SETS.items() if program in programs)
         raise LabError(f"{program} is not built ({path} is not there): integration/setup {name}")
-    with contextlib.suppress(OSError):  # somebody else's cache
-        os.utime(path.parent)
+    cache.use(path.parent)
     return path
 
 
@@ -120,7 +118,7 @@ def build(programs: Sequence[str]) -> None:
     for module in MODULES:
         if wanted := by_module.get(module.folder):
             _build(module, list(dict.fromkeys(wanted)))
-    _forget_unused()
+    cache.forget_unused(_cache())
 
 
 def _module_of(program: str) -> Module:
@@ -130,7 +128,7 @@ def _module_of(program: str) -> Module:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "criproxy" / "programs"
+    return cache.folder() / "programs"
 
 
 def _directory(module: Module) -> Path:
@@ -139,9 +137,9 @@ def _directory(module: Module) -> Path:
 
 def _build(module: Module, wanted: Sequence[str]) -> None:
     directory = _directory(module)
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory):
-        os.utime(directory)
+    with cache.locked(directory):
+        directory.mkdir(exist_ok=True)
+        cache.use(directory)
         missing = [program for program in wanted if not (directory / program).exists()]
         if not missing:
             return
@@ -197,7 +195,7 @@ def _find_go() -> Path:
                 f"{' '.join(command)} failed (see above): install Go {'.'.join(map(str, OLDEST_GO))} or later"
             )
         unfinished.rename(home)
-    os.utime(home)
+    cache.use(home)
     return home / "go" / "bin" / "go"
 
 
@@ -210,14 +208,6 @@ def _go_version(go: str) -> tuple[int, ...]:
     done = subprocess.run([go, "version"], capture_output=True, text=True, env=environment, check=False)
     found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     return tuple(int(number or 0) for number in found.groups()) if found else ()
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """One builder at a time; the kernel drops the lock with this process."""
-    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager
@@ -236,12 +226,6 @@ def _ticker(program: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def _forget_unused() -> None:
-    for directory in _cache().iterdir():
-        if directory.is_dir() and time.time() - directory.stat().st_mtime > UNUSED_S:
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _say(text: str) -> None:
