@@ -191,9 +191,7 @@ def _find_go() -> Path:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
         command = [*pip, "--require-hashes", "--target", str(unfinished), "-r", str(lock)]
         if subprocess.run(command, check=False).returncode != 0:
-            raise LabError(
-                f"{' '.join(command)} failed (see above): install Go {'.'.join(map(str, OLDEST_GO))} or later"
-            )
+            raise LabError(f"{' '.join(command)} failed (see above): install {_oldest_go()} or later")
         unfinished.rename(home)
     cache.use(home)
     return home / "go" / "bin" / "go"
