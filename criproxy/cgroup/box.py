@@ -49,7 +49,15 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, CpuUse, HeldLimit, PodLimits, Reclaimable
+from criproxy.cgroup.driver import (
+    CgroupDriver,
+    CgroupError,
+    ContainerLimits,
+    CpuUse,
+    HeldLimit,
+    PodLimits,
+    Reclaimable,
+)
 from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.signals import SignalReader
@@ -59,13 +67,16 @@ from criproxy.cgroup.tree import GONE, if_there
 from criproxy.cgroup.worker import StuckError, Worker
 from criproxy.model import (
     CPU,
+    HIGHEST_SHARES,
     LOWEST_SHARES,
     MEMORY,
     MEMORY_HIGH,
     UNLIMITED,
     AdmissionError,
+    Asked,
     LimitChange,
     Limits,
+    Resources,
     Unlimited,
     Usage,
     UsageReading,
@@ -107,6 +118,14 @@ class Held(Struct, frozen=True):
 
     used_bytes: int
     wanted_bytes: float | Unlimited
+
+
+class AskedOfContainer(Struct, frozen=True):
+    """What a container of a pod in the box (`pod`: its path) asks for; `id` is the runtime's."""
+
+    pod: str
+    id: str
+    asked: Asked
 
 
 class BoxState(Struct, frozen=True):
@@ -267,17 +286,17 @@ class Box:
         self._shares = {name: asked for name, asked in {**starting, **shares}.items() if asked}
         self._mid = frozenset(mid) | (self._mid & self._admitted.keys())
 
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        """Give an admitted pod what kubelet has by now set on its own cgroup of it.
+    async def update_pod(self, place: PodParent, resized: Resources) -> None:
+        """Give an admitted pod what kubelet's request says, and else what kubelet has set on its own cgroup of it.
 
-        `memory_bytes`: the memory limit in kubelet's request, 0: none. It wins, as kubelet of 1.36 and later asks first
-        and writes its own cgroup afterwards. Raises AdmissionError.
+        The request wins, as kubelet of 1.36 and later asks first and writes its own cgroup afterwards. Raises
+        AdmissionError.
         """
-        path = place.in_box
-        if memory_bytes > 0:
+        path, memory_bytes = place.in_box, resized.memory_limit_bytes
+        if memory_bytes:
             job = partial(self._make_room, path, memory_bytes)
             await self._for_request(f"make room in {path}", job, self._reclaimer)
-        await self._for_request(f"resize {path}", lambda: self._set_pod_limits(place, resized_bytes=memory_bytes))
+        await self._for_request(f"resize {path}", lambda: self._set_pod_limits(place, resized=resized))
 
     def forget(self, name: str) -> None:
         """The pod's start is over: from now on `sweep` goes by what the runtime knows."""
@@ -416,13 +435,21 @@ class Box:
             return ()
         return await self._writer.run("tend", lambda: self._driver.keep_anchors(path))
 
-    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
-        """Give each pod in the box what kubelet has set on its own cgroup of it, but for memory; returns whose changed.
+    async def carry(self, pods: Collection[PodParent]) -> tuple[str, ...]:
+        """Give these pods of the box what kubelet has set on its own cgroups of them; returns the names of those that
+        had something else.
 
-        This follows a resize that the runtime does not hear of. `but`: the names of pods that stay as they are. Raises
-        CgroupError.
+        A memory limit that kubelet has not set stays. This follows a resize that the runtime does not hear of, and
+        takes back one that was refused. What failed of one pod is raised after all were tried, as CgroupError.
         """
-        return await self._at_box("carry limits of pods", lambda path: self._carry(path, but))
+        return await self._at_box("carry limits of pods", lambda path: self._carry(path, pods))
+
+    async def settle_containers(self, asked: Collection[AskedOfContainer]) -> tuple[LimitChange, ...]:
+        """Give these containers what they ask for, where kubelet has given them nothing; one that has gone is no error.
+
+        What failed of one is raised after all were tried, as CgroupError.
+        """
+        return await self._at_box("settle containers", lambda _: self._settle_containers(asked))
 
     async def usage(self) -> UsageReading:
         """Raises CgroupError."""
@@ -652,22 +679,21 @@ class Box:
         self._driver.keep_anchors(place.box.path)
         self._pods |= {place.name}
 
-    def _set_pod_limits(self, place: PodParent, *, asked_bytes: int = 0, resized_bytes: int = 0) -> None:
+    def _set_pod_limits(self, place: PodParent, *, asked_bytes: int = 0, resized: Resources | None = None) -> None:
         self._empty = False
-        limits = self._set_by_kubelet(place) or self._weighed(place, PodLimits())
-        if memory_bytes := resized_bytes or limits.memory_bytes or asked_bytes:
+        limits = self._set_by_kubelet(place) or PodLimits()
+        if resized is not None:
+            limits = _resized(limits, resized, self._version)
+        if memory_bytes := limits.memory_bytes or asked_bytes:
             limits = replace(limits, memory_bytes=memory_bytes)
-        self._driver.ensure_pod(place.in_box, limits)
+        self._driver.ensure_pod(place.in_box, self._weighed(place, limits))
 
     def _set_by_kubelet(self, place: PodParent) -> PodLimits | None:
-        """What kubelet has set on its own cgroup of the pod; None: it has none (any more).
-
-        A pod to which it gave the lowest weight gets that of the shares which the pod asks for.
-        """
-        found = next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
-        return None if found is None else self._weighed(place, found)
+        """What kubelet has set on its own cgroup of the pod; None: it has none (any more)."""
+        return next((found for path in place.at_kubelet if (found := self._held_by(path)) is not None), None)
 
     def _weighed(self, place: PodParent, limits: PodLimits) -> PodLimits:
+        """A pod to which kubelet gave the lowest weight gets that of the shares which the pod asks for."""
         asked = self._shares.get(place.name)
         lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, self._version)
         if asked and lowest:
@@ -685,12 +711,12 @@ class Box:
             return self._driver.pod_limits(path) if self._driver.exists(path) else None
         return None
 
-    def _carry(self, path: str, but: Collection[str]) -> tuple[str, ...]:
+    def _carry(self, path: str, pods: Collection[PodParent]) -> tuple[str, ...]:
         changed, failures = [], []
-        for name in self._driver.pods(path):
+        for place in pods:
             try:
-                if name not in but and self._carry_to(PodParent(parse_box(path), name)):
-                    changed.append(name)
+                if place.box.path == path and self._carry_to(place):
+                    changed.append(place.name)
             except CgroupError as error:  # the others' limits are carried all the same
                 failures.append(error)
         if failures:
@@ -699,11 +725,29 @@ class Box:
 
     def _carry_to(self, place: PodParent) -> bool:
         """False: the pod has what kubelet has set, or kubelet's cgroup or ours is gone."""
-        wanted, held = self._set_by_kubelet(place), self._held_by(place.in_box)
-        if wanted is None or held is None or replace(wanted, memory_bytes=held.memory_bytes) == held:
+        limits, held = self._set_by_kubelet(place), self._held_by(place.in_box)
+        if limits is None or held is None:
             return False
-        self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None))
+        wanted = self._weighed(place, limits)
+        if replace(wanted, memory_bytes=wanted.memory_bytes or held.memory_bytes) == held:
+            return False
+        same_memory = wanted.memory_bytes == held.memory_bytes
+        self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None) if same_memory else wanted)
         return True
+
+    def _settle_containers(self, asked: Collection[AskedOfContainer]) -> tuple[LimitChange, ...]:
+        changes: list[LimitChange] = []
+        failures = []
+        for one in asked:
+            weight = weight_of(one.asked.cpu_shares, self._version) if one.asked.cpu_shares else None
+            limits = ContainerLimits(weight, one.asked.memory_bytes or None)
+            try:
+                changes += self._driver.settle_container(one.pod, one.id, limits)
+            except CgroupError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return tuple(changes)
 
     def _adopt(self, path: str, lifted: bool) -> None:
         self._empty = False
@@ -949,6 +993,17 @@ class Box:
 def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
     """Where kubelet's own cgroup of a pod may be."""
     return tuple(path for name in dict.fromkeys(pod_names(uid)) for path in PodParent(box, name).at_kubelet)
+
+
+def _resized(limits: PodLimits, resized: Resources, version: int) -> PodLimits:
+    """What kubelet's request says goes before what its own cgroup has held until now."""
+    if shares := resized.cpu_shares:
+        limits = replace(limits, cpu_weight=weight_of(min(HIGHEST_SHARES, max(LOWEST_SHARES, shares)), version))
+    if resized.cpu_quota_us and version == 2:
+        period_us = resized.cpu_period_us or files.CFS_PERIOD_US
+        cores = UNLIMITED if resized.cpu_quota_us < 0 else resized.cpu_quota_us / period_us
+        limits = replace(limits, cpu_cores=cores)
+    return replace(limits, memory_bytes=resized.memory_limit_bytes or limits.memory_bytes)
 
 
 def _below(held: float | Unlimited, wanted: float | Unlimited) -> int | None:

@@ -60,6 +60,17 @@ class PodLimits(Struct, frozen=True):
     oom_group: bool = True
 
 
+class ContainerLimits(Struct, frozen=True):
+    """What a container in the box is to have where kubelet has given it nothing; None: leave alone.
+
+    `cpu_weight` is in the unit of the kernel's file, and holds where the container has the lowest. The memory limit is
+    in whole pages, and only ever takes away.
+    """
+
+    cpu_weight: int | None = None
+    memory_bytes: int | None = None
+
+
 class Reclaimable(Struct, frozen=True):
     """How much of a box's memory could be taken back, and for how long its processes have waited for memory."""
 
@@ -195,6 +206,12 @@ class CgroupDriver(Protocol):
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         """Make a pod's cgroup in the box, with its own limits."""
+
+    def settle_container(self, pod: str, container_id: str, limits: ContainerLimits) -> tuple[LimitChange, ...]:
+        """Give a container of a pod in the box these limits; does nothing for one that has no cgroup (any more).
+
+        A memory limit below the usage is brought to just above the usage: asked again, it goes on from there.
+        """
 
     def pod_limits(self, path: str) -> PodLimits:
         """The limits of a pod, in kubelet's tree or in the box; those without a file are as in `PodLimits()`."""

@@ -12,6 +12,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.driver import (
     CgroupError,
+    ContainerLimits,
     CpuUse,
     HeldLimit,
     PodLimits,
@@ -20,12 +21,22 @@ from criproxy.cgroup.driver import (
     checked_path,
     checked_pod,
 )
-from criproxy.cgroup.kernel_files import LIMITS
+from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import TICKS_PER_S, Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited, Usage
+from criproxy.model import (
+    CPU,
+    LOWEST_SHARES,
+    MEMORY,
+    MEMORY_HIGH,
+    UNLIMITED,
+    LimitChange,
+    Limits,
+    Unlimited,
+    Usage,
+)
 from criproxy.model.cpulist import Cpus
 from criproxy.model.signals import DiskRate, Missing
 
@@ -242,6 +253,33 @@ class KernelDriver:
                     f"{self._access.file(rows.MEMORY_MAX, path)} is {self._access.text(rows.MEMORY_MAX, held)}, not "
                     f"{size_bytes}: {in_use_bytes} bytes are in use; ask again when it is less"
                 )
+
+    def container_cgroup(self, pod: str, container_id: str) -> str | None:
+        """The directory of a container's cgroup, below the hierarchy's root; None: it has none.
+
+        Runtimes put the container's id into its name: `<id>`, or `cri-containerd-<id>.scope` where systemd makes it.
+        """
+        parent = checked_pod(pod)[1]
+        if not container_id:
+            return None
+        names = self._tree.children(self._access.directory("cpu", parent))
+        return next((f"{parent}/{name}" for name in names if container_id in name), None)
+
+    def settle_container(self, pod: str, container_id: str, limits: ContainerLimits) -> tuple[LimitChange, ...]:
+        changes: list[LimitChange] = []
+        with if_there():
+            if (path := self.container_cgroup(pod, container_id)) is None:
+                return ()
+            weight, lowest = limits.cpu_weight, weight_of(LOWEST_SHARES, self.version)
+            if weight is not None and self._access.read(rows.CPU_WEIGHT, path) <= lowest:
+                changes += self._access.settle(rows.CPU_WEIGHT, path, weight)
+            if limits.memory_bytes is not None:
+                size_bytes, held = files.whole_pages(limits.memory_bytes), self._access.read(rows.MEMORY_MAX, path)
+                if held is UNLIMITED or held > size_bytes:
+                    changes += self._version.lower_memory_max(path, size_bytes)
+            for controller in ("cpu", "memory"):  # containers come and go, and nobody would forget them
+                self._access.forget(self._access.directory(controller, path))
+        return tuple(changes)
 
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)

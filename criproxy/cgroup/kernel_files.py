@@ -24,7 +24,7 @@ from criproxy.cgroup.files import (
     parse_pressure,
     quota_us,
 )
-from criproxy.model import PIDS, UNLIMITED, Unlimited
+from criproxy.model import NO_LIMIT_BYTES, PIDS, UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, mask_of, parse_cpus
 
 PropertyValue = bool | int | bytes | str
@@ -36,7 +36,6 @@ INFINITY: Final = (1 << 64) - 1
 """No limit, in properties that are counts."""
 
 # An absent limit of v1 reads as the largest count of pages, 2^63 less one page. Source: mm/page_counter.c.
-_NO_LIMIT_V1: Final = 1 << 62
 
 _CPU_IDLE: Final = 0
 """What CPUWeight=idle is on the bus."""
@@ -127,7 +126,7 @@ _CORES: Final = Format(
 )
 _COUNT_V1: Final = Format(
     lambda size: "-1" if size is UNLIMITED else str(size),
-    lambda text: UNLIMITED if int(text) >= _NO_LIMIT_V1 else int(text),
+    lambda text: UNLIMITED if int(text) >= NO_LIMIT_BYTES else int(text),
 )
 _CORES_V1: Final = Format(
     lambda cores: "-1" if cores is UNLIMITED else str(quota_us(cores)),

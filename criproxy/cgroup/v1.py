@@ -240,6 +240,8 @@ class V1Hierarchies:
     def settle_pod_memory(self, pod: str, want: int) -> list[LimitChange]:
         return self._bring(rows.MEMORY_MAX, rows.MEMORY_USAGE, pod, want)
 
+    lower_memory_max = settle_pod_memory
+
     def reclaim(self, path: str, want: int) -> bool:
         held = self.access.read(rows.MEMORY_MAX, path)
         if held is not UNLIMITED and held <= want:

@@ -162,12 +162,16 @@ class V2Hierarchy:
             changes = self.access.settle(rows.MEMORY_HIGH, path, high)
         else:
             self.access.note(rows.MEMORY_HIGH, path, self.access.read(rows.MEMORY_HIGH, path))
+        return [*changes, *self.lower_memory_max(path, want)]
+
+    def lower_memory_max(self, path: str, want: int) -> list[LimitChange]:
+        """Never below the usage, as the kernel would kill for that, or wait for reclaim."""
         in_use_bytes: int = self.access.read(rows.MEMORY_USAGE, path)
         held = self.access.read(rows.MEMORY_MAX, path)
         if in_use_bytes > want:
             want = files.whole_pages(in_use_bytes + files.SLACK_BYTES)
             want = want if held is UNLIMITED else min(held, want)
-        return [*changes, *self.access.settle(rows.MEMORY_MAX, path, want)]
+        return self.access.settle(rows.MEMORY_MAX, path, want)
 
     def reclaim(self, path: str, want: int) -> bool:
         """By memory.high: when that is below the usage, it slows down whoever allocates more."""

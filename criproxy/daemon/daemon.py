@@ -80,6 +80,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OverheadReader, OverheadWatch
 from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.pod_limits import PodLimitsUpkeep
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
@@ -237,6 +238,7 @@ class Daemon:
         self._cpu_pinning = CpuPinning(settings.cpu_pinning(), shared, self._box, self._cpu_manager)
         self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
         hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        self._pod_limits = PodLimitsUpkeep(shared, self._box)
         self._relief = MemoryRelief(settings.relief(), shared, self._box, hard, disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
         self._shared = shared
@@ -389,6 +391,7 @@ class Daemon:
             self._relief.run(),
             self._interference.run(),
             self._reconciler.run(),
+            self._pod_limits.run(),
             self._cpu_manager.run(),
             self._placement_check.run(),
             self._overhead.run(),
@@ -529,6 +532,9 @@ class _PodsOfDaemon(PodObserver, Struct):
         if running.container and running.sandbox.placement is not None:
             self.box.started(parse_placement(running.sandbox.placement).name)
         self.guard.wake()
+        self.admissions.changed()
+
+    def resize_done(self, sandbox: Sandbox) -> None:
         self.admissions.changed()
 
     def pod_removed(self, sandbox: Sandbox) -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from criproxy.hooks.bandwidth import BandwidthHook
-from criproxy.hooks.batch import BatchHook
 from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
 
@@ -47,4 +46,4 @@ class Chain(Struct, frozen=True):
 
 def offline_chain() -> Chain:
     """The hooks of an offline pod."""
-    return Chain((PlacementHook(), ResourcesHook(), BatchHook(), RealtimeHook(), BandwidthHook()))
+    return Chain((PlacementHook(), ResourcesHook(), RealtimeHook(), BandwidthHook()))

@@ -13,7 +13,9 @@ that the scheduler counts:
                                "limits":   {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"}}}}
 
 batch-cpu counts thousandths of a CPU. Requests of CPU become CPU shares, as kubelet makes them of ordinary ones; limits
-of memory become memory limits. A limit of CPU becomes no quota, as what online leaves is there to be used: it says on
+of memory become memory limits. Both are given to the cgroups of the pod and of its containers (`pods.pod_limits`), and
+never to the runtime: kubelet takes what the runtime reports of a container for what the pod requests, and what is lent
+would count as the node's own. A limit of CPU becomes no quota, as what online leaves is there to be used: it says on
 how many CPUs the pod stays (`control.cpu_pins`). What kubelet sets itself, for requests and limits of the ordinary
 kind, stays. Of a container that both annotations name, the first holds: it says what the pod asks for by now.
 
@@ -23,13 +25,13 @@ Source: Koordinator, apis/extension/resource.go and pkg/koordlet/runtimehooks/ho
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from criproxy.model import LOWEST_SHARES, Adjustment, Asked, Operation, PodRequest, Target
+from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, NO_LIMIT_BYTES, Asked
 from criproxy.model.quantity import parse_quantity
 
 RESOURCES: Final = "colocation.criproxy.io/resources"
@@ -51,8 +53,6 @@ _ANNOTATIONS: Final[Mapping[str, _Names]] = {
 """Of two that name a container, the later one holds."""
 
 _MOST_CHARACTERS: Final = 64 * 1024
-_HIGHEST_SHARES: Final = 262144
-"""Source: Linux, kernel/sched/sched.h, MAX_SHARES."""
 
 _Amounts = Mapping[str, str | int | float] | None
 
@@ -92,7 +92,7 @@ def of_pod(containers: Mapping[str, Asked]) -> Asked:
     memory = [one.memory_bytes for one in containers.values()]
     millicores = [one.cpu_limit_millicores for one in containers.values()]
     return Asked(
-        min(_HIGHEST_SHARES, sum(one.cpu_shares or LOWEST_SHARES for one in containers.values())),
+        min(HIGHEST_SHARES, sum(one.cpu_shares or LOWEST_SHARES for one in containers.values())),
         sum(memory) if all(memory) else 0,
         sum(millicores) if all(millicores) else 0,
     )
@@ -101,8 +101,11 @@ def of_pod(containers: Mapping[str, Asked]) -> Asked:
 def _asked(raw: _RawSpecOfContainer, names: _Names) -> Asked:
     times = 1000 // names.per_core
     millicores = _amount(raw.requests, names.cpu, times)
-    shares = min(_HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0
-    return Asked(shares, _amount(raw.limits, names.memory), _amount(raw.limits, names.cpu, times))
+    shares = min(HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0
+    memory_bytes = _amount(raw.limits, names.memory)
+    if memory_bytes >= NO_LIMIT_BYTES:
+        memory_bytes = 0
+    return Asked(shares, memory_bytes, _amount(raw.limits, names.cpu, times))
 
 
 def _amount(amounts: _Amounts, name: str, times: int = 1) -> int:
@@ -111,22 +114,3 @@ def _amount(amounts: _Amounts, name: str, times: int = 1) -> int:
     if not math.isfinite(value):
         raise ValueError(f"{name} is more than any node has")
     return math.ceil(round(value, 6))  # 4.03 x 1000 is 4030 and not a little more
-
-
-class BatchHook:
-    """Gives a container the CPU shares and the memory limit that it asks for, where kubelet gave none."""
-
-    name = "batch"
-
-    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
-        if request.target is not Target.CONTAINER or request.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-            return
-        try:
-            asked = asked_by(request.annotations).get(request.container, Asked())
-        except ValueError:
-            return
-        now = request.resources
-        if asked.cpu_shares and now.cpu_shares <= LOWEST_SHARES:
-            yield Adjustment("cpu_shares", asked.cpu_shares, "the CPU that it asks for, against others in the box")
-        if asked.memory_bytes and not now.memory_limit_bytes:
-            yield Adjustment("memory_limit_in_bytes", asked.memory_bytes, "its own limit of memory")

@@ -22,6 +22,11 @@ class Unlimited(enum.StrEnum):
 
 UNLIMITED: Final = Unlimited.UNLIMITED
 
+NO_LIMIT_BYTES: Final = 1 << 62
+"""A limit on memory from here on is none: v1's kernel shows none as the most whole pages that it counts, and kubelet
+sends that number on. Source: Linux, include/linux/page_counter.h, PAGE_COUNTER_MAX.
+"""
+
 
 # --- pods and requests ---------------------------------------------------------------------------------------------
 
@@ -64,6 +69,9 @@ class Resources(Struct, frozen=True):
 LOWEST_SHARES: Final = 2
 """CPU shares of who asked for nothing. Source: kubelet, MinShares."""
 
+HIGHEST_SHARES: Final = 262144
+"""Source: Linux, kernel/sched/sched.h, MAX_SHARES."""
+
 
 class Bandwidth(Struct, frozen=True):
     """The most that an offline pod's network may do, from the pod and to it, in bits per second; None: not bounded."""
@@ -96,6 +104,9 @@ class Operation(enum.StrEnum):
 
 STARTS: Final = frozenset({Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD})
 """The operations that start a pod: the one moment at which it can be placed."""
+
+UPDATES: Final = frozenset({Operation.UPDATE_CONTAINER_RESOURCES, Operation.UPDATE_POD_SANDBOX_RESOURCES})
+"""Kubelet resizes its own cgroup of a pod before or after either, and does not always tell of the pod."""
 
 
 class Target(enum.StrEnum):
@@ -149,8 +160,8 @@ class Adjustment(Struct, frozen=True):
 class Sandbox(Struct, frozen=True):
     """A pod sandbox that the runtime knows. `placement` is its cgroup_parent in the box, or None: left as it came.
 
-    `cpu_shares`, `cpu_limit_millicores` (0: none) and the notice before it is stopped are what its annotations ask for.
-    `mid`: its labels put it into the higher tier.
+    `cpu_shares`, `cpu_limit_millicores` (0: none) and the notice before it is stopped are what its annotations ask for,
+    and `containers` what they ask for for each container, by name. `mid`: its labels put it into the higher tier.
     """
 
     id: str
@@ -160,6 +171,7 @@ class Sandbox(Struct, frozen=True):
     notice_s: int = 0
     mid: bool = False
     cpu_limit_millicores: int = 0
+    containers: Mapping[str, Asked] = field(default_factory=dict)
 
 
 class Finding(PodRef, frozen=True):

@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import STARTS, Bandwidth, Operation, Pod, Resources, Sandbox
+from criproxy.model import STARTS, UPDATES, Bandwidth, Operation, Pod, Resources, Sandbox
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 _FOLLOWS: Final = "its sandbox is in the box"
@@ -188,7 +188,7 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
         return Pass()
     if facts.held and not settings.dry_run:
         return _closed(facts.held)
-    resize = facts.operation is Operation.UPDATE_POD_SANDBOX_RESOURCES  # kubelet resizes its own cgroup, we the box's
+    resize = facts.operation in UPDATES  # kubelet resizes its own cgroup, we the box's
     steps = (*([BoxStep.RESIZE] if resize else []), BoxStep.FIND_CPUS)
     try:
         parent = parse_placement(facts.sandbox.placement)
@@ -207,10 +207,10 @@ class AdmitsPods(Protocol):
         asks for where kubelet has given it the lowest. `mid`: it is of the higher tier. Raises AdmissionError.
         """
 
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        """Take up what kubelet has set on its own cgroup of the pod by now.
+    async def update_pod(self, place: PodParent, resized: Resources) -> None:
+        """Give the pod what kubelet's request says, and beside that what kubelet has set on its own cgroup of the pod.
 
-        `memory_bytes`: the pod's memory limit by the request, 0: it names none. Raises AdmissionError.
+        Raises AdmissionError.
         """
 
     def forget(self, name: str) -> None:

@@ -17,21 +17,21 @@ from criproxy.model import Asked, Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
 
-def _asked_in(annotations: Mapping[str, str]) -> Asked:
-    """What a pod asks for in its annotations as a whole; what makes no sense is nothing."""
+def _asked_in(annotations: Mapping[str, str]) -> dict[str, Asked]:
+    """What a pod asks for in its annotations for each container; what makes no sense is nothing."""
     try:
-        return of_pod(asked_by(annotations))
+        return asked_by(annotations)
     except ValueError:
-        return Asked()
+        return {}
 
 
 def described(
     id: str, pod: PodRef, placement: str | None, labels: Mapping[str, str], annotations: Mapping[str, str]
 ) -> Sandbox:
     """A sandbox, with what its pod's labels and annotations ask for; of what nodes lend, only a pod in the box does."""
-    asked = Asked() if placement is None else _asked_in(annotations)
-    notice_s, mid = notice_asked_s(annotations), is_mid(labels)
-    return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores)
+    containers = {} if placement is None else _asked_in(annotations)
+    asked, notice_s, mid = of_pod(containers), notice_asked_s(annotations), is_mid(labels)
+    return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores, containers)
 
 
 _Change = Callable[["Inventory"], object]
@@ -42,6 +42,12 @@ class PodObserver:
 
     def pod_started(self, running: Running) -> None:
         """The runtime has started this in the box."""
+
+    def resize_asked(self, sandbox: Sandbox) -> None:
+        """Kubelet asks for other resources of this pod of the box, or of a container of it."""
+
+    def resize_done(self, sandbox: Sandbox) -> None:
+        """The runtime has given what was asked for so."""
 
     def pod_removed(self, sandbox: Sandbox) -> None:
         """The runtime has removed this sandbox of the box."""
@@ -193,6 +199,16 @@ class Inventory(Struct, eq=False):
         self._edit(lambda inventory: inventory._running.add(container_id))
         if container := self._containers.get(container_id):
             self._tell_started(self._sandboxes.get(container.sandbox_id), container_id, container.name)
+
+    def resize_asked(self, sandbox: Sandbox) -> None:
+        """Of a pod of the box."""
+        for observer in self._observers:
+            observer.resize_asked(sandbox)
+
+    def resize_done(self, sandbox: Sandbox) -> None:
+        """Of a pod of the box."""
+        for observer in self._observers:
+            observer.resize_done(sandbox)
 
     def sandbox_stopped(self, sandbox_id: str) -> None:
         """Nothing of it runs any more."""

@@ -121,12 +121,11 @@ class Reconciler(PodObserver, Struct, eq=False):
                 return
             if refresh:
                 await self.shared.inventory.refresh()
+                self._know_asked()
             await self._adopt()
             if refresh:
                 await self._reap()
             await self._sweep()
-            if refresh:
-                await self._carry()
             try:
                 await self._stop_pods()
             finally:  # a pod that does not stop keeps no other from it
@@ -157,17 +156,6 @@ class Reconciler(PodObserver, Struct, eq=False):
         self.shared.counters.count("box_swept", by=len(swept))
         if swept:
             self.shared.log.info("pod_cgroups_removed", pods=list(swept))
-
-    async def _carry(self) -> None:
-        hold_offs = self.shared.holds.hold_offs
-        if hold_offs.of_box() is not None:
-            return
-        placed = self.shared.inventory.placed
-        self._know_asked()
-        left = {parse_placement(s.placement).name for s in placed if s.placement and hold_offs.covers(s.pod)}
-        if carried := await self.box.carry(left):
-            reason = "the pods' cgroups in the box held others"
-            self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
 
     def _know_asked(self) -> None:
         placed = self.shared.inventory.placed

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,13 @@ from criproxy.model import PodRef
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import PodStopper
 from integration.lab.cgroups import of_process
+from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
+from integration.lab.clocks import wrong_clock
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ApiError, ControlPlane, wait_for
-from integration.lab.criproxy import Criproxy
+from integration.lab.criproxy import QUICK, UNJUDGED, Criproxy
+from integration.lab.directory import claimed, lab_name
 from integration.lab.kubelet import Kubelet, static_pod
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
@@ -185,6 +189,41 @@ class Cluster:
         container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
         places = of_process(self.client.pid_of(container))
         return places.get("cpu") or places[""]
+
+
+@contextlib.contextmanager
+def joined(say: Callable[[str], object], programs: Path | None = None) -> Iterator[Cluster]:
+    """A node that has joined a control plane of its own. `programs`: see `Containerd`."""
+    with claimed() as lab:
+        try:
+            began_s = time.monotonic()
+            plane = ControlPlane(lab, wrong_clock(-24))
+            plane.start()
+            say(f"the control plane answers after {time.monotonic() - began_s:.1f} s")
+            containerd = Containerd(lab, programs=programs)
+            credential = plane.node_kubeconfig(lab_name(lab))
+            config = {
+                "colocation": {"enabled": True},
+                "control": QUICK,
+                "interference": UNJUDGED,
+                "kubernetes": {"enabled": True, "kubeconfig": str(credential)},
+            }
+            proxy = Criproxy(lab, containerd.socket, config)
+            often = {"nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "4s"}
+            kubelet = Kubelet(lab, proxy.socket, settings=often, kubeconfig=credential)
+            containerd.start()
+            proxy.start()
+            kubelet.start()
+            with CriClient(containerd.socket) as client:
+                node = Cluster(plane, containerd, proxy, kubelet, client)
+                wait_for(lambda: plane.exists(node.path), SOON_S, "the node to register")
+                account = "/api/v1/namespaces/default/serviceaccounts/default"
+                wait_for(lambda: plane.exists(account), SOON_S, "the default service account")
+                say(f"the node has joined after {time.monotonic() - began_s:.1f} s")
+                yield node
+        finally:
+            clean(lab)
+    assert leftovers(lab) == []
 
 
 class NothingDecided:

@@ -10,11 +10,20 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import ORPHAN_S, STARTING_MOST_S, STARTING_S, Box, BoxSettings, BoxState, Held
-from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.box import (
+    ORPHAN_S,
+    STARTING_MOST_S,
+    STARTING_S,
+    AskedOfContainer,
+    Box,
+    BoxSettings,
+    BoxState,
+    Held,
+)
+from criproxy.cgroup.driver import AbsentDriver, CgroupError, ContainerLimits, HeldLimit, PodLimits
 from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Unlimited, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Asked, Limits, Resources, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -303,7 +312,7 @@ def test_box_moves_with_kubelets_prefix_when_it_is_empty(box: Box, driver: FakeD
 
 
 def test_update_pod_changes_the_pods_own_limit(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 4096), lambda: box.update_pod(A, 8192))
+    run(lambda: box.admit(A, 4096), lambda: box.update_pod(A, Resources(memory_limit_bytes=8192)))
 
     assert driver.pods_in["/offline"]["poda"].memory_bytes == 8192
 
@@ -473,22 +482,95 @@ def test_update_keeps_the_pids_and_takes_the_new_weight(box: Box, driver: FakeDr
     run(lambda: box.admit(B, 4096))
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=200)
 
-    run(lambda: box.update_pod(B, 8192))
+    run(lambda: box.update_pod(B, Resources(memory_limit_bytes=8192)))
 
     assert driver.pods_in["/offline"]["podb"] == replace(kubelets, cpu_weight=200, memory_bytes=8192)
 
 
-def test_carry_follows_kubelet_without_a_call_and_leaves_memory_alone(
-    box: Box, driver: FakeDriver, kubelets: PodLimits
-) -> None:
+def test_carry_follows_kubelet_without_a_call(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
     run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
-    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, pids=128, memory_bytes=2048)
+    now = replace(kubelets, pids=128, memory_bytes=2048)
+    driver.kubelets["/kubepods/besteffort/podb"] = now
     driver.log.clear()
 
-    (carried,) = run(box.carry)
+    carried = run(lambda: box.carry((A, B)), lambda: box.carry((A, B)))
 
-    assert (carried, driver.log) == (("podb",), [("ensure_pod", "/offline/podb")])
-    assert driver.pods_in["/offline"]["podb"] == replace(kubelets, pids=128, memory_bytes=None)
+    assert (carried, driver.log) == ([("podb",), ()], [("ensure_pod", "/offline/podb")])
+    assert driver.pods_in["/offline"]["podb"] == now
+
+
+def test_carry_takes_back_a_resize_that_kubelet_was_refused(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+    before = replace(kubelets, memory_bytes=4096)
+    driver.kubelets["/kubepods/besteffort/podb"] = before
+    resized = Resources(cpu_shares=102_400, cpu_quota_us=-1, cpu_period_us=100_000, memory_limit_bytes=8192)
+    run(lambda: box.admit(B, 0), lambda: box.update_pod(B, resized))
+    meanwhile = driver.pods_in["/offline"]["podb"]
+
+    run(lambda: box.carry((B,)))
+
+    assert (meanwhile.memory_bytes, meanwhile.cpu_cores, driver.pods_in["/offline"]["podb"]) == (
+        8192,
+        UNLIMITED,
+        before,
+    )
+
+
+def test_carry_leaves_a_memory_limit_alone_that_kubelet_does_not_know(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, memory_bytes=None)
+    run(lambda: box.admit(B, 4096))
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, pids=128, memory_bytes=None)
+
+    assert run(lambda: box.carry((B,))) == [("podb",)]
+    driver.pods_in["/offline"]["podb"] = replace(driver.pods_in["/offline"]["podb"], memory_bytes=4096)
+    assert run(lambda: box.carry((B,))) == [()]
+
+
+@pytest.mark.parametrize(
+    ("version", "weight", "cores"), [pytest.param(1, 512, None, id="v1"), pytest.param(2, 20, 0.5, id="v2")]
+)
+def test_resize_takes_all_of_the_pods_values_from_the_request_as_kubelets_cgroup_may_still_have_the_old_ones(
+    driver: FakeDriver, kubelets: PodLimits, version: int, weight: int, cores: float | None
+) -> None:
+    driver.version = version
+    box = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
+    old = replace(kubelets, cpu_weight=4000, cpu_cores=None if version == 1 else 4.0, memory_bytes=4096)
+    driver.kubelets["/kubepods/besteffort/podb"] = old
+    resized = Resources(cpu_shares=512, cpu_quota_us=25_000, cpu_period_us=50_000, memory_limit_bytes=8192)
+
+    run(lambda: box.admit(B, 0), lambda: box.update_pod(B, resized))
+
+    held = driver.pods_in["/offline"]["podb"]
+    assert held == replace(old, cpu_weight=weight, cpu_cores=cores, memory_bytes=8192)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_containers_get_what_they_ask_for_and_one_that_fails_keeps_none_from_it(
+    driver: FakeDriver, version: int
+) -> None:
+    driver.version = version
+    box = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
+    run(lambda: box.admit(A, 0))
+    asked = [
+        AskedOfContainer(A.in_box, "c1", Asked(2048, 4096)),
+        AskedOfContainer(A.in_box, "c2", Asked(0, 0, 500)),
+        AskedOfContainer(A.in_box, "c3", Asked(0, 4096)),
+    ]
+
+    first, again = run(lambda: box.settle_containers(asked), lambda: box.settle_containers(asked))
+
+    assert (len(first), len(again)) == (3, 0)  # type: ignore[arg-type]
+    assert driver.containers == {
+        "c1": ContainerLimits(2048 if version == 1 else 79, 4096),
+        "c2": ContainerLimits(),
+        "c3": ContainerLimits(None, 4096),
+    }
+    driver.containers.clear()
+    driver.unsettled = {"c1"}
+    with pytest.raises(CgroupError, match="c1: EIO"):
+        run(lambda: box.settle_containers(asked))
+    assert driver.containers.keys() == {"c2", "c3"}
 
 
 def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
@@ -498,7 +580,7 @@ def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver,
     driver.stubborn = {"/offline/poda"}
 
     with pytest.raises(CgroupError, match="poda: EBUSY"):
-        run(box.carry)
+        run(lambda: box.carry((A, B)))
 
     assert driver.pods_in["/offline"]["podb"].pids == 128
 
@@ -506,10 +588,10 @@ def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver,
 def test_carry_without_news_or_without_kubelets_cgroup_writes_nothing(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:
-    (nowhere, *_) = run(box.carry, lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    (nowhere, *_) = run(lambda: box.carry((A,)), lambda: box.admit(A, 0), lambda: box.admit(B, 0))
     driver.log.clear()
 
-    assert (nowhere, run(box.carry), driver.log) == ((), [()], [])
+    assert (nowhere, run(lambda: box.carry((A, B))), driver.log) == ((), [()], [])
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
@@ -606,7 +688,7 @@ def test_cpu_times_are_of_a_box_that_may_have_pods(
         lambda: box.sweep(()),  # it is starting
         lambda: box.sweep({"poda"}),
         lambda: box.sweep(()),
-        lambda: box.update_pod(A, 0),
+        lambda: box.update_pod(A, Resources()),
         lambda: box.sweep(()),
         lambda: box.admit(B, 0),
         lambda: box.sweep({"podb"}),
@@ -1156,7 +1238,7 @@ def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDrive
     run(lambda: box.admit(A, 8192))
     driver.boxes["/offline/poda"] = FLOOR
 
-    run(lambda: box.update_pod(A, 4096))
+    run(lambda: box.update_pod(A, Resources(memory_limit_bytes=4096)))
 
     assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda")]
     assert driver.pods_in["/offline"]["poda"].memory_bytes == 4096
@@ -1192,11 +1274,11 @@ def test_box_that_is_taken_over_keeps_what_an_operator_has_set_while_hands_are_o
     assert driver.boxes["/offline"] == DECIDED
 
 
-def test_pod_that_is_left_out_is_carried_nothing(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
+def test_pod_that_is_not_named_is_carried_nothing(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
     run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
     for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
         driver.kubelets[path] = replace(kubelets, pids=128)
-    assert run(lambda: box.carry({A.name})) == [(B.name,)]
+    assert run(lambda: box.carry((B,))) == [(B.name,)]
 
 
 @pytest.mark.parametrize(("version", "weight"), [pytest.param(1, 2048, id="v1"), pytest.param(2, 79, id="v2")])
@@ -1209,16 +1291,16 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
 
     run(lambda: box.admit(B, 0, 2048))
     assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
-    assert run(box.carry) == [()]
-    run(lambda: box.update_pod(B, 4096))
+    assert run(lambda: box.carry((A, B))) == [()]
+    run(lambda: box.update_pod(B, Resources(memory_limit_bytes=4096)))
     assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
 
     after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
     after_restart.know_asked({"podb": 2048})
     run(lambda: after_restart.adopt(B.box))
-    assert run(after_restart.carry) == [()]
+    assert run(lambda: after_restart.carry((A, B))) == [()]
     after_restart.know_asked({"podb": 1024})
-    assert run(after_restart.carry) == [("podb",)]
+    assert run(lambda: after_restart.carry((A, B))) == [("podb",)]
 
 
 def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(
@@ -1235,10 +1317,10 @@ def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
     run(lambda: box.admit(B, 0, 2048))
     box.know_asked({})
-    assert run(box.carry) == [()]
+    assert run(lambda: box.carry((A, B))) == [()]
     box.forget(B.name)
     box.know_asked({})
-    assert run(box.carry) == [("podb",)]
+    assert run(lambda: box.carry((A, B))) == [("podb",)]
 
 
 # --- page cache ----------------------------------------------------------------------------------------------------

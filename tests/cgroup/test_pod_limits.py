@@ -1,4 +1,6 @@
-"""Processes of the box, and what a pod had by kubelet's own cgroup: in force in the box, with every driver."""
+"""Processes of the box, what a pod had by kubelet's own cgroup, and what containers ask for: in force in the box, with
+every driver.
+"""
 
 import asyncio
 import errno
@@ -11,7 +13,7 @@ import pytest
 
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect_any
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, ContainerLimits, HeldLimit, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
 from criproxy.model import UNLIMITED, LimitChange
 from tests.fakes.clock import FakeClock
@@ -304,8 +306,8 @@ def carried_anew(node: Node, meanwhile: Callable[[], object]) -> tuple[str, ...]
     async def carried() -> tuple[str, ...]:
         await box.admit(place, 0)
         meanwhile()
-        again = await box.carry()
-        assert await box.carry() == ()
+        again = await box.carry((place,))
+        assert await box.carry((place,)) == ()
         return again
 
     return asyncio.run(carried())
@@ -341,6 +343,108 @@ def test_what_a_pod_of_a_tier_has_is_not_carried_again_and_again(node: Node, mid
 
     async def carried_twice() -> list[tuple[str, ...]]:
         await box.admit(place, 0, mid=mid)
-        return [await box.carry() for _ in range(2)]
+        return [await box.carry((place,)) for _ in range(2)]
 
     assert asyncio.run(carried_twice()) == [(), ()]
+
+
+# --- containers of a pod ---------------------------------------------------------------------------------------------
+
+ID = "4f" * 32
+ASKED = ContainerLimits(cpu_weight=79, memory_bytes=64 * MIB)
+
+
+def started(node: Node, **values: str) -> str:
+    """A container of the pod, with the values of its files, as runc makes it; returns its path."""
+    node.driver.ensure(node.box)
+    node.driver.write(node.box, LIMITS)
+    node.driver.ensure_pod(node.pod, PodLimits())
+    name = f"cri-containerd-{ID}.scope" if node.by_systemd else ID
+    parent = "/offline.slice/offline-poda.slice" if node.by_systemd else node.pod
+    path = f"{parent}/{name}"
+    for hierarchy in ["cg"] if node.is_v2 else ["cpu,cpuacct", "memory"]:
+        directory = Path(node.kernel.root, f"{hierarchy}{parent}")
+        if node.is_v2:
+            node.kernel.write(f"{directory}/cgroup.subtree_control", "+cpu +memory")
+        node.kernel.mkdir(f"{directory}/{name}")
+    node.kernel.by_hand(node.file(path, weight(node)), values.get("weight", lowest(node)))
+    if "memory" in values:
+        node.kernel.by_hand(node.file(path, memory(node)), values["memory"])
+    if node.by_systemd:
+        node.systemd.scope(path)
+    return path
+
+
+def weight(node: Node) -> str:
+    return "cpu.weight" if node.is_v2 else "cpu.shares"
+
+
+def lowest(node: Node) -> str:
+    return "1" if node.is_v2 else "2"
+
+
+def memory(node: Node) -> str:
+    return "memory.max" if node.is_v2 else "memory.limit_in_bytes"
+
+
+def held(node: Node, path: str) -> tuple[str, str]:
+    return node.text(path, weight(node)), node.text(path, memory(node))
+
+
+def test_container_has_what_it_asks_for_and_the_second_time_nothing_is_written(node: Node) -> None:
+    path = started(node)
+
+    first = node.driver.settle_container(node.pod, ID, ASKED)
+
+    assert held(node, path) == ("79", str(64 * MIB))
+    assert len(first) == 2
+    assert node.driver.settle_container(node.pod, ID, ASKED) == ()
+    if node.by_systemd:
+        unit = node.systemd.units[path.rpartition("/")[2]]
+        assert (unit["CPUWeight" if node.is_v2 else "CPUShares"], unit["MemoryMax"]) == (79, 64 * MIB)
+
+
+def test_what_the_runtime_writes_anew_with_an_update_is_put_back(node: Node) -> None:
+    path = started(node)
+    node.driver.settle_container(node.pod, ID, ASKED)
+    node.kernel.by_hand(node.file(path, weight(node)), lowest(node))
+
+    assert len(node.driver.settle_container(node.pod, ID, ASKED)) == 1
+    assert held(node, path) == ("79", str(64 * MIB))
+
+
+@pytest.mark.parametrize("limit", [32, 128])
+def test_what_kubelet_gave_stays_and_the_lower_memory_limit_holds(node: Node, limit: int) -> None:
+    path = started(node, weight="50", memory=str(limit * MIB))
+
+    node.driver.settle_container(node.pod, ID, ASKED)
+
+    assert held(node, path) == ("50", str(min(limit, 64) * MIB))
+
+
+def test_memory_limit_is_not_brought_below_what_is_in_use_and_follows_it(node: Node) -> None:
+    path = started(node)
+    directory = f"{node.kernel.root}/{'cg' if node.is_v2 else 'memory'}{path}"
+    node.kernel.anon[directory] = 100 * MIB
+
+    node.driver.settle_container(node.pod, ID, ASKED)
+    between = int(node.text(path, memory(node)))
+    node.kernel.anon[directory] = 10 * MIB
+    node.driver.settle_container(node.pod, ID, ASKED)
+
+    assert 100 * MIB <= between < 110 * MIB
+    assert held(node, path) == ("79", str(64 * MIB))
+
+
+@pytest.mark.parametrize("id", ["", "0" * 64])
+def test_container_that_has_no_cgroup_is_none_of_ours(node: Node, id: str) -> None:
+    path = started(node)
+    before = held(node, path)
+
+    assert node.driver.settle_container(node.pod, id, ASKED) == ()
+    assert held(node, path) == before
+
+
+def test_only_containers_of_pods_in_the_box_are_touched(node: Node) -> None:
+    with pytest.raises(CgroupError):
+        node.driver.settle_container("kubepods-poda.slice" if node.by_systemd else "/kubepods/poda", ID, ASKED)

@@ -85,7 +85,7 @@ def test_tiers_come_and_go_with_the_setting() -> None:
     held: list[tuple[int | None, bool]] = []
 
     async def carried() -> None:
-        await box.carry()
+        await box.carry((A, B))
         held.extend((one.cpu_weight, one.protected) for _, one in sorted(driver.pods_in["/offline"].items()))
 
     run(lambda: box.admit(A, 0, mid=True), lambda: box.admit(B, 0), carried)
@@ -116,6 +116,6 @@ def test_tier_is_known_again_after_a_restart() -> None:
     second = box_of(driver, tiers=True)
     second.know_asked({"poda": 0}, ["poda"])
 
-    run(lambda: second.adopt(A.box), second.carry)
+    run(lambda: second.adopt(A.box), lambda: second.carry((A,)))
 
     assert driver.pods_in["/offline"]["poda"] == PodLimits(cpu_weight=100, protected=True)

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from criproxy.cgroup.box import BoxState, Held
+from criproxy.cgroup.box import AskedOfContainer, BoxState, Held
 from criproxy.cgroup.driver import CgroupError, HeldLimit
 from criproxy.cgroup.naming import BoxPath, PodParent
-from criproxy.model import AdmissionError, LimitChange, Limits, Unlimited, UsageReading
+from criproxy.model import AdmissionError, LimitChange, Limits, Resources, Unlimited, UsageReading
 from criproxy.model.cpulist import Cpus
 
 
@@ -15,7 +15,7 @@ class FakeAdmissions:
     """An `AdmitsPods`. `full`: why nobody is let in; `refused`: the names of those that are not."""
 
     admitted: list[tuple[str, int]] = field(default_factory=list)
-    resized: list[tuple[str, int]] = field(default_factory=list)
+    resized: list[tuple[str, Resources]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     shares: list[int] = field(default_factory=list)
     mid: list[str] = field(default_factory=list)
@@ -28,9 +28,9 @@ class FakeAdmissions:
         self.mid += [place.name] if mid else []
         self.admitted.append((place.in_box, memory_bytes))
 
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+    async def update_pod(self, place: PodParent, resized: Resources) -> None:
         self._check(place)
-        self.resized.append((place.in_box, memory_bytes))
+        self.resized.append((place.in_box, resized))
 
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
@@ -113,8 +113,13 @@ class FakeBox:
         self._check()
         return self.anchors
 
-    async def carry(self, but: Collection[str] = ()) -> tuple[str, ...]:
-        self.orders.append(("carry", frozenset(but)))
+    async def carry(self, pods: Collection[PodParent]) -> tuple[str, ...]:
+        self.orders.append(("carry", frozenset(pod.name for pod in pods)))
+        self._check()
+        return ()
+
+    async def settle_containers(self, asked: Collection[AskedOfContainer]) -> tuple[LimitChange, ...]:
+        self.orders.append(("settle", frozenset(asked)))
         return ()
 
     def kept_to(self, cpus: Cpus | Unlimited) -> Cpus | Unlimited:

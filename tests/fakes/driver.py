@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Mapping
 
 from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupError, CpuUse, HeldLimit, PodLimits, Reclaimable
+from criproxy.cgroup.driver import CgroupError, ContainerLimits, CpuUse, HeldLimit, PodLimits, Reclaimable
 from criproxy.cgroup.naming import parse_box, parse_placement
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus, format_cpus
@@ -25,6 +25,8 @@ class FakeDriver:
         self.log: list[tuple[str, ...]] = []
         self.boxes: dict[str, Limits] = {}
         self.pods_in: dict[str, dict[str, PodLimits]] = {}
+        self.containers: dict[str, ContainerLimits] = {}
+        self.unsettled: set[str] = set()
         self.stubborn: set[str] = set()
         self.caches: dict[str, int] = {}
         self.kubelets: dict[str, PodLimits] = {}
@@ -180,6 +182,15 @@ class FakeDriver:
             raise CgroupError(f"cannot write {pod}: EBUSY")
         place = parse_placement(pod)
         self.pods_in[place.box.path][place.name] = limits
+
+    def settle_container(self, pod: str, container_id: str, limits: ContainerLimits) -> tuple[LimitChange, ...]:
+        self._call("settle_container", pod, container_id)
+        if container_id in self.unsettled:
+            raise CgroupError(f"{container_id}: EIO")
+        if self.containers.get(container_id) == limits:
+            return ()
+        self.containers[container_id] = limits
+        return (LimitChange(f"{pod}/{container_id}", "", str(limits), drift=False),)
 
     def pod_limits(self, path: str) -> PodLimits:
         if path in self.kubelets:

@@ -1,4 +1,7 @@
-"""A systemd that makes slices in the fake kernel, writes there what it was told, and forgets nothing."""
+"""A systemd that makes slices in the fake kernel, writes there what it was told, and forgets nothing.
+
+A scope is somebody else's: see `FakeSystemd.scope`.
+"""
 
 import errno
 import os
@@ -20,10 +23,17 @@ class FakeSystemd(SystemdUnits):
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel
         self.units: dict[str, dict[str, PropertyValue]] = {}
+        self._scopes: dict[str, str] = {}
         self.calls: list[tuple[str, str]] = []
         self.away = self.old = self.waited = self.stubborn = False
         if kernel.version == 2:
             kernel.write(f"{kernel.root}/cg/cgroup.subtree_control", "+cpu +io +memory +pids")
+
+    def scope(self, path: str) -> None:
+        """The runtime has made this cgroup (below the hierarchy's root) as a scope."""
+        unit = path.rpartition("/")[2]
+        self._scopes[unit] = path
+        self.units[unit] = {}
 
     def start(self, unit: str, properties: Properties) -> None:
         self._asked("start", unit, properties)
@@ -53,7 +63,7 @@ class FakeSystemd(SystemdUnits):
         if self.kernel.version == 2:
             self._write_v2(self._directories(unit)[-1], told)
         else:
-            self._write_v1(directory_of(unit), told)
+            self._write_v1(self._path(unit), told)
 
     def by_hand(self, unit: str, **properties: PropertyValue) -> None:
         """Somebody else's set-property."""
@@ -69,7 +79,10 @@ class FakeSystemd(SystemdUnits):
 
     def _directories(self, unit: str) -> list[str]:
         roots = ["cg"] if self.kernel.version == 2 else _V1_HIERARCHIES
-        return [f"{self.kernel.root}/{root}{directory_of(unit)}" for root in roots]
+        return [f"{self.kernel.root}/{root}{self._path(unit)}" for root in roots]
+
+    def _path(self, unit: str) -> str:
+        return self._scopes.get(unit) or directory_of(unit)
 
     def _make(self, directory: str) -> None:
         missing = [Path(directory)]

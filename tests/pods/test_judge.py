@@ -87,7 +87,7 @@ def test_judge_start(
     ("operation", "sandbox", "expected"),
     [
         pytest.param(CREATE, PLACED, FOLLOWS, id="create-placed"),
-        pytest.param(UPDATE, PLACED, FOLLOWS, id="update-placed"),
+        pytest.param(UPDATE, PLACED, RESIZED, id="update-placed"),
         pytest.param(RESIZE, PLACED, RESIZED, id="resize-placed"),
         *(pytest.param(one, ELSEWHERE, Pass(), id=f"{one}-elsewhere") for one in (CREATE, UPDATE, RESIZE)),
         *(pytest.param(one, None, Pass(), id=f"{one}-nobody-knows") for one in (CREATE, UPDATE, RESIZE)),

@@ -162,12 +162,12 @@ def test_round_sweeps_what_the_runtime_does_not_know() -> None:
     assert bench.counters.of("box_swept") == [1]
 
 
-def test_round_carries_limits_and_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
+def test_round_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
     bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
     assert bench.box.orders == []
     bench.round(refresh=True)
-    assert bench.box.orders == [("reap", {"a"}), ("carry", set())]
+    assert bench.box.orders == [("reap", {"a"})]
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:
@@ -316,21 +316,13 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench.reconciler.stop(sandbox("a"), "why")
     bench.round(refresh=True)
     assert bench.looks == 1
-    assert ("carry", frozenset()) in bench.box.orders
 
 
-def test_pod_that_criproxy_is_held_off_is_neither_stopped_nor_given_limits_and_the_others_are() -> None:
+def test_pod_that_criproxy_is_held_off_is_not_stopped_and_the_others_are() -> None:
     bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), held_off=("b",))
     bench.reconciler.stop(sandbox("b"), "it printed")
     bench.round(refresh=True)
     assert bench.runtime.stopped == ["sandbox-a"]
-    assert ("carry", frozenset({"podb"})) in bench.box.orders
-
-
-def test_pods_keep_their_limits_while_criproxy_is_held_off_the_box() -> None:
-    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)), FakeBox("/offline"), held_off=("",))
-    bench.round(refresh=True)
-    assert [order for order in bench.box.orders if order[0] == "carry"] == []  # type: ignore[index]
 
 
 def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:

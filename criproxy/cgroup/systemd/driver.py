@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
-from criproxy.cgroup.driver import CgroupError, PodLimits, checked_box, checked_pod, no_cpus
+from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, checked_box, checked_pod, no_cpus
 from criproxy.cgroup.kernel_driver import KernelDriver
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
@@ -159,6 +159,19 @@ class SystemdDriver:
         self._kernel.ensure_pod(pod, limits)
         if size_bytes and not new:
             self._units.set(pod, {"MemoryMax": size_bytes})
+
+    def settle_container(self, pod: str, container_id: str, limits: ContainerLimits) -> tuple[LimitChange, ...]:
+        """In the files first, where a memory limit sinks and nobody waits for it; then systemd is sent what they hold,
+        as it would put what the runtime has told it back.
+        """
+        changes = self._kernel.settle_container(pod, container_id, limits)
+        path = self._kernel.container_cgroup(pod, container_id) if changes else None
+        scope = "" if path is None else path.rpartition("/")[2]
+        if path is not None and scope.endswith(".scope"):
+            held = self._kernel.pod_limits(path)
+            values = {rows.CPU_WEIGHT: limits.cpu_weight and held.cpu_weight, rows.MEMORY_MAX: held.memory_bytes}
+            self._units.set(scope, properties(self.version, values))
+        return changes
 
     def remove_pod(self, pod: str) -> bool:
         """Stopping a slice kills what is in it: so only an empty one. On v1, some of its directories are left to us."""

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.naming import PodParent
 from criproxy.daemon.upgrade.channel import AdmitMessage, Changed, Channel, Done, ResizeMessage
-from criproxy.model import AdmissionError
+from criproxy.model import AdmissionError, Resources
 from criproxy.pods.admission import AdmitsPods
 
 
@@ -47,9 +47,9 @@ class Admissions:
         await self._open.wait()
         await self._at.admit(place, memory_bytes, cpu_shares, mid=mid)
 
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+    async def update_pod(self, place: PodParent, resized: Resources) -> None:
         await self._open.wait()
-        await self._at.update_pod(place, memory_bytes)
+        await self._at.update_pod(place, resized)
 
     def forget(self, name: str) -> None:
         if not self._open.is_set():
@@ -68,8 +68,17 @@ class Remote(Struct):
     async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         await self._ask(AdmitMessage(next(self._numbers), place.in_box, memory_bytes, cpu_shares, mid))
 
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
-        await self._ask(ResizeMessage(next(self._numbers), place.in_box, memory_bytes))
+    async def update_pod(self, place: PodParent, resized: Resources) -> None:
+        await self._ask(
+            ResizeMessage(
+                next(self._numbers),
+                place.in_box,
+                resized.memory_limit_bytes,
+                resized.cpu_shares,
+                cpu_quota_us=resized.cpu_quota_us,
+                cpu_period_us=resized.cpu_period_us,
+            )
+        )
 
     def forget(self, name: str) -> None:
         self.changed(name)

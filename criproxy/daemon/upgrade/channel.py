@@ -63,6 +63,9 @@ class AdmitMessage(msgspec.Struct, frozen=True, tag="admit"):
 class ResizeMessage(AdmitMessage, frozen=True, tag="resize"):
     """Take up a pod's resize by kubelet; answered as AdmitMessage is."""
 
+    cpu_quota_us: int = 0
+    cpu_period_us: int = 0
+
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """What has become of an AdmitMessage or ResizeMessage; `error` "": all is well."""

@@ -22,7 +22,7 @@ from criproxy.daemon.upgrade.channel import (
     Serving,
     Take,
 )
-from criproxy.model import AdmissionError
+from criproxy.model import AdmissionError, Resources
 from criproxy.pods.admission import AdmitsPods
 
 CHANNEL: Final = "CRIPROXY_HANDOVER"
@@ -118,7 +118,13 @@ class Predecessor(Struct):
         try:
             place = parse_placement(question.place)
             if isinstance(question, ResizeMessage):
-                await admission.update_pod(place, question.memory_bytes)
+                resized = Resources(
+                    cpu_period_us=question.cpu_period_us,
+                    cpu_quota_us=question.cpu_quota_us,
+                    cpu_shares=question.cpu_shares,
+                    memory_limit_bytes=question.memory_bytes,
+                )
+                await admission.update_pod(place, resized)
             else:
                 await admission.admit(place, question.memory_bytes, question.cpu_shares, mid=question.mid)
         except (AdmissionError, ValueError) as refusal:

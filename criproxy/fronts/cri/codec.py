@@ -15,7 +15,16 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from criproxy.fronts.cri import messages as cri
-from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Pod, PodRef, Resources, Target
+from criproxy.model import (
+    NO_LIMIT_BYTES,
+    PLACEMENT_ANNOTATION,
+    Adjustment,
+    Operation,
+    Pod,
+    PodRef,
+    Resources,
+    Target,
+)
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 
 _M = TypeVar("_M", bound=Message)
@@ -102,12 +111,15 @@ class Request:
                 return ()
 
     @property
-    def pod_memory_bytes(self) -> int:
-        """The pod's memory limit with its overhead; 0: none.
+    def pod_resources(self) -> Resources:
+        """CPU and memory of the pod as a whole, with its overhead; what is not set, or no limit at all, is 0, but for a
+        quota: that is -1 where there is none.
 
-        In a resize it is what kubelet sets on its own cgroup of the pod. In a start it is the sum of the limits that
-        containers have, also where one of them has none, and kubelet's cgroup of the pod neither.
-        Source: kubelet, kuberuntime_sandbox_linux.go, calculateSandboxResources; cm, ResourceConfigForPod.
+        In a resize it is what kubelet sets on its own cgroup of the pod, now or in a moment. In a start the memory
+        limit is the sum of the limits that containers have, also where one of them has none, and kubelet's cgroup of
+        the pod neither.
+        Source: kubelet, kuberuntime_sandbox_linux.go, calculateSandboxResources; cm, ResourceConfigForPod;
+        kuberuntime_container_linux.go, generateUpdatePodSandboxResourcesRequest.
         """
         message = self._message
         match message:
@@ -116,9 +128,15 @@ class Request:
             case cri.UpdatePodSandboxResourcesRequest():
                 resources, overhead = message.resources, message.overhead
             case _:
-                return 0
-        limit = resources.memory_limit_in_bytes
-        return limit + overhead.memory_limit_in_bytes if limit > 0 else 0
+                return Resources()
+        memory_bytes, quota_us, shares = resources.memory_limit_in_bytes, resources.cpu_quota, resources.cpu_shares
+        memory_bytes += overhead.memory_limit_in_bytes if memory_bytes > 0 else 0
+        return Resources(
+            cpu_period_us=max(0, resources.cpu_period),
+            cpu_quota_us=quota_us + overhead.cpu_quota if quota_us > 0 else max(-1, quota_us),
+            cpu_shares=shares + overhead.cpu_shares if shares > 0 else 0,
+            memory_limit_bytes=memory_bytes if 0 < memory_bytes < NO_LIMIT_BYTES else 0,
+        )
 
     def encode(self) -> bytes:
         return self._message.SerializeToString()

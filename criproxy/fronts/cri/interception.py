@@ -155,6 +155,9 @@ class HookInterceptor(Struct, eq=False):
         facts = admission.Facts(request.operation, pod, sandbox, unknown=unknown, held=held)
         judgement = admission.judge(facts, self.settings)
         learn = self._learn_container(request, sandbox) if creates and not unknown else None
+        if not creates and sandbox is not None and sandbox.placement is not None:
+            self.inventory.resize_asked(sandbox)
+            learn = self._learn_resize(sandbox)
         whose = sandbox.pod if sandbox is not None else pod.ref if pod is not None else _NOBODY
         match judgement:
             case admission.Admit():
@@ -180,11 +183,11 @@ class HookInterceptor(Struct, eq=False):
                     # Kubelet names the sum of the limits also where a container has none, and the pod neither: what the
                     # pod's limit is, its own cgroup of the pod says. A sum beside an annotation is of a container that
                     # the annotation may not name: then the limit that it asks for is not that of all containers.
-                    memory_bytes = 0 if request.pod_memory_bytes else asked.memory_bytes
+                    memory_bytes = 0 if request.pod_resources.memory_limit_bytes else asked.memory_bytes
                     mid = request.pod is not None and is_mid(request.pod.labels)
                     await self.box.admit(place.parent, memory_bytes, asked.cpu_shares, mid=mid)
                 elif step is admission.BoxStep.RESIZE:
-                    await self.box.update_pod(place.parent, request.pod_memory_bytes)
+                    await self.box.update_pod(place.parent, request.pod_resources)
                 elif wanted := admission.cpus_asked(part.resources for part in request.parts):
                     cpus = await self.cpu_manager.within(wanted)
             return Forward(self._adjust(request, pod, place, cpus), learn)
@@ -282,6 +285,9 @@ class HookInterceptor(Struct, eq=False):
             self.inventory.container_created(codec.created_container(answer), owner, request.parts[0].container)
 
         return self._reads(learn)
+
+    def _learn_resize(self, sandbox: Sandbox) -> Learner:
+        return lambda _: self.inventory.resize_done(sandbox)
 
     def _reads(self, learn: Learner) -> Learner:
         """`learn`, for which an answer that can't be read is a warning."""

@@ -15,10 +15,11 @@ from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Serving, Take
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, Predecessor
-from criproxy.model import AdmissionError
+from criproxy.model import AdmissionError, Resources
 from tests.fakes.box import FakeAdmissions
 
 PLACE = parse_placement("/offline/pod1")
+RESIZED = Resources(cpu_period_us=100_000, cpu_quota_us=50_000, cpu_shares=512, memory_limit_bytes=6)
 
 
 LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
@@ -89,9 +90,9 @@ def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None
     async def play() -> None:
         async with handed_over() as two:
             two.box.refused.add("pod2")
-            await asyncio.gather(two.remote.admit(PLACE, 5, mid=True), two.remote.update_pod(PLACE, 6))
+            await asyncio.gather(two.remote.admit(PLACE, 5, mid=True), two.remote.update_pod(PLACE, RESIZED))
             assert two.box.mid == ["pod1"]
-            assert (two.box.admitted, two.box.resized) == ([("/offline/pod1", 5)], [("/offline/pod1", 6)])
+            assert (two.box.admitted, two.box.resized) == ([("/offline/pod1", 5)], [("/offline/pod1", RESIZED)])
             with pytest.raises(AdmissionError, match="no room for pod2"):
                 await two.remote.admit(parse_placement("/offline/pod2"), 0)
 
@@ -152,7 +153,7 @@ def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) ->
         admissions.hold()
         waiting = [
             asyncio.create_task(admissions.admit(PLACE, 2)),
-            asyncio.create_task(admissions.update_pod(PLACE, 3)),
+            asyncio.create_task(admissions.update_pod(PLACE, RESIZED)),
         ]
         await asyncio.sleep(0.01)
         assert (own.admitted, own.resized) == ([("/offline/pod1", 1)], [])
@@ -162,7 +163,7 @@ def test_pods_that_come_amid_the_hand_over_wait_for_its_outcome(handed: bool) ->
             admissions.resume()
         await asyncio.gather(*waiting)
         none: tuple[list[object], list[object]] = [], []
-        late = [("/offline/pod1", 2)], [("/offline/pod1", 3)]
+        late = [("/offline/pod1", 2)], [("/offline/pod1", RESIZED)]
         told = (own.admitted[1:], own.resized), (other.admitted, other.resized)
         assert told == ((none, late) if handed else (late, none))
 

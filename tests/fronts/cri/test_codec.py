@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from criproxy.fronts.cri import codec
 from criproxy.hooks import offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRequest
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRequest, Resources
 from integration.lab import cri_client_pb2 as whole
 
 PLACE = "/offline/pod1"
@@ -151,14 +151,32 @@ def test_text_that_is_not_utf8_survives() -> None:
     assert len(request.pod.labels) == 1
 
 
-def test_pod_memory_counts_overhead_only_with_a_limit() -> None:
-    def memory(limit: int, overhead: int) -> int:
-        message = whole.UpdatePodSandboxResourcesRequest(
-            resources={"memory_limit_in_bytes": limit}, overhead={"memory_limit_in_bytes": overhead}
-        )
-        return codec.Request(Operation.UPDATE_POD_SANDBOX_RESOURCES, message.SerializeToString()).pod_memory_bytes
-
-    assert [memory(100, 5), memory(0, 5), memory(-1, 5)] == [105, 0, 0]
+@pytest.mark.parametrize(
+    ("resources", "overhead", "expected"),
+    [
+        pytest.param({"memory_limit_in_bytes": 100}, {}, Resources(memory_limit_bytes=100), id="memory"),
+        pytest.param(
+            {"memory_limit_in_bytes": 100, "cpu_shares": 512, "cpu_quota": 50_000, "cpu_period": 100_000},
+            {"memory_limit_in_bytes": 5, "cpu_shares": 256, "cpu_quota": 25_000, "cpu_period": 100_000},
+            Resources(cpu_period_us=100_000, cpu_quota_us=75_000, cpu_shares=768, memory_limit_bytes=105),
+            id="with-overhead",
+        ),
+        pytest.param(
+            {"memory_limit_in_bytes": -1, "cpu_quota": -1},
+            {"memory_limit_in_bytes": 5, "cpu_quota": 25_000, "cpu_shares": 256},
+            Resources(cpu_quota_us=-1),
+            id="overhead-of-what-has-no-limit",
+        ),
+        pytest.param({"memory_limit_in_bytes": 9223372036854771712}, {}, Resources(), id="what-v1s-kernel-calls-none"),
+        pytest.param({}, {}, Resources(), id="nothing"),
+    ],
+)
+def test_pod_of_a_resize_has_the_sum_of_its_resources_and_its_overhead(
+    resources: dict[str, int], overhead: dict[str, int], expected: Resources
+) -> None:
+    message = whole.UpdatePodSandboxResourcesRequest(resources=resources, overhead=overhead)
+    request = codec.Request(Operation.UPDATE_POD_SANDBOX_RESOURCES, message.SerializeToString())
+    assert request.pod_resources == expected
 
 
 @pytest.mark.parametrize("field", ["add_capabilities", "add_ambient_capabilities"])

@@ -25,6 +25,7 @@ from criproxy.model import (
     Pod,
     PodRef,
     PodRequest,
+    Resources,
     Sandbox,
     Unlimited,
 )
@@ -127,6 +128,7 @@ class Bench(PodObserver):
     cpu_manager: CpuManager = field(default_factory=CpuManager)
     started: list[Running] = field(default_factory=list)
     removed: list[Sandbox] = field(default_factory=list)
+    resizes: list[str] = field(default_factory=list)
     held: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,6 +150,12 @@ class Bench(PodObserver):
             child_quota=False,
             log=log,
         )
+
+    def resize_asked(self, sandbox: Sandbox) -> None:
+        self.resizes.append(f"asked {sandbox.id}")
+
+    def resize_done(self, sandbox: Sandbox) -> None:
+        self.resizes.append(f"done {sandbox.id}")
 
     def pod_started(self, running: Running) -> None:
         self.started.append(running)
@@ -272,7 +280,7 @@ def test_tier_that_a_pod_puts_itself_into_reaches_the_box_and_the_inventory() ->
     ("text", "shares", "ignored"),
     [pytest.param(BATCH, 2048, 0, id="batch"), pytest.param("nonsense", 0, 1, id="nonsense-is-told")],
 )
-def test_what_a_pod_asks_for_in_its_annotation_reaches_the_box_the_inventory_and_the_container(
+def test_what_a_pod_asks_for_in_its_annotation_reaches_the_box_and_the_inventory_and_not_the_runtime(
     text: str, shares: int, ignored: int
 ) -> None:
     bench = Bench()
@@ -293,7 +301,7 @@ def test_what_a_pod_asks_for_in_its_annotation_reaches_the_box_the_inventory_and
     created = cri.CreateContainerRequest()
     created.ParseFromString(forwarded(bench.send(V1 + "CreateContainer", request.SerializeToString())))
     resources = created.config.linux.resources
-    assert (resources.cpu_shares, resources.memory_limit_in_bytes) == ((2048, 1 << 30) if shares else (2, 0))
+    assert (resources.cpu_shares, resources.memory_limit_in_bytes) == (2, 0), "kubelet would take more for requests"
 
 
 def _limits(**of_containers: str) -> str:
@@ -425,7 +433,7 @@ class BrokenBox(FakeAdmissions):
     async def admit(self, place: PodParent, memory_bytes: int, cpu_shares: int = 0, *, mid: bool = False) -> None:
         raise RuntimeError("boom")
 
-    async def update_pod(self, place: PodParent, memory_bytes: int) -> None:
+    async def update_pod(self, place: PodParent, resized: Resources) -> None:
         raise RuntimeError("boom")
 
 
@@ -589,7 +597,21 @@ def test_update_of_a_placed_sandbox_resizes_the_pod_in_the_box() -> None:
         pod_sandbox_id=b"s1", overhead={"memory_limit_in_bytes": 5}, resources={"memory_limit_in_bytes": 100}
     )
     forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
-    assert bench.box.resized == [(BOXED, 105)]
+    assert bench.box.resized == [(BOXED, Resources(memory_limit_bytes=105))]
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["done", "refused-by-the-runtime"])
+def test_each_update_in_the_box_is_told_before_it_is_asked_for_and_once_it_is_done(answered: bool) -> None:
+    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED, "s2": ""}, containers={"c1": "s1", "c2": "s2"}))
+    told = []
+    for container in ("c1", "c2"):
+        request = cri.UpdateContainerResourcesRequest(container_id=container.encode(), linux={"cpu_shares": 512})
+        verdict = bench.send(V1 + "UpdateContainerResources", request.SerializeToString())
+        assert isinstance(verdict, Forward)
+        if answered and verdict.learn is not None:
+            verdict.learn(b"")
+        told.append(tuple(bench.resizes))
+    assert told == [("asked s1", *(["done s1"] if answered else []))] * 2, "and nothing of the online pod's"
 
 
 def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None:

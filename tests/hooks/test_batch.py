@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.hooks.batch import EXTENDED_SPEC, RESOURCES, BatchHook, asked_by, of_pod
-from criproxy.model import Asked, Operation, PodRequest, Resources, Target
+from criproxy.hooks.batch import EXTENDED_SPEC, RESOURCES, asked_by, of_pod
+from criproxy.model import Asked
 from tests.cost import LONGEST, assert_cheap
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 GIB = 1 << 30
-BEST_EFFORT = Resources(cpu_shares=2)
 
 
 def spec(**containers: object) -> dict[str, str]:
@@ -34,18 +33,6 @@ def wants(cpu: object = None, memory: object = None) -> dict[str, dict[str, obje
     return found
 
 
-def changes(annotations: dict[str, str], resources: Resources = BEST_EFFORT, **call: object) -> dict:
-    facts = {"operation": Operation.CREATE_CONTAINER, "target": Target.CONTAINER, "container": "main", **call}
-    request = PodRequest(
-        placement="/offline/pod1",
-        resources=resources,
-        child_quota=True,
-        annotations=annotations,
-        **facts,  # type: ignore[arg-type]
-    )
-    return {one.field: one.value for one in BatchHook().adjust(request)}
-
-
 BOTH = spec(main=wants("2000", "4Gi"))
 
 
@@ -61,6 +48,7 @@ BOTH = spec(main=wants("2000", "4Gi"))
         pytest.param(spec(main=wants("0", "0")), {"main": Asked()}, id="zero-is-nothing"),
         pytest.param(spec(main={"requests": {MEMORY: "1Gi"}}), {"main": Asked()}, id="a-request-is-no-limit"),
         pytest.param(spec(main={"limits": {CPU: "500"}}), {"main": Asked(0, 0, 500)}, id="a-cpu-limit-is-no-request"),
+        pytest.param(spec(main=wants(None, "7Ei")), {"main": Asked()}, id="more-memory-than-kernels-count"),
         pytest.param(spec(main={}, side={"requests": None}), {"main": Asked(), "side": Asked()}, id="empty"),
         pytest.param({EXTENDED_SPEC: '{"other": 1}'}, {}, id="other-keys"),
         pytest.param(
@@ -102,14 +90,12 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_nonsense_is_refused_by_name_and_changes_nothing(text: str) -> None:
+def test_nonsense_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=EXTENDED_SPEC):
         asked_by({EXTENDED_SPEC: text})
-    assert changes({EXTENDED_SPEC: text}) == {}
 
 
 def test_nonsense_in_either_annotation_leaves_out_both() -> None:
-    assert changes({**BOTH, RESOURCES: "{"}) == {}
     with pytest.raises(ValueError, match=RESOURCES):
         asked_by({**BOTH, RESOURCES: "{"})
 
@@ -150,23 +136,3 @@ def test_any_text_is_nonsense_or_an_amount_that_a_runtime_takes(annotation: str,
 )
 def test_pod_asks_for_the_sum(containers: dict[str, Asked], pod: Asked) -> None:
     assert of_pod(containers) == pod
-
-
-@pytest.mark.parametrize(
-    ("resources", "given_"),
-    [
-        pytest.param(Resources(cpu_shares=2), {"cpu_shares": 2048, "memory_limit_in_bytes": 4 * GIB}, id="best-effort"),
-        pytest.param(Resources(), {"cpu_shares": 2048, "memory_limit_in_bytes": 4 * GIB}, id="not-set"),
-        pytest.param(Resources(cpu_shares=512), {"memory_limit_in_bytes": 4 * GIB}, id="kubelets-shares-stay"),
-        pytest.param(Resources(memory_limit_bytes=5), {"cpu_shares": 2048}, id="kubelets-limit-stays"),
-    ],
-)
-def test_container_gets_what_kubelet_has_left_open(resources: Resources, given_: dict[str, int]) -> None:
-    assert changes(BOTH, resources) == given_
-
-
-def test_only_the_container_that_is_named_gets_it_and_no_update_does() -> None:
-    assert changes(BOTH, container="side") == {}
-    assert changes(BOTH, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX, container="") == {}
-    assert changes(BOTH, operation=Operation.UPDATE_CONTAINER_RESOURCES) == {}
-    assert changes(BOTH, operation=Operation.RESTORE_POD)["cpu_shares"] == 2048

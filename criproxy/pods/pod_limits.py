@@ -1,0 +1,131 @@
+"""Keeps the cgroups of the box's pods, and of their containers, at what kubelet and the pods' authors ask for.
+
+| cgroup          | has                                              | where that is known from                       |
+|-----------------|--------------------------------------------------|------------------------------------------------|
+| the pod's       | all that kubelet has set on its own cgroup of it | kubelet's cgroup, read anew at each look       |
+| the container's | the CPU weight and the memory limit that it asks | the pod's annotations (`hooks.batch`);         |
+|                 | for beyond kubelet's knowledge                   | what kubelet itself has given a container      |
+|                 |                                                  | stays                                          |
+
+A pod that starts has its cgroup from the box (`Box.admit`). A container gets what it asks for here, once it has
+started, and not in the request that creates it: the runtime would report that to kubelet, kubelet takes it for what the
+pod requests, and scheduler and kubelet's admission would count what is lent as taken from online pods.
+
+Kubelet resizes its own cgroup of a pod before or after it updates the pod's containers, and tells the runtime of the
+pod before that, after it, or never. So each update is followed by a look at the containers, as the runtime has written
+theirs anew, `SOON_S` after its end by one at the pod, and `AGAIN_S` after its begin by another: kubelet may have been
+refused, and then its own cgroup has what was there before. Meanwhile the pod's cgroup is left alone.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+
+from msgspec import Struct, field
+
+from criproxy.cgroup.box import AskedOfContainer, Box
+from criproxy.cgroup.naming import parse_placement
+from criproxy.model import Sandbox
+from criproxy.pods.inventory import PodObserver
+from criproxy.pods.runtime import Running
+from criproxy.pods.shared import PodsShared, Trouble
+
+SOON_S: Final = 0.5
+AGAIN_S: Final = 5.0
+
+
+class PodLimitsUpkeep(PodObserver, Struct, eq=False):
+    """A pod whose limits could not be set is tried again when all pods are listed anew, each minute."""
+
+    shared: PodsShared
+    box: Box
+    _everything: bool = False
+    _due: set[str] = set()
+    """The sandboxes whose containers are to be looked at."""
+    _soon: dict[str, float] = {}
+    """When (monotonic) sandboxes themselves are to be looked at, after an update; as `_later`."""
+    _later: dict[str, float] = {}
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _trouble: Trouble = field(default_factory=Trouble)
+
+    def __post_init__(self) -> None:
+        self.shared.inventory.watch(self)
+
+    def pods_listed(self) -> None:
+        self._everything = True
+        self._woken.set()
+
+    def pod_started(self, running: Running) -> None:
+        if running.container in running.sandbox.containers:
+            self._look_at(running.sandbox)
+
+    def resize_asked(self, sandbox: Sandbox) -> None:
+        self._later[sandbox.id] = self.shared.clock.monotonic_s() + AGAIN_S
+        self._woken.set()
+
+    def resize_done(self, sandbox: Sandbox) -> None:
+        self._soon[sandbox.id] = self.shared.clock.monotonic_s() + SOON_S
+        self._look_at(sandbox)
+
+    def _look_at(self, sandbox: Sandbox) -> None:
+        self._due.add(sandbox.id)
+        self._woken.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wait()
+            await self.look()
+
+    async def _wait(self) -> None:
+        """Until something is due."""
+        while not (self._everything or self._due or self._ripe()):
+            self._woken.clear()
+            waiting = (*self._soon.values(), *self._later.values())
+            left_s = min(waiting) - self.shared.clock.monotonic_s() if waiting else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._woken.wait()
+
+    def _ripe(self) -> set[str]:
+        now_s = self.shared.clock.monotonic_s()
+        return {id for waiting in (self._soon, self._later) for id, at_s in waiting.items() if at_s <= now_s}
+
+    async def look(self) -> None:
+        """At what is due. Never raises: a failure is logged once."""
+        everything, self._everything = self._everything, False
+        due, self._due = self._due, set()
+        ripe, now_s = self._ripe(), self.shared.clock.monotonic_s()
+        self._soon, self._later = (
+            {id: at_s for id, at_s in of.items() if at_s > now_s} for of in (self._soon, self._later)
+        )
+        hold_offs = self.shared.holds.hold_offs
+        if hold_offs.of_box() is not None:
+            return
+        placed = {one.id: one for one in self.shared.inventory.placed if not hold_offs.covers(one.pod)}
+        pods = {id: one for id, one in placed.items() if id in ripe or (everything and id not in self._later)}
+        of_containers = placed if everything else {id: one for id, one in placed.items() if id in due or id in ripe}
+        log = self.shared.log
+        with self._trouble.logged_by(lambda error: log.warning("pod_limits_not_set", error=str(error))):
+            try:
+                await self._carry(pods)
+            finally:
+                await self._settle(of_containers)
+
+    async def _carry(self, pods: dict[str, Sandbox]) -> None:
+        places = [parse_placement(one.placement) for one in pods.values() if one.placement]
+        if places and (carried := await self.box.carry(places)):
+            reason = "the pods' cgroups in the box held others"
+            self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
+
+    async def _settle(self, pods: dict[str, Sandbox]) -> None:
+        asking = [
+            AskedOfContainer(sandbox.placement, one.id, asked)
+            for sandbox in pods.values()
+            if sandbox.placement and sandbox.containers
+            for one in self.shared.inventory.containers_of(sandbox.id)
+            if (asked := sandbox.containers.get(one.name)) is not None
+        ]
+        if asking and (changes := await self.box.settle_containers(asking)):
+            reason = "their pods' annotations ask for it"
+            files = [{"file": change.file, "old": change.old, "new": change.new} for change in changes]
+            self.shared.log.info("container_limits_set", files=files, reason=reason)

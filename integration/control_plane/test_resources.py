@@ -1,0 +1,246 @@
+"""What kubelet, the API server and the scheduler make of offline pods' resources is what the pods' authors wrote.
+
+Kubelet of 1.33 and later takes a container's resources from what the runtime reports, and scheduler, quotas and
+kubelet's own admission count that. So nothing that criproxy gives an offline pod may show there: what is lent would
+count as taken from online pods. Containerd 1.6 reports no resources, and knows no resize of a pod; 2.4 does both.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from criproxy.cgroup.kernel_files import weight_of
+from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, Cluster, joined
+from integration.lab.cgroups import of_process, version
+from integration.lab.control_plane import wait_for
+from integration.lab.kubelet import static_pod
+from integration.programs import build
+from integration.test_daemon import file_of
+
+pytestmark = pytest.mark.timeout(1200)
+
+Say = Callable[[str], object]
+
+JUDGED_S = 15.0
+"""Within which a kubelet that starts has admitted the pods that it knows, or failed them."""
+LENT_CORES = 0.5
+OURS, KOORDINATORS = "colocation.criproxy.io/resources", "node.koordinator.sh/extended-resource-spec"
+
+
+@pytest.fixture(scope="module", params=["2.4", "the-machines"])
+def cluster(request: pytest.FixtureRequest, say: Say) -> Iterator[Cluster]:
+    with joined(say, programs=build.find("containerd").parent if request.param == "2.4" else None) as cluster:
+        yield cluster
+
+
+def create(cluster: Cluster, name: str, manifest: dict[str, Any]) -> Any:
+    manifest["spec"] |= {
+        "tolerations": [{"operator": "Exists"}],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+    }
+    cluster.plane.call("POST", PODS, manifest)
+    return name
+
+
+def offline(name: str, containers: Mapping[str, Any], **annotations: object) -> dict[str, Any]:
+    """A pod of these containers, by name with their resources."""
+    manifest = static_pod(name, labels=CLASS)
+    (first,) = manifest["spec"]["containers"]
+    manifest["spec"]["containers"] = [{**first, "name": of, "resources": what} for of, what in containers.items()]
+    manifest["metadata"]["annotations"] = {key: json.dumps({"containers": what}) for key, what in annotations.items()}
+    return manifest
+
+
+def wants(cores: float, memory: str) -> dict[str, Any]:
+    return {"requests": {"cpu": str(cores), "memory": memory}, "limits": {"memory": memory}}
+
+
+def batch(cores: float, memory: str) -> dict[str, Any]:
+    amounts = {CPU: str(int(cores * 1000)), MEMORY: memory}
+    return {"requests": amounts, "limits": amounts}
+
+
+LENT = batch(LENT_CORES, "64Mi")
+KINDS: Mapping[str, dict[str, Any]] = {
+    "plain": offline("plain", {"main": {}}),
+    "ordinary": offline(
+        "ordinary",
+        {"main": {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}},
+    ),
+    "converted": offline("converted", {"main": LENT}, **{OURS: {"main": wants(LENT_CORES, "64Mi")}}),
+    "koordinators": offline("koordinators", {"main": LENT}, **{KOORDINATORS: {"main": LENT}}),
+    "two-containers": offline(
+        "two-containers",
+        {"main": LENT, "side": batch(0.1, "32Mi")},
+        **{OURS: {"main": wants(LENT_CORES, "64Mi"), "side": wants(0.1, "32Mi")}},
+    ),
+    "forged": offline("forged", {"main": batch(0.001, "1Mi")}, **{OURS: {"main": wants(256, "1000Gi")}}),
+}
+"""As the cluster's side leaves them, but for the last, whose author has written more than was asked of the node."""
+
+
+def containers_of(cluster: Cluster, name: str) -> dict[str, Any]:
+    return {one["name"]: one for one in cluster.pod(name)["status"].get("containerStatuses", [])}
+
+
+def wait_all_running(cluster: Cluster, name: str) -> None:
+    def runs() -> bool:
+        found = containers_of(cluster, name).values()
+        return bool(found) and all("running" in one["state"] for one in found)
+
+    wait_for(runs, POD_S, f"pod {name} to run")
+
+
+@pytest.fixture(scope="module")
+def pods(cluster: Cluster) -> Iterator[Cluster]:
+    """One of each kind, which runs."""
+    cluster.order("1", cpu={"min_cores": 2.0})  # however busy this machine is
+    cluster.wait_published(lambda amount: amount >= 2000, "the floor")
+    for name, manifest in KINDS.items():
+        create(cluster, name, manifest)
+    for name in KINDS:
+        wait_all_running(cluster, name)
+    yield cluster
+    cluster.delete(*KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_status_has_the_resources_that_the_author_wrote_and_nothing_that_was_lent(pods: Cluster, name: str) -> None:
+    asked = {one["name"]: one.get("resources", {}) for one in pods.pod(name)["spec"]["containers"]}
+    assert {of: one.get("resources", {}) for of, one in containers_of(pods, name).items()} == asked
+
+
+@pytest.mark.parametrize("name", ["converted", "koordinators", "two-containers"])
+def test_containers_have_what_their_pod_asks_for_all_the_same(pods: Cluster, name: str) -> None:
+    """In the kernel, where nobody counts it."""
+    shares = {"main": int(LENT_CORES * 1024), "side": 102}
+    weight = {of: weight_of(one, version()) for of, one in shares.items()}
+    expected = {"main": (weight["main"], 64 << 20), "side": (weight["side"], 32 << 20)}
+    statuses = containers_of(pods, name)
+
+    def held() -> bool:
+        return all(in_force(pods, one) == expected[of] for of, one in statuses.items())
+
+    wait_for(held, POD_S, "the containers' cgroups to have what they ask for")
+
+
+def in_force(cluster: Cluster, status: Any) -> tuple[int, int]:
+    """The CPU weight, in the unit of the kernel's file, and the memory limit of a container's cgroup."""
+    places = of_process(cluster.client.pid_of(status["containerID"].partition("//")[2]))
+    cpu, memory = (places.get(controller) or places[""] for controller in ("cpu", "memory"))
+    weight = file_of(cpu, "cpu.shares", "cpu.weight")
+    limit = file_of(memory, "memory.limit_in_bytes", "memory.max").read_text().strip()
+    return int(weight.read_text()), int(limit) if limit != "max" else 0
+
+
+def online_of_all_that_is_left(cluster: Cluster) -> dict[str, Any]:
+    """An online pod that asks for all CPUs of the node but what the offline pods of ordinary resources have."""
+    cores = cluster.node()["status"]["allocatable"]["cpu"]
+    millicores = int(cores.removesuffix("m")) if cores.endswith("m") else int(cores) * 1000
+    requests = {"cpu": f"{millicores - 100}m", "memory": "16Mi"}
+    return static_pod("online", resources={"requests": requests})
+
+
+def test_scheduler_gives_online_what_was_lent_and_a_restarted_kubelet_keeps_it(pods: Cluster, say: Say) -> None:
+    create(pods, "online", online_of_all_that_is_left(pods))
+    before = pods.wait_running("online")
+
+    pods.kubelet.kill()
+    pods.kubelet.start()
+    wait_for(lambda: {"online", *KINDS} <= pods.kubelet.pods().keys(), POD_S, "kubelet to know all pods again")
+    end_s = time.monotonic() + JUDGED_S
+    while time.monotonic() < end_s and pods.pod("online")["status"]["phase"] == "Running":
+        time.sleep(1.0)
+    after = pods.pod("online")
+    say(f"online is {after['status']['phase']} after kubelet's restart")
+    assert (after["metadata"]["uid"], after["status"]["phase"]) == (before["metadata"]["uid"], "Running")
+    restarts = {of: one["restartCount"] for of, one in containers_of(pods, "online").items()}
+    assert restarts == {"main": 0}
+    pods.delete("online")
+
+
+# --- in-place resize ------------------------------------------------------------------------------------------------
+
+FOLLOWED_S = 4.0
+"""Within which the box has what kubelet has: less than the 5 s after which criproxy looks anew by itself."""
+
+
+@pytest.fixture
+def resized(cluster: Cluster) -> Iterator[Cluster]:
+    """With the pods `bounded` and `unbounded`, whose resources the tests change."""
+    bounded = {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
+    for name, what in {"bounded": bounded, "unbounded": {"requests": {"cpu": "100m"}}}.items():
+        create(cluster, name, offline(name, {"main": what}))
+    for name in ("bounded", "unbounded"):
+        wait_all_running(cluster, name)
+    yield cluster
+    cluster.delete("bounded", "unbounded")
+
+
+def resize(cluster: Cluster, name: str, **amounts: Mapping[str, str]) -> None:
+    spec = {"containers": [{"name": "main", "resources": amounts}]}
+    patch = "application/strategic-merge-patch+json"
+    cluster.plane.call("PATCH", f"{PODS}/{name}/resize", {"spec": spec}, content=patch)
+
+
+def values(cluster: Cluster, parent: str, name: str) -> list[str]:
+    """Of the pod's cgroup below `parent` of the lab: weight, memory limit and, on v2, quota."""
+    path = f"{cluster.kubelet.cgroup_root}/{parent}/pod{cluster.pod(name)['metadata']['uid']}"
+    files = [file_of(path, "cpu.shares", "cpu.weight"), file_of(path, "memory.limit_in_bytes", "memory.max")]
+    quota = [file_of(path, "", "cpu.max")] if version() == 2 else []
+    return [one.read_text().strip() for one in (*files, *quota)]
+
+
+def wait_resized(cluster: Cluster, name: str, shares: int) -> None:
+    """Until kubelet's own cgroup has this weight, and kubelet calls the resize done."""
+    weight = str(weight_of(shares, version()))
+    wait_for(lambda: values(cluster, "kubepods/burstable", name)[0] == weight, POD_S, f"kubelet to resize {name}")
+    wait_for(lambda: not resizing(cluster, name), POD_S, f"kubelet to call the resize of {name} done")
+
+
+def assert_follows(cluster: Cluster, name: str) -> None:
+    """The pod in the box has what kubelet's own cgroup has."""
+    end_s = time.monotonic() + FOLLOWED_S
+    while (in_box := values(cluster, "offline", name)) != values(cluster, "kubepods/burstable", name):
+        assert time.monotonic() < end_s, f"{in_box} is not {values(cluster, 'kubepods/burstable', name)}"
+        time.sleep(0.1)
+
+
+def resizing(cluster: Cluster, name: str) -> list[str]:
+    """Why kubelet still resizes the pod, or can't."""
+    conditions = cluster.pod(name)["status"].get("conditions", [])
+    return [str(one) for one in conditions if one["type"] in ("PodResizePending", "PodResizeInProgress")]
+
+
+@pytest.mark.parametrize("turn", range(2), ids=["once", "twice"])
+@pytest.mark.parametrize(
+    ("requests", "limits", "shares"),
+    [
+        pytest.param({"cpu": "150m"}, {"cpu": "300m"}, 153, id="cpu-up"),
+        pytest.param({"cpu": "50m"}, {"cpu": "150m"}, 51, id="cpu-down"),
+        pytest.param({"cpu": "110m", "memory": "96Mi"}, {"memory": "128Mi"}, 112, id="memory-up"),
+        pytest.param({"cpu": "120m", "memory": "24Mi"}, {"memory": "48Mi"}, 122, id="memory-down"),
+    ],
+)
+def test_resize_is_followed_in_the_box_at_once(
+    resized: Cluster, requests: dict[str, str], limits: dict[str, str], shares: int, turn: int
+) -> None:
+    resize(resized, "bounded", requests=requests, limits=limits)
+    wait_resized(resized, "bounded", shares)
+    if turn:  # and another one, after which the first is no news any more
+        resize(resized, "bounded", requests={**requests, "cpu": "100m"}, limits={"cpu": "400m"})
+        wait_resized(resized, "bounded", 102)
+    assert_follows(resized, "bounded")
+    (container,) = containers_of(resized, "bounded").values()
+    assert (container["restartCount"], "running" in container["state"]) == (0, True)
+
+
+def test_cpu_of_a_pod_without_a_memory_limit_can_be_resized(resized: Cluster) -> None:
+    """On v1 kubelet then sends what the kernel calls no limit as the pod's limit on memory."""
+    resize(resized, "unbounded", requests={"cpu": "200m"})
+    wait_resized(resized, "unbounded", 204)
+    assert_follows(resized, "unbounded")

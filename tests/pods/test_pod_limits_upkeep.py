@@ -1,0 +1,120 @@
+"""Pods and containers of the box keep what is asked for, whatever kubelet and the runtime write meanwhile."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+from criproxy.cgroup.box import AskedOfContainer
+from criproxy.model import Asked, PodRef, Sandbox
+from criproxy.pods.pod_limits import AGAIN_S, SOON_S, PodLimitsUpkeep
+from criproxy.pods.runtime import ListedContainer, Running
+from tests.fakes.box import FakeBox
+from tests.fakes.clock import ClockAhead
+from tests.fakes.log import FakeLog
+from tests.fakes.pods import FakeInventory
+
+ASKED = Asked(2048, 1 << 20)
+
+
+def sandbox(uid: str, **containers: Asked) -> Sandbox:
+    return Sandbox(f"s-{uid}", PodRef(uid, "batch", uid), f"/offline/pod{uid}", containers=containers)
+
+
+class Inventory(FakeInventory):
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        """Each sandbox has two containers that run."""
+        return tuple(ListedContainer(f"{name}-of-{sandbox_id}", sandbox_id, name, True) for name in ("main", "side"))
+
+
+class Bench:
+    def __init__(self, *placed: Sandbox, held_off: tuple[str, ...] = (), box_held_off: bool = False) -> None:
+        self.clock, self.log, self.box, self.inventory = ClockAhead(), FakeLog(), FakeBox("/offline"), Inventory(placed)
+        hold_offs = SimpleNamespace(
+            covers=lambda pod: pod.uid in held_off, of_box=lambda: "an operator" if box_held_off else None
+        )
+        shared: Any = SimpleNamespace(
+            log=self.log, clock=self.clock, inventory=self.inventory, holds=SimpleNamespace(hold_offs=hold_offs)
+        )
+        self.part = PodLimitsUpkeep(shared, cast(Any, self.box))
+
+    def looks(self) -> list[object]:
+        """What one look at what is due asked of the box."""
+        before = len(self.box.orders)
+        asyncio.run(self.part.look())
+        return self.box.orders[before:]
+
+
+A, B = sandbox("a", main=ASKED), sandbox("b")
+OF_A = ("settle", frozenset({AskedOfContainer("/offline/poda", "main-of-s-a", ASKED)}))
+
+
+def test_all_pods_are_looked_at_when_they_are_listed() -> None:
+    bench = Bench(A, B)
+    assert bench.looks() == []
+    bench.part.pods_listed()
+    assert bench.looks() == [("carry", {"poda", "podb"}), OF_A]
+    assert bench.looks() == []
+
+
+def test_container_that_starts_gets_what_its_pod_asks_for_it_and_another_costs_nothing() -> None:
+    bench = Bench(A, B)
+    bench.part.pod_started(Running(A, "main-of-s-a", "main"))
+    assert bench.looks() == [OF_A]
+    for running in (Running(A, "s-a", ""), Running(A, "side-of-s-a", "side"), Running(B, "main-of-s-b", "main")):
+        bench.part.pod_started(running)
+    assert bench.looks() == []
+
+
+def test_containers_are_looked_at_once_an_update_is_done_and_the_pod_only_once_kubelet_has_written_its_own() -> None:
+    bench = Bench(A, B)
+    bench.part.resize_asked(A)
+    assert bench.looks() == [], "the runtime has not answered"
+    bench.part.resize_done(A)
+    assert bench.looks() == [OF_A]
+    bench.part.pods_listed()
+    assert bench.looks() == [("carry", {"podb"}), OF_A], "kubelet may still have the old values"
+    for seconds in (SOON_S, AGAIN_S):
+        bench.clock.ahead_s = seconds
+        assert bench.looks() == [("carry", {"poda"}), OF_A]
+        assert bench.looks() == []
+
+
+def test_what_is_held_off_is_left_alone() -> None:
+    for bench, expected in (
+        (Bench(A, B, held_off=("a",)), [("carry", {"podb"})]),
+        (Bench(A, B, box_held_off=True), []),
+    ):
+        bench.part.pods_listed()
+        assert bench.looks() == expected
+
+
+def test_pod_that_takes_no_limit_keeps_no_container_from_its_own_and_is_told_once() -> None:
+    bench = Bench(A)
+    bench.box.error = "poda: EBUSY"
+    for _ in range(2):
+        bench.part.pods_listed()
+        assert bench.looks() == [("carry", {"poda"}), OF_A]
+    assert bench.log.events == [("warning", "pod_limits_not_set", {"error": "poda: EBUSY"})]
+
+
+def test_each_update_is_followed_by_another_look_as_kubelet_may_have_been_refused() -> None:
+    bench = Bench(A)
+
+    async def play() -> None:
+        running = asyncio.create_task(bench.part.run())
+        bench.part.resize_asked(A)
+        await asyncio.sleep(0.01)
+        assert bench.box.orders == []
+        bench.clock.ahead_s = AGAIN_S
+        bench.part.resize_asked(B)  # which wakes it, as its own time-out would
+        for _ in range(5000):
+            await asyncio.sleep(0.001)
+            if bench.box.orders:
+                break
+        assert bench.box.orders == [("carry", {"poda"}), OF_A]
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(play())
