@@ -396,7 +396,8 @@ def _convert_bad(setting: Setting, given: object, error: Exception) -> tuple[Any
             good.append(msgspec.convert(item, setting.item_type))
         except (msgspec.ValidationError, RecursionError) as item_error:
             errors += _item_errors(setting, key, item, item_error, guess=len(errors) < MAX_ERRORS)
-    return tuple(good), errors
+    # Without an error of an item, there are too many.
+    return tuple(good), errors or [_expected(setting, setting.key, given)]
 
 
 def _item_errors(setting: Setting, key: str, item: object, error: Exception, *, guess: bool) -> list[ConfigError]:

@@ -251,6 +251,12 @@ def test_window_that_is_invalid_is_one_error_and_the_others_stay(table: str) -> 
     assert [each.window.name for each in loaded.config.schedule.windows] == ["mon-sun 00:00-01:00"]
 
 
+def test_list_with_too_many_windows_is_refused_though_each_is_right() -> None:
+    one = '{start = "00:00", end = "01:00", policy = "dynamic"}'
+    (error,) = scheduled(", ".join([one] * 33)).errors
+    assert (error.key, error.problem) == ("schedule.windows", "expected a list of at most 32 tables")
+
+
 def test_window_that_is_invalid_is_told_with_an_example() -> None:
     (error, _) = scheduled('{start = "09:00", end = "09:00", policy = "off"}').errors
     assert "it ends when it begins" in error.problem
