@@ -1,4 +1,5 @@
-"""Makes config.example.toml, docs/metrics.md, docs/log-events.md and a table of docs/operation.md.
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/operation.md, and what an API server
+refuses of a policy: a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it.
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -14,9 +15,11 @@ from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
 from docs.config_example import render
 from docs.event_words import WORDS
+from docs.policy_schema import crd, unknown_keys
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
+BASE = HERE.parent / "cluster" / "manifests" / "base"
 MODES = "<!-- Made from criproxy/model/modes.py by `.venv/bin/python -m docs.generate`. -->\n"
 MODES_END = "<!-- The end of the table of modes. -->"
 LEVELS = ("debug", "info", "warning", "error")
@@ -165,11 +168,14 @@ def _texts(node: ast.expr) -> Iterator[str]:
 def main() -> int:
     stale = []
     found = found_events()
+    policies = crd((BASE / "crd.yaml").read_text(encoding="utf-8"))
     for name, text in (
         ("config.example.toml", render()),
         ("docs/metrics.md", metrics()),
         ("docs/log-events.md", events(found)),
         ("docs/operation.md", operation()),
+        ("cluster/manifests/base/crd.yaml", policies),
+        ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
     ):
         page = HERE.parent / name
         if "--check" in sys.argv[1:]:

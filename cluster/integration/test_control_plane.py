@@ -228,11 +228,3 @@ def test_a_policy_a_label_a_hold_and_an_eviction_reach_the_node(plane, replica):
     assert "nodeName" not in plane.call("GET", f"{PODS}/back")["spec"]
     until(lambda: plane.call("GET", f"{PODS}/back")["spec"].get("nodeName") == "night")
     assert rfc3339(time.time()) >= until_s
-
-
-def test_the_schema_refuses_what_is_wrong(plane):
-    kind = {"kind": "ColocationPolicy", "apiVersion": "colocation.criproxy.io/v1alpha1"}
-    wrong = {"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}}
-    with pytest.raises(ApiError) as refused:
-        plane.call("POST", POLICIES, {**kind, "metadata": {"name": "wrong"}, "spec": wrong})
-    assert refused.value.code == 422

@@ -112,7 +112,10 @@ class Kubelet(Struct, frozen=True, kw_only=True):
 
 
 class RuleTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule as it is written: exactly one subject (label, annotation, namespace) and one test."""
+    """A rule as it is written: exactly one subject (label, annotation, namespace) and one test.
+
+    What must hold between its keys, docs/policy_schema.py says to API servers, too.
+    """
 
     label: Annotated[str, Meta(min_length=1)] | None = None
     annotation: Annotated[str, Meta(min_length=1)] | None = None
@@ -399,7 +402,10 @@ class Control(Struct, frozen=True, kw_only=True):
 
 
 class WindowTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A window as it is written. `cores` and `bytes`: its limits when it is static."""
+    """A window as it is written. `cores` and `bytes`: its limits when it is static.
+
+    What must hold between its keys, docs/policy_schema.py says to API servers, too.
+    """
 
     days: Annotated[str, Meta(pattern=_DAYS)] = "mon-sun"
     start: Annotated[str, Meta(pattern=_TIME)]
