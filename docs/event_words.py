@@ -66,6 +66,7 @@ WORDS: Final = {
     "proactive_reclaim_not_here": "The kernel can't take memory back from the box on demand: `reason` says what lacks.",
     "proactively_reclaimed": "Memory was taken back from the box before it runs short.",
     "cpu_manager_state_unreadable": "kubelet's file of exclusive CPUs can't be read: what it said last holds.",
+    "cpu_manager_state_unknown": "kubelet's file of exclusive CPUs names some in an unknown way: offline is off them.",
     "anchors_changed": "On systemd nodes: units that keep the box's slices were started or stopped.",
     "anchors_failed": "On systemd nodes: units that keep the box's slices could not be started or stopped.",
     "pod_cgroups_removed": "Empty cgroups of pods that are gone were removed from the box.",

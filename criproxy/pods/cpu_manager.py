@@ -1,9 +1,9 @@
 """Follows kubelet's CPU manager: keeps the box off the CPUs that online pods have for themselves.
 
-With its static policy, kubelet gives whole CPUs to single containers and leaves the others, the shared pool, to
-everybody else. Before a container that gets CPUs is started, they are in kubelet's state file. So the box's CPUs are
-the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone. What kubelet asks for a
-container of the box passes on to the runtime, within these.
+With its static policy, kubelet gives whole CPUs to single containers, or to a pod for all of its containers, and leaves
+the others, the shared pool, to everybody else. Before a container that gets CPUs is started, they are in kubelet's state
+file. So the box's CPUs are the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone.
+What kubelet asks for a container of the box passes on to the runtime, within these.
 
 The file is looked at each second while the policy is static, otherwise each minute; and when pods start.
 
@@ -41,6 +41,9 @@ sandbox has to be made first.
 
 _READ_S: Final = 5.0
 _LARGEST_BYTES: Final = 16 << 20
+_SHOWN: Final = 3
+"""How many of the entries that are not understood are named."""
+
 STATE_FILE: Final = "cpu_manager_state"
 _STATIC: Final = "static"
 
@@ -48,42 +51,70 @@ _STATIC: Final = "static"
 class CpuAssignments(Struct, frozen=True):
     """What kubelet's CPU manager has decided. `shared`: its shared pool, None when it bounds nobody (policy none).
 
-    `exclusive`: the CPUs that containers have for themselves, by the uid of their pod, or, before Kubernetes 1.18, by
-    the container's id.
+    `exclusive`: the CPUs that a pod or its containers have for themselves, by the uid of the pod, or, before Kubernetes
+    1.18, by the container's id. `unread` names what the file says of such CPUs in a way that is not known here; "":
+    nothing.
     """
 
     shared: Cpus | None
     exclusive: Mapping[str, Cpus] = field(default_factory=dict)
+    unread: str = ""
 
 
 NOBODY_BOUND: Final = CpuAssignments(None)
 
 
-class _Checkpoint(Struct, rename="camel"):
-    """The file. Entries are by pod uid and container since Kubernetes 1.18, by container id alone before.
+class _Envelope(Struct):
+    """The file since Kubernetes 1.37: the checkpoint is the text `data` within it.
 
-    Of the latter, no pod is known: they are all taken for online pods'.
+    Beside it stands a checkpoint as of 1.18, for a kubelet that is rolled back: without pods' own CPUs.
+    """
+
+    data: str = ""
+
+
+class _Checkpoint(Struct, rename="camel"):
+    """The checkpoint. `entries` holds the CPUs of containers, `pod_entries` those of whole pods:
+
+    | Kubernetes | entries                      | podEntries                  |
+    | ---------- | ---------------------------- | --------------------------- |
+    | to 1.17    | {container id: cpus}         |                             |
+    | from 1.18  | {pod uid: {container: cpus}} |                             |
+    | from 1.36  | {pod uid: {container: cpus}} | {pod uid: {"cpuSet": cpus}} |
+
+    Kubelet gives CPUs to whole pods by its feature gate PodLevelResourceManagers alone. A container's id names no pod,
+    so its CPUs are taken for an online pod's.
     """
 
     policy_name: str
     default_cpu_set: str = ""
     entries: dict[str, object] = {}
+    pod_entries: dict[str, object] = {}
 
 
 def parse_state(content: bytes) -> CpuAssignments:
-    """The state that a cpu_manager_state file holds. Raises ValueError."""
-    checkpoint = msgspec.json.decode(content, type=_Checkpoint)
+    """The state that a cpu_manager_state file holds, in any version since its first. Raises ValueError.
+
+    A pod's own pool is all its own: those of its containers that have no CPUs for themselves share what is left of it.
+    """
+    data = msgspec.json.decode(content, type=_Envelope).data
+    try:
+        checkpoint = msgspec.json.decode(data or content, type=_Checkpoint)
+    except ValueError as error:
+        raise ValueError(f"in its data, {error}" if data else str(error)) from error
     if checkpoint.policy_name != _STATIC:
         return NOBODY_BOUND
-    exclusive = {
-        id: frozenset().union(*(parse_cpus(cpus) for cpus in _texts(entry))) for id, entry in checkpoint.entries.items()
-    }
-    return CpuAssignments(parse_cpus(checkpoint.default_cpu_set), exclusive)
-
-
-def _texts(entry: object) -> list[str]:
-    found = entry.values() if isinstance(entry, dict) else (entry,)
-    return [one for one in found if isinstance(one, str)]
+    shared = parse_cpus(checkpoint.default_cpu_set)
+    exclusive: dict[str, Cpus] = {}
+    unread = []
+    for key, entries in (("entries", checkpoint.entries), ("podEntries", checkpoint.pod_entries)):
+        for id, entry in entries.items():
+            lists = list(entry.values()) if isinstance(entry, dict) else [entry]
+            texts = [one for one in lists if isinstance(one, str)]
+            exclusive[id] = exclusive.get(id, frozenset()).union(*map(parse_cpus, texts))
+            if len(texts) < len(lists):
+                unread.append(f"{key} of {id}")
+    return CpuAssignments(shared, exclusive, ", ".join(unread[:_SHOWN]))
 
 
 class CpusOfBox(Struct):
@@ -130,12 +161,20 @@ class CpuManager(Struct):
     @property
     def problem(self) -> str:
         """What is wrong, in words; "": nothing."""
-        return self._unreadable or self._unfollowed or self._contradicted
+        return self._unreadable or self._unfollowed or self._contradicted or self._not_understood
 
     @property
     def is_contradicted(self) -> bool:
         """Whether kubelet names CPUs for containers, of which its file says nothing."""
         return bool(self._contradicted)
+
+    @property
+    def _not_understood(self) -> str:
+        unread = self.of_box.state.unread
+        return unread and (
+            f"{self.file} names CPUs in a way that this criproxy does not know ({unread}): offline pods keep off them, "
+            "also a pod that has them for itself; update criproxy"
+        )
 
     def rest(self) -> None:
         """Until `resume`, another process keeps the box's CPUs."""
@@ -243,5 +282,7 @@ class CpuManager(Struct):
             return
         if status.st_size > _LARGEST_BYTES:
             raise ValueError(f"it has {status.st_size} bytes")
-        self.of_box.state = parse_state(self.file.read_bytes())
+        before, self.of_box.state = self.of_box.state.unread, parse_state(self.file.read_bytes())
         self._seen = seen
+        if (unread := self.of_box.state.unread) and unread != before:
+            self.log.warning("cpu_manager_state_unknown", file=str(self.file), unread=unread)

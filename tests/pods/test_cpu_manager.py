@@ -39,6 +39,23 @@ def static(default: str, **entries: str) -> bytes:
     ).encode()
 
 
+# As kubelet 1.37 has it with PodLevelResourceManagers: a pod with three CPUs, of which one is a container's own, another
+# whose containers share the pod's two CPUs, and a container of a third.
+_IN_DATA = {
+    "policyName": "static",
+    "defaultCpuSet": "0",
+    "entries": {"u1": {"a": "1"}, "u2": {"a": "4-5", "b": "4-5"}, "u3": {"a": "6"}},
+    "podEntries": {"u1": {"cpuSet": "1-3"}, "u2": {"cpuSet": "4-5"}},
+}
+POOLS = {"u1": frozenset({1, 2, 3}), "u2": frozenset({4, 5}), "u3": frozenset({6})}
+
+
+def enveloped(checkpoint: object) -> bytes:
+    """As kubelet writes a checkpoint since 1.37: a text, beside what is there for kubelets of before."""
+    beside = {"policyName": "static", "defaultCpuSet": "0", "entries": _IN_DATA["entries"], "checksum": 3413949283}
+    return json.dumps({**beside, "data": json.dumps(checkpoint), "dataChecksum": 3106021461}).encode()
+
+
 NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
 
 
@@ -57,8 +74,27 @@ NONE = b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
         ),
         pytest.param(
             b'{"policyName":"static","defaultCpuSet":"0","entries":{"u1":{"a":{"cpus":"1"}},"u2":["1"]},"new":[1]}',
-            CpuAssignments(frozenset({0}), {"u1": frozenset(), "u2": frozenset()}),
+            CpuAssignments(frozenset({0}), {"u1": frozenset(), "u2": frozenset()}, "entries of u1, entries of u2"),
             id="of-a-kubelet-to-come",
+        ),
+        pytest.param(
+            json.dumps({**_IN_DATA, "checksum": 1}).encode(), CpuAssignments(frozenset({0}), POOLS), id="pools-1.36"
+        ),
+        pytest.param(enveloped(_IN_DATA), CpuAssignments(frozenset({0}), POOLS), id="pools-1.37"),
+        pytest.param(
+            enveloped({"policyName": "static", "defaultCpuSet": "0-1", "podEntries": {"u1": {"cpuSet": ""}}}),
+            CpuAssignments(frozenset({0, 1}), {"u1": frozenset()}),
+            id="the-data-counts",
+        ),
+        pytest.param(
+            enveloped({**_IN_DATA, "baselines": {"u3": {"a": {"baseline": "6-7"}}}}),
+            CpuAssignments(frozenset({0}), POOLS),
+            id="baselines-are-of-the-past",
+        ),
+        pytest.param(
+            enveloped({**_IN_DATA, "podEntries": {"u1": {"cpuSet": [1]}}}),
+            CpuAssignments(frozenset({0}), {**POOLS, "u1": frozenset({1})}, "podEntries of u1"),
+            id="pools-of-a-kubelet-to-come",
         ),
         pytest.param(NONE, NOBODY_BOUND, id="none"),
         pytest.param(b'{"policyName":"none","defaultCpuSet":"0-1","entries":{}}', NOBODY_BOUND, id="none-again"),
@@ -70,8 +106,19 @@ def test_state_is_what_the_file_says(content: bytes, state: CpuAssignments) -> N
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"\xff", b"[]", b'{"policyName":"static","defaultCpuSet":"all"}', b'{"policyName":7}', b"[" * 100_000],
-    ids=["empty", "nothing-in-it", "binary", "a-list", "no-cpus", "a-number", "deep"],
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"{}", id="nothing-in-it"),
+        pytest.param(b"\xff", id="binary"),
+        pytest.param(b"[]", id="a-list"),
+        pytest.param(b'{"policyName":"static","defaultCpuSet":"all"}', id="no-cpus"),
+        pytest.param(b'{"policyName":7}', id="a-number"),
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(enveloped({}), id="nothing-in-the-data"),
+        pytest.param(enveloped([]), id="a-list-in-the-data"),
+        pytest.param(b'{"policyName":"static","defaultCpuSet":"0","data":{}}', id="data-that-is-no-text"),
+        pytest.param(enveloped({**_IN_DATA, "podEntries": {"u1": {"cpuSet": "all"}}}), id="no-cpus-of-a-pod"),
+    ],
 )
 def test_file_that_is_none_is_an_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -171,6 +218,35 @@ def test_cpus_of_an_offline_pod_alone_are_the_boxs_too(node: Node) -> None:
     assert (before, node.of_box.cpus()) == ({0}, {0, 2})
     assert (exclusive, node.of_box.exclusive()) == ({1, 2}, {1})
     assert node.box.confined == 2
+
+
+def test_pool_of_an_offline_pod_is_the_boxs_and_that_of_an_online_pod_is_not(node: Node) -> None:
+    node.write(enveloped(_IN_DATA))
+    node.round()
+    before, exclusive = node.of_box.cpus(), node.of_box.exclusive()
+    node.inventory.place("u1")
+
+    node.round()
+
+    assert (before, exclusive) == ({0}, {1, 2, 3, 4, 5, 6})
+    assert (node.of_box.cpus(), node.of_box.own(), node.of_box.exclusive()) == ({0, 1, 2, 3}, {1, 2, 3}, {4, 5, 6})
+    assert node.within(2, 3) == "0-3", "what is left of the pool is for the pod's containers without CPUs of their own"
+
+
+def test_cpus_that_are_named_in_an_unknown_way_are_nobodys_of_the_box_and_a_problem(node: Node) -> None:
+    node.write(enveloped({**_IN_DATA, "podEntries": {f"u{n}": {"cpuSet": [n]} for n in range(1, 6)}}))
+    node.inventory.place("u2")
+
+    with structlog.testing.capture_logs() as log:
+        node.round()
+        node.round()
+    problem = node.manager.problem
+    node.write(enveloped(_IN_DATA))
+    node.round()
+
+    assert "podEntries of u1, podEntries of u2, podEntries of u3): offline pods keep off them" in problem
+    assert [entry["event"] for entry in log] == ["cpu_manager_state_unknown", "box_confined"], "once"
+    assert node.manager.problem == ""
 
 
 def test_file_that_is_gone_or_bad_changes_nothing(node: Node) -> None:
