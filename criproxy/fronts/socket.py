@@ -59,7 +59,7 @@ class ListenSocket:
         ours = re.compile(re.escape(self.path.name) + r"\.\d+~?")
         with _explained(self.path):
             for entry in self.path.parent.iterdir():
-                if ours.fullmatch(entry.name) and (entry.is_symlink() or entry.is_socket()) and not _accepts(entry):
+                if ours.fullmatch(entry.name) and (entry.is_symlink() or entry.is_socket()) and not accepts(entry):
                     entry.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class ListenSocket:
         if not self.path.is_socket():
             kind = "a directory" if self.path.is_dir() else "not a socket"
             raise SocketError(f"listen {str(self.path)!r} exists and is {kind}: remove it or choose another path")
-        if not self._succeeds and _accepts(self.path):
+        if not self._succeeds and accepts(self.path):
             raise SocketError(
                 f"listen {str(self.path)!r}: another process serves this socket: stop it or choose another path"
             )
@@ -139,7 +139,7 @@ def _make_directory(directory: Path) -> None:
         raise SocketError(f"listen directory {str(directory)!r} is not a directory: remove it or choose another path")
 
 
-def _accepts(path: Path) -> bool:
+def accepts(path: Path) -> bool:
     """Whether somebody listens at `path`; where that is not certain, yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)

@@ -1,9 +1,9 @@
 """Follows kubelet's CPU manager: keeps the box off the CPUs that online pods have for themselves.
 
-With its static policy, kubelet gives whole CPUs to single containers, or to a pod for all of its containers, and leaves
-the others, the shared pool, to everybody else. Before a container that gets CPUs is started, they are in kubelet's state
-file. So the box's CPUs are the shared pool of that file, and the CPUs of offline pods' own: what nobody online has alone.
-What kubelet asks for a container of the box passes on to the runtime, within these.
+With its static policy, kubelet gives whole CPUs to single containers, or to a pod for all of its containers, and
+leaves the others, the shared pool, to everybody else. Before a container that gets CPUs is started, they are in
+kubelet's state file. So the box's CPUs are the shared pool of that file, and the CPUs of offline pods' own: what nobody
+online has alone. What kubelet asks for a container of the box passes on to the runtime, within these.
 
 The file is looked at each second while the policy is static, otherwise each minute; and when pods start.
 

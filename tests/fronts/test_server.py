@@ -1,21 +1,25 @@
 """The carrier against a fake runtime: a client must not be able to tell it from the runtime itself."""
 
 import asyncio
+import contextlib
 import socket
 import sys
+import time
 from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
-from tests.fakes.runtime import Seen, answer, fail, never, receive, receive_all
+from tests.fakes.runtime import FakeRuntime, Seen, answer, fail, never, receive, receive_all
 from tests.fronts.rig import Rig, eventually
 
 MIB = 1024 * 1024
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
+RUNTIME_CONFIG = "/runtime.v1.RuntimeService/RuntimeConfig"
 UNKNOWN = "/runtime.v2.FutureService/Unheard"
+ALONE = {"use_local_subchannel_pool": 1}
 KINDS = pytest.mark.parametrize("method", [VERSION, EVENTS, UNKNOWN], ids=["unary", "streaming", "unknown"])
 
 RUNTIME_UNARY = [
@@ -320,6 +324,62 @@ async def test_two_hundred_slow_calls_leave_room_for_a_quick_one(rig: Rig) -> No
     for call in calls:
         call.cancel()
     await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+
+
+# --- a runtime that is away ----------------------------------------------------------------------------------------
+
+
+@KINDS
+async def test_call_to_a_runtime_that_is_away_fails_at_once(bare: Rig, method: str) -> None:
+    began_s = time.monotonic()
+    error = await outcome(bare.unary(method)(b"", timeout=60))
+
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert time.monotonic() - began_s < 30, "nobody waits for a runtime to come: kubelet is started anew"
+
+
+async def test_first_call_once_the_runtime_has_come_is_answered(bare: Rig) -> None:
+    """Kubelet ends when its first call fails, and asks RuntimeConfig three times: all that it asks must be answered.
+
+    Each time it starts, it connects anew, so that no attempt before is a reason for it to wait.
+    """
+    for _ in range(4):
+        for _ in range(4):  # as kubelets of before, so that the next attempt is further and further away
+            async with bare.client(**ALONE) as kubelet:
+                await outcome(kubelet.unary_unary(VERSION)(b"", timeout=60))
+            await asyncio.sleep(0.1)
+        await bare.runtime.start()
+        async with bare.client(**ALONE) as kubelet:
+            assert await kubelet.unary_unary(VERSION)(b"up", timeout=60) == b"up"
+            for _ in range(3):
+                assert await kubelet.unary_unary(RUNTIME_CONFIG)(b"", timeout=60) == b""
+        await bare.runtime.stop()
+
+
+async def test_call_to_a_runtime_that_listens_and_is_not_ready_yet_waits_for_it(bare: Rig) -> None:
+    ready, real = asyncio.Event(), FakeRuntime(bare.runtime.path.with_name("real.sock"))
+    await real.start()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ready.wait()
+        answers, requests = await asyncio.open_unix_connection(real.path)
+        await asyncio.gather(pass_on(reader, requests), pass_on(answers, writer))
+
+    server = await asyncio.start_unix_server(accept, bare.runtime.path)
+    async with bare.client(**ALONE) as kubelet:
+        calls = [asyncio.ensure_future(kubelet.unary_unary(VERSION)(b"up", timeout=60)) for _ in range(3)]
+        await asyncio.sleep(1)
+        waited = not any(call.done() for call in calls)
+        ready.set()
+        assert await asyncio.gather(*calls) == [b"up"] * 3
+    assert waited
+    server.close()
+    await real.stop()
 
 
 # --- status --------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ def static(default: str, **entries: str) -> bytes:
     ).encode()
 
 
-# As kubelet 1.37 has it with PodLevelResourceManagers: a pod with three CPUs, of which one is a container's own, another
-# whose containers share the pod's two CPUs, and a container of a third.
+# As kubelet 1.37 has it with PodLevelResourceManagers: a pod with three CPUs, of which one is a container's own, a pod
+# with two CPUs that its containers share, and a pod with a container that has a CPU.
 _IN_DATA = {
     "policyName": "static",
     "defaultCpuSet": "0",

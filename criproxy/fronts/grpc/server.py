@@ -22,7 +22,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.control.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.fronts.engine import FLUSH_S, GONE, AnswerError, CallMetrics, Forward, Interceptor, Verdict
-from criproxy.fronts.socket import ListenSocket, SocketError, grpc_target
+from criproxy.fronts.socket import ListenSocket, SocketError, accepts, grpc_target
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -36,7 +36,11 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.default_authority", "localhost"),  # else it is the socket's path, which strict servers (Rust's h2) refuse
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2500),  # gRPC adds up to a fifth at random: 3 s
+    ("grpc.use_local_subchannel_pool", 1),  # else all channels to a runtime share their wait after a failed attempt
 )
+
+_LONGEST_CALL_S: Final = 3600.0
+"""How long a call may still last on a channel that another one has replaced."""
 
 
 class _CallStatus(Struct):
@@ -75,6 +79,8 @@ class GrpcServer(Struct, eq=False):
     clock: Clock
     log: FilteringBoundLogger
     _channel: Any = None
+    _replaced: set[asyncio.Task[None]] = field(default_factory=set)
+    """The ends of the channels that have been replaced."""
     _server: Any = None
     _stopping: bool = False
     _over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,7 +90,7 @@ class GrpcServer(Struct, eq=False):
     _call_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._channel = aio.insecure_channel(grpc_target(self.runtime), options=_CHANNEL_OPTIONS)
+        self._channel = self._new_channel()
 
     async def start(self) -> None:
         self.listen.claim()
@@ -114,7 +120,26 @@ class GrpcServer(Struct, eq=False):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         await self._server.stop(None)
+        for task in self._replaced:
+            task.cancel()
         await self._channel.close()
+
+    def _new_channel(self) -> Any:
+        return aio.insecure_channel(grpc_target(self.runtime), options=_CHANNEL_OPTIONS)
+
+    def _to_runtime(self) -> Any:
+        """The channel to the runtime. It has another one in its place once a runtime that was away is back.
+
+        After a failed attempt, gRPC waits up to 3 s for the next one, and meanwhile fails all calls. But kubelet ends
+        when its first call fails, and would be well with a new connection to the runtime's own socket: so the first
+        call that finds the runtime listening again has a new channel, which connects at once.
+        """
+        if self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE and accepts(self.runtime):
+            task = asyncio.create_task(self._channel.close(_LONGEST_CALL_S))
+            self._replaced.add(task)
+            task.add_done_callback(self._replaced.discard)
+            self._channel = self._new_channel()
+        return self._channel
 
     async def _quiet(self, timeout_s: float, *, but_endless: bool) -> None:
         """Wait until no call is under way, or none but the endless ones, or until `timeout_s` has passed."""
@@ -163,7 +188,7 @@ class GrpcServer(Struct, eq=False):
             if isinstance(verdict, AnswerError):
                 return _Failure(_STATUS_CODES[verdict.code], verdict.message)
             message, learn = verdict.message, verdict.learn
-        call = self._channel.unary_unary(method)(message, **_ends(context))
+        call = self._to_runtime().unary_unary(method)(message, **_ends(context))
         try:
             answer: bytes | None = await call
         except aio.AioRpcError as error:
@@ -187,9 +212,9 @@ class GrpcServer(Struct, eq=False):
                 if not ahead[-1].done() or ahead[-1].result() is aio.EOF:
                     break
             if len(ahead) == 2 and ahead[1].done() and ahead[1].result() is aio.EOF:
-                call = self._channel.unary_stream(method)(ahead[0].result(), **_ends(context))
+                call = self._to_runtime().unary_stream(method)(ahead[0].result(), **_ends(context))
             else:
-                call = self._channel.stream_stream(method)(**_ends(context))
+                call = self._to_runtime().stream_stream(method)(**_ends(context))
                 ends.callback(asyncio.create_task(_pass_requests(ahead, context, call)).cancel)
             ends.callback(call.cancel)
             if is_endless(method):
