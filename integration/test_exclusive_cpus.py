@@ -6,8 +6,9 @@ A real kubelet with its static policy. CPU 0 is reserved for the system, so the 
 import hashlib
 import os
 import re
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from integration.lab.clean import clean, leftovers
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Config, Criproxy
 from integration.lab.directory import claimed
-from integration.lab.kubelet import Kubelet, PodStatus, static_pod
+from integration.lab.kubelet import Kubelet, PodStatus, find_kubelet, static_pod
 from integration.lab.process import wait_until
 
 pytestmark = [
@@ -36,18 +37,22 @@ OFFLINE = {"colocation.criproxy.io/class": "offline"}
 BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
 ONE_CPU = {name: {"cpu": "1", "memory": "64Mi"} for name in ("requests", "limits")}
 STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
+POD_CPUS = "PodLevelResourceManagers"
+"""Kubelet's feature gate, since 1.36, by which it gives CPUs to a pod for all of its containers."""
 
 
 class Node:
     """Kubelet, criproxy and containerd."""
 
-    def __init__(self, lab: Path, config: Config | None = None) -> None:
-        """`config`: more of criproxy's."""
+    def __init__(
+        self, lab: Path, config: Config | None = None, *, settings: Mapping[str, object] | None = None
+    ) -> None:
+        """`config`: more of criproxy's. `settings`: more of kubelet's."""
         self.containerd = Containerd(lab)
         root_dir = Kubelet(lab, self.containerd.socket).root_dir
         own: Config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": {"root_dir": str(root_dir)}}
         self.criproxy = Criproxy(lab, self.containerd.socket, {**own, **(config or {})})
-        self.kubelet = Kubelet(lab, self.criproxy.socket, settings=STATIC)
+        self.kubelet = Kubelet(lab, self.criproxy.socket, settings={**STATIC, **(settings or {})})
         self.box = Tree(f"{self.kubelet.cgroup_root}/offline")
 
     def start(self) -> None:
@@ -59,6 +64,14 @@ class Node:
         labels, resources = OFFLINE if offline else {}, ONE_CPU if exclusive else {}
         command = ("sleep", "2147483647") if exclusive else BUSY
         self.kubelet.add_pod(static_pod(name, command, labels=labels, resources=resources))
+        return self.kubelet.wait_running(name)
+
+    def run_with_cpus_of_the_pod(self, name: str, *, offline: bool) -> PodStatus:
+        """A pod with a CPU for both of its containers, of which neither asks for any."""
+        manifest = static_pod(name, labels=OFFLINE if offline else {})
+        first = manifest["spec"]["containers"][0]
+        manifest["spec"] |= {"resources": ONE_CPU, "containers": [first, {**first, "name": "beside"}]}
+        self.kubelet.add_pod(manifest)
         return self.kubelet.wait_running(name)
 
     def remove(self, pod: PodStatus) -> None:
@@ -241,3 +254,44 @@ def test_offline_pod_with_a_cpu_of_its_own_has_that_one(node: Node, busy: PodSta
 
     assert re.findall(r"(?m)^E.*reconcileState: failed.*", node.kubelet.log.read_text()[before:]) == []
     node.remove(pod)
+
+
+@pytest.fixture
+def of_pods() -> Iterator[Node]:
+    """A node whose kubelet gives CPUs to whole pods."""
+    help_text = subprocess.run([find_kubelet(), "--help"], capture_output=True, text=True, check=True).stdout
+    if f"{POD_CPUS}=" not in help_text:
+        pytest.skip("this kubelet gives CPUs to containers alone")
+    with claimed() as lab:
+        try:
+            node = Node(
+                lab,
+                settings={
+                    "topologyManagerPolicy": "best-effort",
+                    "topologyManagerScope": "pod",
+                    "featureGates": {POD_CPUS: True},
+                },
+            )
+            node.start()
+            yield node
+        finally:
+            clean(lab)
+    assert leftovers(lab) == []
+
+
+def test_cpus_of_a_whole_pod_are_left_to_an_online_one_and_used_by_an_offline_one(of_pods: Node) -> None:
+    node = of_pods
+    node.run("busy")
+    online = node.run_with_cpus_of_the_pod("online", offline=False)
+    cpu = exclusive_cpu(node, online)
+    began_s = node.box_seconds_on(cpu)
+
+    seen, cpus = samples_on(node, cpu), node.criproxy.status()["box"]["cpus"]
+    used_s = node.box_seconds_on(cpu) - began_s
+    node.remove(online)
+    offline = node.run_with_cpus_of_the_pod("offline-two", offline=True)
+    wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.of_pod(offline)], SOON_S, "its CPU", node.kubelet.log)
+
+    assert (seen, used_s, cpus) == (0, 0.0, "0")
+    assert node.criproxy.status()["box"]["cpus"] == f"0,{cpu}" if cpu > 1 else "0-1"
+    assert node.criproxy.status()["problems"] == []
