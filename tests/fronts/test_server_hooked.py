@@ -17,6 +17,7 @@ from tests.fronts.rig import Rig, eventually
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
 RESTORE = "/runtime.v9.RuntimeService/RestorePod"
 VERSION = "/runtime.v1.RuntimeService/Version"
+RESIZE = "/runtime.v1.RuntimeService/UpdatePodSandboxResources"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
 GZIP = 2  # gRPC core, GRPC_COMPRESS_GZIP
 HOOKED = pytest.mark.parametrize("method", [RUN, RESTORE], ids=["known", "unknown"])
@@ -136,6 +137,31 @@ async def test_error_is_not_learned(proxied: Rig) -> None:
     proxied.interceptor.verdicts[RUN] = lambda message: Forward(message, proxied.interceptor.learn)
     proxied.runtime.script[RUN] = fail(grpc.StatusCode.UNAVAILABLE, "later")
     assert (await outcome(proxied.unary(RUN)(b""))).details() == "later"
+    assert proxied.interceptor.learned == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        pytest.param(grpc.StatusCode.UNKNOWN, "not implemented yet", id="as-containerd-2.2"),
+        pytest.param(grpc.StatusCode.UNIMPLEMENTED, "unknown method UpdatePodSandboxResources", id="as-gRPC"),
+    ],
+)
+async def test_kubelet_learns_that_the_runtime_lacks_a_method_whose_request_was_rewritten(
+    proxied: Rig, code: grpc.StatusCode, text: str
+) -> None:
+    """Kubelet since 1.36 lets a resize go on for these two alone: by code and, where that says nothing, by the text.
+
+    Source: kubernetes/pkg/kubelet/kuberuntime/kuberuntime_container.go, updatePodSandboxResources.
+    """
+    trailing = (("grpc-status-details-bin", b"\x08\x0c\x12\x02no\xff"), ("t", "1"))
+    proxied.runtime.script[RESIZE] = fail(code, text, trailing=trailing)
+    proxied.interceptor.verdicts[RESIZE] = lambda message: Forward(message * 2, proxied.interceptor.learn)
+
+    error = await outcome(proxied.unary(RESIZE)(b"cpu", timeout=60))
+
+    assert (error.code(), error.details(), tuple(error.trailing_metadata())) == (code, text, trailing)
+    assert proxied.runtime.calls[0].messages == [b"cpucpu"]
     assert proxied.interceptor.learned == []
 
 
