@@ -7,20 +7,24 @@ from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.driver import SystemdDriver
 from criproxy.cgroup.systemd.units import SystemdUnits
-from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
+from criproxy.model import rootless
 from criproxy.model.clock import MonotonicClock
 
 _NEEDED_V1 = ("cpu", "cpuacct", "memory")
 _NEEDED_V2 = ("cpu", "memory")
+_CAP_DAC_OVERRIDE = 1
+"""The bit of the right to write files of others. Source: include/uapi/linux/capability.h."""
 
 
 def detect_any(tree: Tree, units: SystemdUnits, proc: str = "/proc") -> CgroupDriver:
     """The driver for what is mounted and for paths of either shape. Systemd is asked when a first slice comes.
 
-    Raises as `detect`.
+    Raises as `detect`, and when this process has no right to the machine's cgroups.
     """
+    _check_rights(tree, proc)
     version = _version(tree, proc)
     anchors = Anchors(version.mount, tree, units) if isinstance(version, V2Hierarchy) else None
     return SystemdDriver(KernelDriver(version, tree, proc), units, anchors)
@@ -37,6 +41,21 @@ def detect(tree: Tree, proc: str = "/proc") -> KernelDriver:
 def detect_signals(tree: Tree, clock: MonotonicClock, proc: str = "/proc") -> SignalReader:
     """What reads the signals of interference of what is mounted. Raises as `detect`."""
     return SignalReader(_version(tree, proc).access, tree, clock, proc)
+
+
+def _check_rights(tree: Tree, proc: str) -> None:
+    with if_there():  # a kernel without user namespaces has no such file
+        if rootless.is_rootless(uid_map := tree.read(f"{proc}/self/uid_map")):
+            raise CgroupError(
+                f"criproxy runs in a user namespace, as rootless Kubernetes does ({proc}/self/uid_map has "
+                f"{rootless.in_words(uid_map)}), where it can't have cgroups for offline pods: run it, kubelet and the "
+                "runtime as root on the host"
+            )
+    with if_there():
+        status = dict(line.partition(":")[::2] for line in tree.read(f"{proc}/self/status").splitlines())
+        user = status["Uid"].split()[1]
+        if user != "0" and not int(status["CapEff"], 16) & 1 << _CAP_DAC_OVERRIDE:
+            raise CgroupError(f"criproxy runs as user {user}, who may not write the machine's cgroups: run it as root")
 
 
 def _version(tree: Tree, proc: str) -> V1Hierarchies | V2Hierarchy:

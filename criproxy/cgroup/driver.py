@@ -243,7 +243,7 @@ class CgroupDriver(Protocol):
 
 
 class AbsentDriver:
-    """The `CgroupDriver` of a machine where no hierarchy was found: every operation fails with `reason`.
+    """The `CgroupDriver` of a criproxy that can't have cgroups here: every operation fails with `reason`.
 
     So calls pass, and no offline pod is let in.
     """
@@ -252,7 +252,7 @@ class AbsentDriver:
     root_cpuset = None
 
     def __init__(self, reason: str) -> None:
-        self._reason = reason
+        self.reason = reason
 
     def exists(self, path: str) -> bool:
         return False
@@ -261,7 +261,7 @@ class AbsentDriver:
         return None
 
     def __getattr__(self, name: str) -> Any:
-        raise CgroupError(self._reason)
+        raise CgroupError(self.reason)
 
 
 # --- paths that a driver may touch: boxes and the pods in them, and nothing else for writing --------------------------

@@ -205,7 +205,7 @@ class Daemon:
             load=self._kubernetes.load,
             asked=reload_asked,
         )
-        self._reporter = self._make_reporter(log_writer)
+        self._reporter = self._make_reporter(log_writer, driver)
         self._active = ActiveParts(self._tasks, self._running, self._make_listeners())
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
@@ -307,7 +307,7 @@ class Daemon:
             log=self._log,
         )
 
-    def _make_reporter(self, log_writer: LogWriter) -> Reporter:
+    def _make_reporter(self, log_writer: LogWriter, driver: CgroupDriver) -> Reporter:
         """What knows the state of all parts, and where it may be asked for."""
         config = self._loaded.config
         self._inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
@@ -342,6 +342,7 @@ class Daemon:
             bypass=self._bypass.status,
             listeners=(self._inside, self._outside),
             log_writer=log_writer,
+            no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
             attachment=partial(_attachment, config.proxy.listen_path),
             kubernetes=self._kubernetes.status,
         )

@@ -29,13 +29,19 @@ _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 
 def command_line(root: Path) -> list[str]:
     """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError."""
+    for process in processes_of_unit(root):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return words_of(process)
+    return []
+
+
+def processes_of_unit(root: Path) -> Iterator[Path]:
+    """The directories in /proc of the processes of the unit that are kubelet by name. Raises OSError."""
     units = (f"{hierarchy}{where}{UNIT}/cgroup.procs" for where in _SLICES for hierarchy in _HIERARCHIES)
     for path in (path for unit in units for path in (root / "sys/fs/cgroup").glob(unit)):
         for pid in read(root, f"/{path.relative_to(root)}").split():
             if read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    return words_of(root / f"proc/{int(pid)}")
-    return []
+                yield root / f"proc/{int(pid)}"
 
 
 def words_of(process: Path) -> list[str]:

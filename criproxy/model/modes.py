@@ -88,7 +88,7 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
         ),
         Mode.UNWELCOME: Row("the kernel does not take the box's limits", NewPod.REFUSED),
         Mode.NO_CGROUPS: Row(
-            "the machine has no cgroup hierarchy that can hold a box", NewPod.REFUSED, limits=LimitsUse.KEPT
+            "criproxy can't have cgroups here, as where it is rootless", NewPod.REFUSED, limits=LimitsUse.KEPT
         ),
         Mode.BLIND: Row("proxy.blind is true", NewPod.UNBOUNDED),
         Mode.ENGINE_GIVEN_UP: Row("the relay broke again and again for a client, which the gRPC engine serves for now"),

@@ -79,7 +79,7 @@ class Reporter(Struct, frozen=True):
     """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
 
     `meters` are the metrics. `bypass` says how that is, None: there is none. `attachment`: whether kubelet uses us.
-    `kubernetes`: None: it is not switched on.
+    `no_cgroups`: why no box can be made, "": one can. `kubernetes`: None: it is not switched on.
     """
 
     meters: Metrics
@@ -111,6 +111,7 @@ class Reporter(Struct, frozen=True):
     bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
+    no_cgroups: str
     attachment: Callable[[], AttachStatus]
     kubernetes: Callable[[], KubernetesStatus | None]
 
@@ -252,7 +253,7 @@ class Reporter(Struct, frozen=True):
             found[Mode.PASS_THROUGH] = "the config file has errors, so nothing new is placed"
         if self.recorder.colocation == "on":
             if not state.version:
-                found[Mode.NO_CGROUPS] = "this machine has no cgroup hierarchy for a box, so offline pods are refused"
+                found[Mode.NO_CGROUPS] = f"no box can be made, so offline pods are refused: {self.no_cgroups}"
             if not state.welcome:
                 found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
             found[Mode.HELD] = self.holds.held(_ANY) or None

@@ -34,7 +34,7 @@ def waiting(go_on: asyncio.Event, message: bytes = b"done") -> Callable[[Seen, A
 
 
 async def answered(client: Any) -> Any:
-    """Called until it is: gRPC's engine says UNAVAILABLE for as long as its own back-off lasts, whoever waits."""
+    """Called until it is: gRPC's engine says UNAVAILABLE for as long as the runtime is away, whoever waits."""
     while True:
         try:
             return await client.unary_unary(VERSION)(b"back", wait_for_ready=True, timeout=60)

@@ -164,6 +164,7 @@ class Bench:
         self.cpu_pinning = SimpleNamespace(pinned=dict[str, frozenset[int]](), problem="")
         self.proactive_reclaim = SimpleNamespace(enabled=False, problem="", taken_bytes=0)
         self.log_writer = SimpleNamespace(missing=0)
+        self.no_cgroups = "rootless"
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
         self.kubernetes: KubernetesStatus | None = None
@@ -642,7 +643,7 @@ def _open_bypass(bench: Bench) -> None:
         pytest.param(_lose_runtime, "the runtime is not ready: connection lost", id="runtime"),
         pytest.param(_spoil_config, "the config file has errors, so the one before holds", id="config"),
         pytest.param(_close_box, "no offline pod is let in: cannot write", id="box-closed"),
-        pytest.param(_lose_hierarchy, "no cgroup hierarchy for a box", id="no-hierarchy"),
+        pytest.param(_lose_hierarchy, "no box can be made, so offline pods are refused: rootless", id="no-hierarchy"),
         pytest.param(_fail_tick, "last tick failed", id="tick"),
         pytest.param(_misplace, "1 containers of offline pods run outside the box", id="misplaced"),
         pytest.param(_unbind, "1 offline pods run outside the box", id="unbounded"),

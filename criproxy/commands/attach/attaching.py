@@ -5,6 +5,7 @@ import functools
 
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, NodeError
+from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.plan import attach_plan, begun, finished
 from criproxy.commands.attach.steps import Steps, say
@@ -15,6 +16,7 @@ from criproxy.kubelet.process import command_line
 
 def attach(steps: Steps) -> None:
     """Send this node's kubelet through criproxy. Raises NodeError."""
+    _check_rootless(steps.host)
     with steps.alone():
         steps.repair()
         kubelet = look(steps.host)
@@ -37,6 +39,20 @@ def attach(steps: Steps) -> None:
             steps.preview(plan, kubelet)
         else:
             _change(steps, plan, kubelet, before)
+
+
+def _check_rootless(host: Host) -> None:
+    """Neither kubelet nor we may be in a user namespace: the cgroups of offline pods are root's."""
+    if uid_map := host.rootless("/proc/self"):
+        raise NodeError(
+            f"this runs in a user namespace (/proc/self/uid_map has {uid_map}), where nothing can be done for the "
+            "node's kubelet: run it as root on the host"
+        )
+    if kubelet := host.rootless_kubelet():
+        raise NodeError(
+            f"kubelet is rootless: it runs in a user namespace ({kubelet}), as those of usernetes and k3s --rootless "
+            "do, and criproxy can't bound pods in there: leave it at its runtime, or run Kubernetes as root"
+        )
 
 
 def _check_record(steps: Steps, known: AttachRecord | None) -> None:

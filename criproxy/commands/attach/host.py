@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import posixpath
 import stat
 import subprocess
 import time
@@ -18,6 +19,8 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
+from criproxy.kubelet.process import processes_of_unit
+from criproxy.model import rootless
 
 _HTTP_S: Final = 5.0
 _VERSION_S: Final = 10.0
@@ -273,13 +276,33 @@ class Host(Struct):
             return output.splitlines() if status == 0 else []
         return []
 
+    def rootless(self, path: str) -> str:
+        """The uid_map of a process, by its directory in /proc, when it is rootless; "" when not."""
+        uid_map = self.read(f"{path}/uid_map")  # a kernel without user namespaces has no such file
+        text = "" if uid_map is None else uid_map.decode()
+        return rootless.in_words(text) if uid_map is not None and rootless.is_rootless(text) else ""
+
+    def rootless_kubelet(self) -> str:
+        """Which process is a rootless kubelet, with its uid_map; "": there is none. Pods' processes are left aside."""
+        of_unit = ["/" + os.path.relpath(process, self.root) for process in processes_of_unit(self.root)]
+        named = [path for name, path in self._named() if name.startswith(("kubelet", "k3s", "k0s", "rke2"))]
+        for path in of_unit or named:
+            cgroup = self.text(f"{path}/cgroup")
+            if "kubepods" not in cgroup and (uid_map := self.rootless(path)):
+                return f"pid {posixpath.basename(path)} with the uid_map {uid_map}"
+        return ""
+
     def processes(self) -> Iterator[tuple[str, list[str], str]]:
         """(name, arguments, cgroup) of each process."""
+        for name, path in self._named():
+            yield name, self.text(f"{path}/cmdline").split("\0"), self.text(f"{path}/cgroup")
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        """The names of the processes that may be kubelet, and their directories in /proc."""
         for path in self.matching("/proc/[0-9]*/comm"):
-            pid = path.split("/")[2]
             name = self.text(path).strip()
             if "kube" in name or name.startswith(("k3s", "k0s", "rke2")):
-                yield name, self.text(f"/proc/{pid}/cmdline").split("\0"), self.text(f"/proc/{pid}/cgroup")
+                yield name, posixpath.dirname(path)
 
 
 # --- memory.oom.group -------------------------------------------------------------------------------------------------

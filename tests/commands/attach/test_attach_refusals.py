@@ -8,6 +8,9 @@ from criproxy.commands.attach.edits import NodeError
 from tests.commands.attach.attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
+OF_THE_MACHINE = "         0          0 4294967295\n"
+OF_A_USER = "         0       1000          1\n         1     100000      65536\n"
+
 
 def _crio(node: FakeNode) -> None:
     node.served.add("/run/crio/crio.sock")
@@ -60,6 +63,30 @@ def _bad_unit(node: FakeNode) -> None:
     node._loaded[f"/etc/systemd/system/{UNIT}.d/50.conf"] = ""
 
 
+def _rootless(node: FakeNode) -> None:
+    node.kubeadm()
+    node.write(f"/proc/{node.pid}/uid_map", OF_A_USER)
+
+
+def _rootless_of_no_unit(node: FakeNode) -> None:
+    _process(node, "k3s-server", "/user.slice/user-1000.slice/user@1000.service/app.slice/k3s-rootless.service")
+
+
+def _rootless_in_a_container(node: FakeNode) -> None:
+    _process(node, "kubelet", "/user.slice/user-1000.slice/user@1000.service/user.slice/docker-0a.scope/kubelet.slice")
+
+
+def _in_a_namespace_itself(node: FakeNode) -> None:
+    node.kubeadm()
+    node.write("/proc/self/uid_map", OF_A_USER)
+
+
+def _process(node: FakeNode, name: str, cgroup: str, uid_map: str = OF_A_USER) -> None:
+    for file, text in {"comm": f"{name}\n", "cmdline": f"{name}\0", "cgroup": f"0::{cgroup}\n"}.items():
+        node.write(f"/proc/77/{file}", text)
+    node.write("/proc/77/uid_map", uid_map)
+
+
 REFUSED = {
     "cri-o": (_crio, 'set proxy.listen = "/run/criproxy/run/crio/crio.sock"'),
     "other-runtime": (_other_runtime, 'set proxy.runtime = "/run/other.sock"'),
@@ -70,6 +97,10 @@ REFUSED = {
     "kubelet-ill": (_ill, "kubelet is not well as it is"),
     "shell": (_shell, f"by hand, set --container-runtime-endpoint={ON_PROXY}"),
     "no-unix-socket": (_no_socket, "'tcp://1.2.3.4:5' is no unix socket"),
+    "rootless": (_rootless, "(pid 101 with the uid_map 0 1000 1; 1 100000 65536)"),
+    "rootless-of-no-unit": (_rootless_of_no_unit, "kubelet is rootless: it runs in a user namespace (pid 77"),
+    "rootless-in-a-container": (_rootless_in_a_container, "leave it at its runtime, or run Kubernetes as root"),
+    "rootless-itself": (_in_a_namespace_itself, "(/proc/self/uid_map has 0 1000 1; 1 100000 65536)"),
     "unit-that-cannot-start": (_bad_unit, "No closing quotation: kubelet cannot start like this"),
 }
 
@@ -82,6 +113,22 @@ def test_attach_refuses_with_a_remedy_and_touches_nothing(bench: Bench, case: st
     assert bench.attach() == 1
     assert told in bench.err
     assert (bench.node.files(), bench.node.ran, bench.record()) == (before, ran, None)
+
+
+def test_attach_of_a_kubelet_in_the_machines_own_user_namespace_is_done(bench: Bench) -> None:
+    bench.node.kubeadm()
+    for process in ("self", f"{bench.node.pid}"):
+        bench.node.write(f"/proc/{process}/uid_map", OF_THE_MACHINE)
+    _process(bench.node, "kubelet", "/kubepods/podu1/0a", OF_A_USER)  # a pod's own, in a pod with a user namespace
+
+    assert bench.attach() == 0, bench.err
+
+
+def test_pod_with_a_user_namespace_and_a_kubelet_of_its_own_makes_no_rootless_node(bench: Bench) -> None:
+    _process(bench.node, "kubelet", "/kubepods.slice/kubepods-podu1.slice/cri-containerd-0a.scope")
+
+    assert bench.attach() == 1
+    assert "rootless" not in bench.err
 
 
 def test_attach_with_a_bad_config_fails_with_its_errors(bench: Bench) -> None:
