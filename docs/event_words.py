@@ -71,6 +71,8 @@ WORDS: Final = {
     "anchors_failed": "On systemd nodes: units that keep the box's slices could not be started or stopped.",
     "pod_cgroups_removed": "Empty cgroups of pods that are gone were removed from the box.",
     "pod_limits_carried": "Limits of offline pods that kubelet has changed were written to their cgroups in the box.",
+    "pod_limits_not_set": "Limits of an offline pod or of its containers could not be written; it is tried again.",
+    "container_limits_set": "Containers of the box were given the weight and memory limit of their pods' annotations.",
     "page_cache_dropped": "Page cache that ended pods have left in the box was given back.",
     "page_cache_stays": "Page cache that ended pods have left in the box could not be given back; it is tried again.",
     "upkeep_failed": "A round of comparing the box with the runtime's pods has failed; the next one tries again.",

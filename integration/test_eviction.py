@@ -10,6 +10,7 @@ It never evicts static pods, as these are, but says in which order it would. On 
 kernel itself holds (700 MiB were seen), so criproxy acts earlier by that.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
 from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, available_bytes, free_bytes, static_pod
 from integration.lab.process import wait_until
+from integration.lab.swap import swap_on
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
 
@@ -107,26 +109,30 @@ class Node:
         return float(found[1])
 
 
-@pytest.fixture(params=["evict", "report", "absent"])
+@pytest.fixture(params=["evict", "report", "absent", "evict-with-swap", "absent-with-swap"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    """By what criproxy does about it: `memory.on_over_limit`, or there is none."""
+    """By what criproxy does about it: `memory.on_over_limit`, or there is none; and by whether online may swap."""
+    manner, _, swaps = request.param.partition("-with-")
+    if swaps and not is_throwaway():
+        pytest.skip("switches on swap, which it does on a throwaway node alone: ./test node NODE")
     if free_bytes() < ROOM_BYTES + SPARE_BYTES:
         pytest.skip(f"needs {(ROOM_BYTES + SPARE_BYTES) // MIB} MiB of free memory: give a node NODE_MEM=6144")
-    with claimed() as lab:
+    with claimed() as lab, swap_on() if swaps else contextlib.nullcontext():
         try:
             containerd = Containerd(lab)
             containerd.start()
             criproxy = None
-            if request.param != "absent":
+            if manner != "absent":
                 config = {
                     "colocation": {"enabled": True},
-                    "memory": {"on_over_limit": request.param},
+                    "memory": {"on_over_limit": manner},
                     "control": {**QUICK, "raise_threshold_ratio": 0.0, "raise_after_s": 1.0},
                 }
                 criproxy = Criproxy(lab, containerd.socket, config)
             hard_bytes = free_bytes() - ROOM_BYTES  # the page cache is nobody's room until it is reclaimed
             hard = {**dict.fromkeys(EVICTION_SIGNALS, "0%"), "memory.available": str(hard_bytes)}
-            kubelet = Kubelet(lab, criproxy.socket if criproxy else containerd.socket, settings={"evictionHard": hard})
+            settings = {"evictionHard": hard, "memorySwap": {"swapBehavior": "LimitedSwap" if swaps else "NoSwap"}}
+            kubelet = Kubelet(lab, criproxy.socket if criproxy else containerd.socket, settings=settings)
             if criproxy:
                 criproxy.start()
             kubelet.start()
@@ -145,7 +151,7 @@ def holding(mib: int) -> str:
 def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(
     node: Node, request: pytest.FixtureRequest, say: Say
 ) -> None:
-    manner = request.node.callspec.params["node"]
+    manner = request.node.callspec.params["node"].partition("-with-")[0]
     if node.criproxy:
         wait_until(lambda: node.metric("criproxy_eviction_hard_known") == 1, WAIT_S, "kubelet's threshold to be read")
         wait_until(lambda: node.metric("criproxy_limit_bytes") > (HOG_MIB + 100) * MIB, WAIT_S, "room for the hog")

@@ -17,6 +17,7 @@ from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, C
 from integration.lab.cgroups import of_process, version
 from integration.lab.control_plane import wait_for
 from integration.lab.kubelet import static_pod
+from integration.lab.throwaway import is_throwaway
 from integration.programs import build
 from integration.test_daemon import file_of
 
@@ -30,7 +31,11 @@ LENT_CORES = 0.5
 OURS, KOORDINATORS = "colocation.criproxy.io/resources", "node.koordinator.sh/extended-resource-spec"
 
 
-@pytest.fixture(scope="module", params=["2.4", "the-machines"])
+CONTAINERDS = ["the-machines"] if is_throwaway() else ["2.4", "the-machines"]
+"""A node in QEMU has one."""
+
+
+@pytest.fixture(scope="module", params=CONTAINERDS)
 def cluster(request: pytest.FixtureRequest, say: Say) -> Iterator[Cluster]:
     with joined(say, programs=build.find("containerd").parent if request.param == "2.4" else None) as cluster:
         yield cluster

@@ -252,9 +252,12 @@ class ControlPlane:
 
 
 def find_program(name: str) -> Path:
-    """One of the programs: in the directory $CONTROL_PLANE, or the one that is built. Raises LabError."""
+    """One of the programs: in one of the directories of $CONTROL_PLANE, or the one that is built. Raises LabError."""
     if chosen := os.environ.get("CONTROL_PLANE"):
-        return Path(chosen).absolute() / name
+        found = [path for one in chosen.split(os.pathsep) if (path := Path(one).absolute() / name).exists()]
+        if not found:
+            raise LabError(f"CONTROL_PLANE is {chosen!r}, and {name} is in none of its directories")
+        return found[0]
     return build.find(name)
 
 

@@ -32,6 +32,9 @@ SMOKE_S, FILE_S = 900, 7200
 SMOKE_TEST_S, TEST_S = 300, 900
 """Each test's own time-outs, those of a file above: Python is fifteen times slower there."""
 PACKAGES, KUBELET, CONTAINERD = "/opt/python", "/opt/kubelet", "/opt/containerd"
+CONTROL_PLANE = ("/opt/control-plane", "/opt/etcd")
+WITH_CONTROL_PLANE = "integration/control_plane/"
+"""The files that a control plane is brought for."""
 TAKE_CONTAINERD = f"""; for program in {CONTAINERD}/*; do mount --bind $program /usr/bin/${{program##*/}}; done
 systemctl restart containerd"""
 """In place of Debian's, with its configuration."""
@@ -76,11 +79,14 @@ class Stand:
         python = find_packages(self._settings.cache, PYTHONS[node.release])
         containerd = {CONTAINERD: build.find("containerd").parent} if node.containerd else {}
         self._binds = {PACKAGES: python, KUBELET: find_kubelet(), **containerd}
-        self._setup = mount_all(self._binds) + (TAKE_CONTAINERD if node.containerd else "")
 
     def run(self, file: str, arguments: Sequence[str], timeout_s: float, test_timeout_s: float) -> Outcome:
         """Run pytest on one file, on a fresh machine; its output passes through."""
-        began_s = time.monotonic()
+        began_s, binds = time.monotonic(), dict(self._binds)
+        if file.startswith(WITH_CONTROL_PLANE):
+            folders = (build.find(name).parent for name in ("kube-apiserver", "etcd"))
+            binds |= zip(CONTROL_PLANE, folders, strict=True)
+        setup = mount_all(binds) + (TAKE_CONTAINERD if CONTAINERD in binds else "")
         pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={test_timeout_s}"]
         environment = {
             "PYTHONPATH": f"{PACKAGES}:/w",
@@ -89,9 +95,10 @@ class Stand:
             "CRIPROXY_NODE": self._name,
             **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
             "KUBELET": KUBELET,
+            "CONTROL_PLANE": os.pathsep.join(CONTROL_PLANE),
         }
-        command = Command([*pytest, *arguments, file], self._setup, env=environment)
-        trees = [CHECKOUT, *self._binds.values()]
+        command = Command([*pytest, *arguments, file], setup, env=environment)
+        trees = [CHECKOUT, *binds.values()]
         tail = ""
 
         def fresh() -> int:
@@ -161,11 +168,10 @@ def whole(name: str, arguments: Sequence[str]) -> list[Outcome]:
 
 
 def suite_files(checkout: Path) -> list[str]:
-    """The test files of integration/ and of integration/systemd/, relative to the checkout.
-
-    Those of integration/control_plane/ are not among them: its programs are not brought to the nodes.
-    """
-    found = [*checkout.glob("integration/test_*.py"), *checkout.glob("integration/systemd/test_*.py")]
+    """The test files of integration/ and of its folders systemd/ and control_plane/, relative to the checkout."""
+    found = [
+        one for folder in ("", "systemd/", "control_plane/") for one in checkout.glob(f"integration/{folder}test_*.py")
+    ]
     return sorted(str(file.relative_to(checkout)) for file in found)
 
 

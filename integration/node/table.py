@@ -64,6 +64,11 @@ class LeftOut:
 
 LEFT_OUT = (
     LeftOut(".*-.*", r"^integration/test_demo\.py", "the demo shows pictures of a machine's own speed"),
+    LeftOut(
+        ".*-.*",
+        r"^integration/control_plane/test_(clocks|node|whole)\.py",
+        "they are the cluster's, which does not see a node's kernel; emulated, its programs are slow",
+    ),
     LeftOut("bookworm-v2-cgroupfs", r"^integration/systemd/", "they look for the systemd driver's slices"),
     LeftOut(".*-.*", r"^integration/test_critest\.py", "critest and its containerd are not brought to the nodes"),
     LeftOut("forky-v2|.*-containerd-2.4", r"v1alpha2", "containerd 2 serves CRI v1 alone"),

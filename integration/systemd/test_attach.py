@@ -24,7 +24,7 @@ from integration.systemd import pods, service
 from integration.systemd.service import CONFIG, LISTEN, RUNTIME, systemctl
 
 ON_PROXY, ON_RUNTIME = f"unix://{LISTEN}", f"unix://{RUNTIME}"
-FLAGS = f"--container-runtime=remote --container-runtime-endpoint={ON_RUNTIME}"
+FLAGS = f"--v=2 --container-runtime-endpoint={ON_RUNTIME}"
 UNIT = Path("/usr/lib/systemd/system/kubelet.service")
 PACKAGED = UNIT.with_name("kubelet.service.d") / "10-kubeadm.conf"
 LOCAL = Path("/etc/systemd/system/kubelet.service.d")
