@@ -4,7 +4,7 @@ A real kubelet whose threshold is near: an offline hog holds 600 MiB, an online 
 step what that leaves and more, however much others on the machine take or give back meanwhile, and a small online pod
 is above its request. Shown with criproxy, with one that reports only, and
 without criproxy, as kubelet's choice depends on it: it ranks by usage above requests, and in its eyes a pod in the box
-uses nothing.
+uses nothing, unless it takes its numbers from the runtime.
 
 It never evicts static pods, as these are, but says in which order it would. On v1, kubelet does not count what the
 kernel itself holds (700 MiB were seen), so criproxy acts earlier by that.
@@ -29,6 +29,7 @@ from integration.lab.process import wait_until
 from integration.lab.swap import swap_on
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
+from integration.programs import build
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
@@ -109,17 +110,36 @@ class Node:
         return float(found[1])
 
 
-@pytest.fixture(params=["evict", "report", "absent", "evict-with-swap", "absent-with-swap"])
+FIRST = {
+    "evict": None,
+    "report": "small",
+    "absent": "hog",
+    "evict-with-swap": None,
+    "absent-with-swap": "hog",
+    "report-with-stats-of-the-runtime": "hog",
+}
+"""Whom kubelet would evict first; None: it is not to choose. In its eyes a pod in the box uses nothing, unless it takes
+pods' memory from the runtime.
+"""
+CRI_STATS = "PodAndContainerStatsFromCRI"
+
+
+@pytest.fixture(params=FIRST)
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    """By what criproxy does about it: `memory.on_over_limit`, or there is none; and by whether online may swap."""
-    manner, _, swaps = request.param.partition("-with-")
+    """By what criproxy does about it: `memory.on_over_limit`, or there is none; by whether online may swap; and by
+    where kubelet takes its numbers from.
+    """
+    manner, _, beside = request.param.partition("-with-")
+    swaps, programs = beside == "swap", None
+    if beside == "stats-of-the-runtime" and not is_throwaway():
+        programs = build.find("containerd").parent  # as 1.6 does not know them
     if swaps and not is_throwaway():
         pytest.skip("switches on swap, which it does on a throwaway node alone: ./test node NODE")
     if free_bytes() < ROOM_BYTES + SPARE_BYTES:
         pytest.skip(f"needs {(ROOM_BYTES + SPARE_BYTES) // MIB} MiB of free memory: give a node NODE_MEM=6144")
     with claimed() as lab, swap_on() if swaps else contextlib.nullcontext():
         try:
-            containerd = Containerd(lab)
+            containerd = Containerd(lab, programs=programs)
             containerd.start()
             criproxy = None
             if manner != "absent":
@@ -131,7 +151,11 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
                 criproxy = Criproxy(lab, containerd.socket, config)
             hard_bytes = free_bytes() - ROOM_BYTES  # the page cache is nobody's room until it is reclaimed
             hard = {**dict.fromkeys(EVICTION_SIGNALS, "0%"), "memory.available": str(hard_bytes)}
-            settings = {"evictionHard": hard, "memorySwap": {"swapBehavior": "LimitedSwap" if swaps else "NoSwap"}}
+            settings: dict[str, object] = {
+                "evictionHard": hard,
+                "featureGates": {CRI_STATS: beside == "stats-of-the-runtime"},
+                "memorySwap": {"swapBehavior": "LimitedSwap" if swaps else "NoSwap"},
+            }
             kubelet = Kubelet(lab, criproxy.socket if criproxy else containerd.socket, settings=settings)
             if criproxy:
                 criproxy.start()
@@ -196,5 +220,4 @@ def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(
         assert node.metric('criproxy_evictions_total{resource="memory"}') >= 1
     else:
         assert node.evicted() == []
-        first = {"report": "small", "absent": "hog"}[manner]
-        assert rankings[0][0] == first, "kubelet's own choice: in its eyes a pod in the box uses nothing"
+        assert rankings[0][0] == FIRST[request.node.callspec.params["node"]], "kubelet's own choice"

@@ -81,7 +81,8 @@ def test_api_server_is_reached_once_the_command_that_status_names_was_given(serv
     assert found and found[2] == ADDRESS
     command = found[1]
     assert command in package.criproxy("status").stdout, "in one line"
-    assert command.replace('"', '\\"') in journal("criproxy.service")
+    logged = command.replace('"', '\\"')
+    wait_until(lambda: logged in journal("criproxy.service"), START_S, "the journal to have it", poll_s=1.0)
     assert server.came == 0
 
     pid = main_pid()

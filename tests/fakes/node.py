@@ -74,6 +74,7 @@ class FakeNode(Machine):
     ran: list[str] = field(default_factory=list)
     calls: int = 7
     time_s: float = 1000.0
+    _resets_at_s: float | None = None
     pid: int = 100
     restarts: int = 0
     endpoint: str = ""
@@ -127,9 +128,14 @@ class FakeNode(Machine):
         self.write(file, f"{oom_group}\n")
         return file
 
-    def reload(self) -> None:
+    def _reset_oom_groups(self) -> None:
         for file in (self.root / "sys/fs/cgroup").rglob("*.scope/memory.oom.group"):
-            file.write_text("0\n")  # systemd 262
+            file.write_text("0\n")
+
+    def reload(self) -> None:
+        """Systemd resets memory.oom.group before it answers (262), and a moment later (257)."""
+        self._reset_oom_groups()
+        self._resets_at_s = self.time_s + 1.0
         self._loaded = {}
         for directory in ("/etc/systemd/system", "/usr/lib/systemd/system"):
             if (text := self.text(f"{directory}/{UNIT}")) is not None:
@@ -271,3 +277,6 @@ class FakeNode(Machine):
 
     def sleep(self, seconds: float) -> None:
         self.time_s += seconds
+        if self._resets_at_s is not None and self.time_s >= self._resets_at_s:
+            self._resets_at_s = None
+            self._reset_oom_groups()

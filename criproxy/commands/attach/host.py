@@ -36,6 +36,8 @@ _ENVIRONMENT_FILES: Final = ("EnvironmentFiles", "EnvironmentFile")
 
 _CGROUPS: Final = "/sys/fs/cgroup"
 _OOM_GROUP: Final = "memory.oom.group"
+_RESETS_S: Final = 2.0
+_AGAIN_S: Final = 0.1
 _SET: Final = "1"
 
 
@@ -243,7 +245,7 @@ class Host(Struct):
         try:
             self._systemctl("daemon-reload")
         finally:
-            put_back(self._oom_groups)
+            self._put_back()
 
     def restart(self, name: str) -> None:
         """Begin anew, whatever it is at. Raises NodeError when systemd cannot start it."""
@@ -251,7 +253,15 @@ class Host(Struct):
         try:
             self._systemctl("restart", name, timeout_s=_RESTART_S)
         finally:
-            put_back(self._oom_groups)  # systemd was seen to be done with it as it answers, but not bound to
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """Systemd takes it away before it answers, or a moment later, when it next starts a unit."""
+        until_s = self.machine.now_s() + _RESETS_S
+        put_back(self._oom_groups)
+        while self._oom_groups and self.machine.now_s() < until_s:
+            self.machine.sleep(_AGAIN_S)
+            put_back(self._oom_groups)
 
     def _systemctl(self, *arguments: str, timeout_s: float = _QUICK_S) -> str:
         status, output = self.machine.run(("systemctl", *arguments), timeout_s)

@@ -14,7 +14,9 @@ def kubeadm(bench: Bench) -> Bench:
     return bench
 
 
-def test_attach_and_detach_leave_running_containers_as_they_were(kubeadm: Bench) -> None:
+def test_attach_and_detach_leave_running_containers_as_they_were_however_late_systemd_resets_them(
+    kubeadm: Bench,
+) -> None:
     node = kubeadm.node
     grouped, single = node.container("a", "1"), node.container("b", "0")
     assert kubeadm.attach() == 0
