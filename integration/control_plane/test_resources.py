@@ -2,7 +2,7 @@
 
 Kubelet of 1.33 and later takes a container's resources from what the runtime reports, and scheduler, quotas and
 kubelet's own admission count that. So nothing that criproxy gives an offline pod may show there: what is lent would
-count as taken from online pods. Containerd 1.6 reports no resources, and knows no resize of a pod; 2.4 does both.
+count as taken from online pods. Containerd 1.6 knows no resize of a pod, and 2.4 does.
 """
 
 import json
@@ -14,6 +14,7 @@ import pytest
 
 from criproxy.cgroup.kernel_files import weight_of
 from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, Cluster, joined
+from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import of_process, version
 from integration.lab.control_plane import wait_for
 from integration.lab.kubelet import static_pod
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.timeout(1200)
 
 Say = Callable[[str], object]
 
+OOM_GROUP = {"memory.oom.group": "1"}
+"""Kubelet's, on v2."""
 JUDGED_S = 15.0
 """Within which a kubelet that starts has admitted the pods that it knows, or failed them."""
 LENT_CORES = 0.5
@@ -117,6 +120,32 @@ def pods(cluster: Cluster) -> Iterator[Cluster]:
 def test_status_has_the_resources_that_the_author_wrote_and_nothing_that_was_lent(pods: Cluster, name: str) -> None:
     asked = {one["name"]: one.get("resources", {}) for one in pods.pod(name)["spec"]["containers"]}
     assert {of: one.get("resources", {}) for of, one in containers_of(pods, name).items()} == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "shares", "memory_bytes", "quota_us"),
+    [
+        ("plain", 2, 0, 0),
+        ("ordinary", 102, 64 << 20, 20_000),
+        ("converted", 2, 0, 0),
+        ("forged", 2, 0, 0),
+    ],
+)
+def test_runtime_reports_what_kubelet_asked_for_but_for_who_goes_first_and_v1s_quota(
+    pods: Cluster, name: str, shares: int, memory_bytes: int, quota_us: int
+) -> None:
+    """Monitoring agents read that, too."""
+    (status,) = containers_of(pods, name).values()
+    container = status["containerID"].partition("//")[2]
+    answer = pods.client.call("ContainerStatus", cri.ContainerStatusRequest(container_id=container)).status
+    told = answer.resources.linux
+    assert (told.cpu_shares, told.memory_limit_in_bytes, told.cpuset_cpus, dict(told.unified)) == (
+        shares,
+        memory_bytes,
+        "",
+        OOM_GROUP if version() == 2 else {},
+    )
+    assert (told.oom_score_adj, told.cpu_quota) == (1000, quota_us if version() == 2 else 0)
 
 
 @pytest.mark.parametrize("name", ["converted", "koordinators", "two-containers"])
