@@ -728,8 +728,10 @@ class Box:
         limits, held = self._set_by_kubelet(place), self._held_by(place.in_box)
         if limits is None or held is None:
             return False
-        wanted = self._weighed(place, limits)
-        if replace(wanted, memory_bytes=wanted.memory_bytes or held.memory_bytes) == held:
+        wanted = _with(self._weighed(place, limits), held)
+        if limits.cpu_weight is None and place.name not in self._shares:
+            wanted = replace(wanted, cpu_weight=held.cpu_weight)
+        if wanted == held:
             return False
         same_memory = wanted.memory_bytes == held.memory_bytes
         self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None) if same_memory else wanted)
@@ -993,6 +995,12 @@ class Box:
 def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
     """Where kubelet's own cgroup of a pod may be."""
     return tuple(path for name in dict.fromkeys(pod_names(uid)) for path in PodParent(box, name).at_kubelet)
+
+
+def _with(wanted: PodLimits, held: PodLimits) -> PodLimits:
+    """`wanted`, where it says something; what it leaves alone is as `held` has it."""
+    fields = ("memory_bytes", "cpu_weight", "cpu_cores", "pids")
+    return replace(wanted, **{name: getattr(held, name) for name in fields if getattr(wanted, name) is None})
 
 
 def _resized(limits: PodLimits, resized: Resources, version: int) -> PodLimits:

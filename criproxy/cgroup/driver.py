@@ -214,7 +214,10 @@ class CgroupDriver(Protocol):
         """
 
     def pod_limits(self, path: str) -> PodLimits:
-        """The limits of a pod, in kubelet's tree or in the box; those without a file are as in `PodLimits()`."""
+        """The limits of a pod, in kubelet's tree or in the box; those without a file are as in `PodLimits()`.
+
+        Systemd may have switched off a controller in kubelet's, and what the others hold counts all the same.
+        """
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:
         """Keep what kubelet's own cgroups of the pods in the box need there; returns what was started or stopped.

@@ -283,10 +283,13 @@ class KernelDriver:
 
     def pod_limits(self, path: str) -> PodLimits:
         path = checked_path(path)
-        memory = self._access.read(rows.MEMORY_MAX, path)
-        held = {name: self._access.read(row, path) for name, row in self._pod_files}
+        memory = self._access.read_if_there(rows.MEMORY_MAX, path)
+        held = {name: self._access.read_if_there(row, path) for name, row in self._pod_files}
         values = {name: value for name, value in held.items() if value is not None}
         hugetlb = self._access.read_family(rows.HUGE_PAGES, path)
+        directory = self._access.directory("cpu", path)
+        if not self._tree.exists(directory):  # of one that is there, a controller may be switched off
+            raise CgroupError(f"{directory} has gone", errno.ENOENT)
         return PodLimits(memory_bytes=None if memory is UNLIMITED else memory, hugetlb=hugetlb, **values)
 
     def keep_anchors(self, box: str) -> tuple[str, ...]:

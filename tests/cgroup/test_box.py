@@ -500,7 +500,7 @@ def test_carry_follows_kubelet_without_a_call(box: Box, driver: FakeDriver, kube
 
 
 def test_carry_takes_back_a_resize_that_kubelet_was_refused(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
-    before = replace(kubelets, memory_bytes=4096)
+    before = replace(kubelets, memory_bytes=4096, cpu_cores=0.5)
     driver.kubelets["/kubepods/besteffort/podb"] = before
     resized = Resources(cpu_shares=102_400, cpu_quota_us=-1, cpu_period_us=100_000, memory_limit_bytes=8192)
     run(lambda: box.admit(B, 0), lambda: box.update_pod(B, resized))

@@ -328,6 +328,29 @@ def test_kernel_kills_a_pod_whole_and_the_box_never(node: Node) -> None:
     assert (node.text(node.pod, "memory.oom.group"), node.text(node.box, "memory.oom.group")) == ("1", "0")
 
 
+@pytest.mark.parametrize("off", ["cpu", "pids"])
+def test_what_kubelet_has_set_counts_where_systemd_has_switched_another_controller_off(node: Node, off: str) -> None:
+    if not node.is_v2:
+        pytest.skip("a hierarchy of cgroup v1 has its controllers everywhere")
+    names = {"memory.max": str(64 * MIB), "pids.max": "128", "cpu.weight": "500"}
+    place = parse_kubelet_parent(node.set_by_kubelet(**names))
+    directory = Path(node.kernel.root, "cg", directory_of(place.at_kubelet[2]).lstrip("/"))
+    for file in directory.glob(f"{off}.*"):
+        if file.name != "cpu.stat":
+            file.unlink()
+    box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
+
+    async def carried() -> tuple[str, ...]:
+        await box.admit(place, 0)
+        return await box.carry((place,))
+
+    assert asyncio.run(carried()) == ()
+    held = node.driver.pod_limits(node.pod)
+    assert held.memory_bytes == 64 * MIB
+    assert held.cpu_weight == (500 if off == "pids" else 1)
+    assert held.pids == (128 if off == "cpu" else UNLIMITED)
+
+
 def test_kernel_without_oom_groups_has_nothing_carried_again_and_again(node: Node) -> None:
     def lack() -> None:
         for file in Path(node.kernel.root).rglob("memory.oom.group"):
