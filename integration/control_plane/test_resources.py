@@ -6,6 +6,7 @@ count as taken from online pods. Containerd 1.6 knows no resize of a pod, and 2.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from criproxy.cgroup.kernel_files import weight_of
 from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, Cluster, joined
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import of_process, version
-from integration.lab.control_plane import wait_for
+from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.kubelet import static_pod
 from integration.lab.throwaway import is_throwaway
 from integration.programs import build
@@ -199,20 +200,24 @@ def test_scheduler_gives_online_what_was_lent_and_a_restarted_kubelet_keeps_it(p
 
 # --- in-place resize ------------------------------------------------------------------------------------------------
 
+RESIZED = ("bounded", "unbounded", "as-a-whole")
 FOLLOWED_S = 4.0
 """Within which the box has what kubelet has: less than the 5 s after which criproxy looks anew by itself."""
 
 
 @pytest.fixture
 def resized(cluster: Cluster) -> Iterator[Cluster]:
-    """With the pods `bounded` and `unbounded`, whose resources the tests change."""
+    """With the pods of `RESIZED`, whose resources the tests change."""
     bounded = {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
     for name, what in {"bounded": bounded, "unbounded": {"requests": {"cpu": "100m"}}}.items():
         create(cluster, name, offline(name, {"main": what}))
-    for name in ("bounded", "unbounded"):
+    as_a_whole = offline("as-a-whole", {"main": {}, "side": {}})
+    as_a_whole["spec"]["resources"] = bounded
+    create(cluster, "as-a-whole", as_a_whole)
+    for name in RESIZED:
         wait_all_running(cluster, name)
     yield cluster
-    cluster.delete("bounded", "unbounded")
+    cluster.delete(*RESIZED)
 
 
 def resize(cluster: Cluster, name: str, **amounts: Mapping[str, str]) -> None:
@@ -271,6 +276,28 @@ def test_resize_is_followed_in_the_box_at_once(
     assert_follows(resized, "bounded")
     (container,) = containers_of(resized, "bounded").values()
     assert (container["restartCount"], "running" in container["state"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits", "shares"),
+    [
+        pytest.param({"cpu": "150m", "memory": "96Mi"}, {"cpu": "300m", "memory": "128Mi"}, 153, id="up"),
+        pytest.param({"cpu": "50m", "memory": "24Mi"}, {"cpu": "150m", "memory": "48Mi"}, 51, id="down"),
+    ],
+)
+def test_resize_of_a_pod_as_a_whole_is_followed(
+    resized: Cluster, requests: dict[str, str], limits: dict[str, str], shares: int
+) -> None:
+    patch = {"spec": {"resources": {"requests": requests, "limits": limits}}}
+    try:
+        resized.plane.call(
+            "PATCH", f"{PODS}/as-a-whole/resize", patch, content="application/strategic-merge-patch+json"
+        )
+    except ApiError as error:
+        assert os.environ.get("KUBERNETES") == "1.34", error
+        pytest.skip(f"Kubernetes 1.34 does not resize what a pod as a whole has: {error}")
+    wait_resized(resized, "as-a-whole", shares)
+    assert_follows(resized, "as-a-whole")
 
 
 def test_cpu_of_a_pod_without_a_memory_limit_can_be_resized(resized: Cluster) -> None:
