@@ -6,6 +6,7 @@ Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration.
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -176,6 +177,20 @@ class Kubelet:
         found = [_pod_status(item, f"-{self.node}") for item in answer["items"] or []]
         return {pod.name: pod for pod in found}
 
+    def statuses(self) -> dict[str, Any]:
+        """What /pods has as the status of each pod, by the names that their manifests give them. Raises OSError.
+
+        Source: Kubernetes, v1, PodStatus.
+        """
+        suffix = f"-{self.node}"
+        items = json.loads(self._get("/pods"))["items"] or []
+        return {item["metadata"]["name"].removesuffix(suffix): item["status"] for item in items}
+
+    def counted(self, name: str) -> float:
+        """The sum of one of kubelet's own counters over its labels; 0 when it has none. Raises OSError."""
+        text = self._get("/metrics").decode()
+        return sum(float(value) for value in re.findall(rf"(?m)^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text))
+
     def summary(self) -> Any:
         """What /stats/summary says, parsed. Raises OSError when kubelet does not answer.
 
@@ -336,6 +351,11 @@ def find_kubelet() -> Path:
             raise LabError(f"KUBELET={chosen} is not a program: set it to a kubelet's path, or unset it")
         return Path(chosen).absolute()
     return build.find("kubelet")
+
+
+def known_gates() -> frozenset[str]:
+    """The feature gates that the kubelet has and that can be switched: those that are always on are not named."""
+    return frozenset(re.findall(r"(\w+)=true\|false", _help(find_kubelet())))
 
 
 def end(directory: Path) -> None:
