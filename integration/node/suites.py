@@ -33,7 +33,7 @@ SMOKE_TEST_S, TEST_S = 300, 900
 """Each test's own time-outs, those of a file above: Python is fifteen times slower there."""
 PACKAGES, KUBELET, CONTAINERD = "/opt/python", "/opt/kubelet", "/opt/containerd"
 CONTROL_PLANE = ("/opt/control-plane", "/opt/etcd")
-WITH_CONTROL_PLANE = "integration/control_plane/"
+WITH_CONTROL_PLANE = ("integration/control_plane/", "integration/test_gates.py")
 """The files that a control plane is brought for."""
 TAKE_CONTAINERD = f"""; for program in {CONTAINERD}/*; do mount --bind $program /usr/bin/${{program##*/}}; done
 systemctl restart containerd"""
