@@ -148,6 +148,10 @@ def gates_of_kubelet() -> frozenset[str]:
     return known_gates()
 
 
+def image_volumes() -> str:
+    return "this kubelet has image volumes off by default" if "ImageVolume" in gates_of_kubelet() else ""
+
+
 # --- the rows -------------------------------------------------------------------------------------------------------
 
 
@@ -262,12 +266,12 @@ ROWS: Mapping[str, Row] = {
         spec={"volumes": AN_IMAGE},
         main={"volumeMounts": [{"name": "image", "mountPath": AT}]},
         containerd=(2, 1),
+        lacks=image_volumes,
     ),
     "PodLevelResources": Row(
         USUAL,
         {
-            r"status\.allocatedResources\.memory": "64Mi",
-            r"status\.resources\.limits\.cpu": "500m",
+            r"status\.qosClass": "Burstable",
             r"kernel\.pod\.memory\.(max|limit_in_bytes)": str(128 << 20),
         },
         spec={"resources": BURSTABLE},
@@ -384,6 +388,8 @@ ROWS: Mapping[str, Row] = {
 
 OF_THE_MOMENT = re.compile(r"(At|Time|ID|IPs?|time)$")
 """Fields of a status whose value is the run's own."""
+SECOND_SAMPLE = ("cpu.usageNanoCores", "rootfs.usedBytes", "logs.usedBytes")
+"""What of the statistics comes with a second sample, or a later one."""
 VALUES_THAT_GROW = ("usageCoreNanoSeconds", "workingSetBytes", "process_count")
 """Of the statistics, those that tell whether the pod's own cgroup was read; the others are there or not."""
 
@@ -535,6 +541,8 @@ class Node:
         status = self.kubelet.statuses().get(pod, {})
         if status.get("phase") in ENDED and goal != ENDED:
             raise LabError(f"{pod} has ended: {status}")
+        if goal == ENDED:  # by its deadline, a pod has failed before its container has ended
+            return all("terminated" in one["state"] for one in status.get("containerStatuses", [{"state": {}}]))
         return status.get("phase") in goal
 
     def resize(self) -> None:
@@ -579,7 +587,7 @@ class Node:
             for pod, row in self._pods()
             if row.statistics
             and (
-                "summary.containers.main.cpu.usageNanoCores" not in seen[pod]
+                not {f"summary.containers.main.{one}" for one in SECOND_SAMPLE} <= seen[pod].keys()
                 or seen[pod].get("summary.containers.main.memory.workingSetBytes") != MORE
                 or (
                     seen[pod].get("summary.memory.workingSetBytes") != MORE
@@ -689,3 +697,41 @@ def test_pods_fare_through_criproxy_as_they_do_directly(runs: Callable[[Group], 
         assert absent == [], f"{pod} does not differ where it is known to: take that out of its row"
         assert row.ends or (proxied["place"] == "/offline/podUID/ID") == (kind == "offline"), proxied["place"]
     assert set(row.calls) <= both.proxied.calls
+
+
+# --- controls: what the comparison finds ----------------------------------------------------------------------------
+
+
+def test_facts_that_differ_are_told_by_path_and_only_those_that_are_known_are_let_pass() -> None:
+    direct, proxied = {"place": "a", "status.phase": "Running", "gone": "1"}, {"place": "b", "status.phase": "Failed"}
+
+    found = differences(direct, proxied)
+
+    assert found.keys() == {"place", "status.phase", "gone"}
+    assert unexpected(found, {"place": "known"}).keys() == {"status.phase", "gone"}
+    assert unexpected(found, {"status": "a path is meant as a whole"}).keys() == found.keys()
+    assert differences(direct, direct) == {}
+
+
+def test_gate_is_in_force_only_when_all_that_it_shows_is_there() -> None:
+    facts = {"kernel.pod.memory.max": "1", "kernel.container.memory.max": "2"}
+
+    assert lacking_facts(facts, {r"kernel\.pod\..*": "1"}) == {}
+    assert lacking_facts(facts, {r"kernel\..*": "1"}) == {r"kernel\..*": ["1", "2"]}
+    assert lacking_facts(facts, {"status": "1"}) == {"status": []}
+
+
+def test_status_without_the_run_s_own_ids_and_times_keeps_all_else() -> None:
+    container = {
+        "name": "main",
+        "containerID": "containerd://1",
+        "ready": True,
+        "state": {"running": {"startedAt": "1"}},
+    }
+    status = {"phase": "Running", "startTime": "1", "hostIP": "1", "containerStatuses": [container]}
+
+    assert of_status(status) == {
+        "status.phase": "Running",
+        "status.containerStatuses.main.name": "main",
+        "status.containerStatuses.main.ready": "True",
+    }
