@@ -177,8 +177,8 @@ class Row:
     `spec` and `main` are more of the pod's spec and of its container. `shown`: facts that the pods have directly when
     the gate is in force, each a pattern for all of it; `calls`: CRI methods that kubelet calls then. `gates` are
     switched on for it, `settings` are more of kubelet's. `containerd`: the first that has it; `lacks`: why the node
-    can't do it, "" when it can. `differs`: in what the offline pod has to differ, `may_differ`: in what it may, beside
-    `OFFLINE`, both with the reason.
+    can't do it, "" when it can. `differs`: in what the offline pod differs beside `OFFLINE`, with the
+    reason.
     `statistics`: its part of /stats/summary counts as well. `ends`: the pod ends by itself. `resized_to`: its
     container's resources are changed to these while it runs. `online_main` and `online_shown` are of the online pod
     alone.
@@ -197,7 +197,6 @@ class Row:
     calls: Sequence[str] = ()
     counters: Sequence[str] = ()
     differs: Mapping[str, str] = field(default_factory=dict)
-    may_differ: Mapping[str, str] = field(default_factory=dict)
     statistics: bool = False
     ends: bool = False
     resized_to: Json = field(default_factory=dict)
@@ -224,7 +223,7 @@ class Row:
 
     def expected(self, kind: str) -> Mapping[str, str]:
         """In what such a pod may differ."""
-        return {**OFFLINE, **self.differs, **self.may_differ} if kind == "offline" else {}
+        return {**OFFLINE, **self.differs} if kind == "offline" else {}
 
 
 def pod_name(row: str, kind: str) -> str:
@@ -369,10 +368,6 @@ ROWS: Mapping[str, Row] = {
         main={"resources": BURSTABLE},
         resized_to=LARGER,
         differs={r"status\.containerStatuses\.main\.resources\.limits\.cpu": NO_QUOTA} if version() == 1 else {},
-        may_differ={
-            r"kernel\.pod\.cpu\.(shares|weight|max)": "kubelet writes its own cgroup of the pod after it has told the "
-            "runtime, and criproxy finds that within a minute"
-        },
     ),
     "NodeSwap": Row(
         FROM_THE_API,
