@@ -25,6 +25,11 @@ from integration.lab.process import LabError, Process, all_pids, argv_of, kill_a
 from integration.programs import build
 
 START_S = 180
+STARTS = 3
+MANAGES = "Starting Kubelet Plugin Manager"
+"""What it logs once its cgroups are made."""
+LACKS_CONTROLLERS = "has some missing controllers"
+"""What it ends with where systemd takes a controller of its cgroups away again; on a node it is then started anew."""
 POD_S = 300
 """Kubelet tries again 10 s and more after each failure, and a busy machine is slow."""
 ANSWER_S = 60
@@ -98,6 +103,7 @@ class Kubelet:
         self.kubeconfig = kubeconfig
         self._manifests = self.directory / "manifests"
         self._process: Process | None = None
+        self._log_began = 0
         self._port = 0
 
     @property
@@ -132,9 +138,26 @@ class Kubelet:
             *self._flags(program),
             f"--config={config}",
         ]
-        self._process = Process("kubelet", command, self.log)
-        if until_ready:
-            self._process.wait_until(self.is_ready, START_S, "an answer from the read-only port", POLL_S)
+        self._process = self._launch(command)
+        for starts_left in reversed(range(STARTS if until_ready else 0)):
+            try:
+                self._process.wait_until(self._manages, START_S, "it to manage pods", POLL_S)
+                return
+            except LabError:
+                if not starts_left or self._process.is_alive() or LACKS_CONTROLLERS not in self._logged():
+                    raise
+                self._process = self._launch(command)
+
+    def _launch(self, command: Sequence[str | Path]) -> Process:
+        self._log_began = self.log.stat().st_size if self.log.exists() else 0
+        return Process("kubelet", command, self.log)
+
+    def _manages(self) -> bool:
+        return self.is_ready() and MANAGES in self._logged()
+
+    def _logged(self) -> str:
+        """What it has logged since its last start."""
+        return self.log.read_bytes()[self._log_began :].decode(errors="replace")
 
     def stop(self) -> None:
         """End kubelet in order; pods go on."""
