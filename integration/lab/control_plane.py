@@ -151,7 +151,9 @@ class ControlPlane:
             f"--etcd-servers={etcd}",
             f"--secure-port={self._ports['api']}",
             "--bind-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",  # it would publish the address, and refuses one of the loopback
+            # Nobody's (RFC 5737): one of the loopback is refused, and without any, a node must have a default route.
+            "--advertise-address=192.0.2.1",
+            "--endpoint-reconciler-type=none",  # it would publish that
             f"--cert-dir={self.directory / 'certificates'}",
             f"--tls-cert-file={pki / 'apiserver.crt'}",
             f"--tls-private-key-file={pki / 'apiserver.key'}",
