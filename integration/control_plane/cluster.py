@@ -35,8 +35,7 @@ POLICY = "colocation.criproxy.io/policy"
 REPORT = "colocation.criproxy.io/policy-status"
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
-SOON_S = 120.0
-POD_S = 300.0
+SOON_S, POD_S = (900.0, 900.0) if is_throwaway() else (120.0, 300.0)
 
 T = TypeVar("T")
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+from integration.lab.throwaway import is_throwaway
 from integration.programs import build
 
-START_S = 180
+START_S = 900 if is_throwaway() else 180
 ANSWER_S = 30
 ADMIN = "/O=system:masters/CN=admin"
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
