@@ -998,8 +998,8 @@ def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
 
 
 def _with(wanted: PodLimits, held: PodLimits) -> PodLimits:
-    """`wanted`, where it says something; what it leaves alone is as `held` has it."""
-    fields = ("memory_bytes", "cpu_weight", "cpu_cores", "pids")
+    """`wanted`, where it says something; what it leaves alone, but for the weight, is as `held` has it."""
+    fields = ("memory_bytes", "cpu_cores", "pids")
     return replace(wanted, **{name: getattr(held, name) for name in fields if getattr(wanted, name) is None})
 
 
