@@ -738,18 +738,12 @@ class Box:
         return True
 
     def _settle_containers(self, asked: Collection[AskedOfContainer]) -> tuple[LimitChange, ...]:
-        changes: list[LimitChange] = []
-        failures = []
-        for one in asked:
-            weight = weight_of(one.asked.cpu_shares, self._version) if one.asked.cpu_shares else None
-            limits = ContainerLimits(weight, one.asked.memory_bytes or None)
-            try:
-                changes += self._driver.settle_container(one.pod, one.id, limits)
-            except CgroupError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-        return tuple(changes)
+        return _all_done(partial(self._settle_container, one) for one in asked)
+
+    def _settle_container(self, one: AskedOfContainer) -> tuple[LimitChange, ...]:
+        weight = weight_of(one.asked.cpu_shares, self._version) if one.asked.cpu_shares else None
+        limits = ContainerLimits(weight, one.asked.memory_bytes or None)
+        return self._driver.settle_container(one.pod, one.id, limits)
 
     def _adopt(self, path: str, lifted: bool) -> None:
         self._empty = False
@@ -789,16 +783,7 @@ class Box:
         return () if self._path is None else self._bound(self._path, limits)
 
     def _pin(self, pods: Mapping[str, Cpus | None]) -> tuple[LimitChange, ...]:
-        changes: list[LimitChange] = []
-        failure: CgroupError | None = None
-        for pod, cpus in pods.items():
-            try:
-                changes += self._driver.pin(pod, cpus)
-            except CgroupError as error:
-                failure = error
-        if failure is not None:
-            raise failure
-        return tuple(changes)
+        return _all_done(partial(self._driver.pin, pod, cpus) for pod, cpus in pods.items())
 
     def _cpu_limit(self, place: PodParent) -> float | None:
         """None: there is none, or kubelet has no cgroup of the pod."""
@@ -858,18 +843,12 @@ class Box:
         """
         self._bounded = None
         self._driver.ensure(path)
-        changes: list[LimitChange] = []
-        failure: CgroupError | None = None
         others = [partial(self._bound_in, path, name, limits.get(name)) for name in LIMITS]
-        for settle in (partial(self._keep_to_cpus, path, limits[CPU]), *others, partial(self._write, path, limits)):
-            try:
-                changes += settle()
-            except CgroupError as error:
-                failure = error
-        if failure is not None:
-            raise failure
+        changes = _all_done(
+            (partial(self._keep_to_cpus, path, limits[CPU]), *others, partial(self._write, path, limits))
+        )
         self._bounded = _Bounded(path, limits, self._held_by_kernel, self._cpus(), self._clock.monotonic_s())
-        return tuple(changes)
+        return changes
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
@@ -995,6 +974,20 @@ class Box:
 def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
     """Where kubelet's own cgroup of a pod may be."""
     return tuple(path for name in dict.fromkeys(pod_names(uid)) for path in PodParent(box, name).at_kubelet)
+
+
+def _all_done(jobs: Iterable[Callable[[], tuple[LimitChange, ...]]]) -> tuple[LimitChange, ...]:
+    """What all of these have changed. One that fails keeps no other from being done, and the last failure is raised."""
+    changes: list[LimitChange] = []
+    failure: CgroupError | None = None
+    for job in jobs:
+        try:
+            changes += job()
+        except CgroupError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return tuple(changes)
 
 
 def _with(wanted: PodLimits, held: PodLimits) -> PodLimits:
