@@ -4,6 +4,8 @@ from typing import Final
 
 WORDS: Final = {
     # How pods leave, in the order of what may happen to one: notice, an eviction by the API, a stop at the runtime.
+    "look_failed": "A part of criproxy could not do what it does; the limits stay as they are, and it is tried again.",
+    "look_succeeded": "A part of criproxy that had failed works again.",
     "notice": "An offline pod is told that it is going to be stopped; it has that many seconds to end by itself.",
     "evicted": "Kubernetes has taken the eviction of an offline pod: kubelet ends it, within its grace period.",
     "not_evicted": "Kubernetes has not taken the eviction of an offline pod; `outcome` says why.",
@@ -45,14 +47,11 @@ WORDS: Final = {
     "misplaced": "A container that criproxy has placed in the box runs outside it, and so without bounds.",
     "no_longer_misplaced": "A container that ran outside the box is in it now.",
     "placement_unknown": "It can't be told whether this one runs in the box, as with a virtual machine's runtime.",
-    "placement_not_verified": "Where pods run could not be looked at; it is tried again.",
     "offline_pod_unbounded": "An offline pod runs outside the box, as it started while it could not be placed there.",
     "driver_not_found": "It can't be told from this pod which cgroup driver kubelet has; another pod may tell.",
     "realtime_in_box": "Threads of an offline pod run with a realtime priority, which no limit of the box holds.",
-    "realtime_threads_not_known": "Whether offline pods have realtime threads could not be read; it is tried again.",
     "runtime_overloaded": "What the runtime does for an offline pod costs the node too much, outside the box.",
     "runtime_no_longer_overloaded": "What the runtime does for offline pods is within its bound again.",
-    "overhead_not_measured": "What the runtime does for offline pods could not be measured; it is tried again.",
     # The box.
     "no_cgroups": "This node's cgroups can't be used: no box can be made.",
     "box_above_bound": "The box has been above a bound for seconds; `detail` says which, and how far.",
@@ -62,7 +61,6 @@ WORDS: Final = {
     "box_released": "Colocation is off: the box's limits are lifted.",
     "box_confined": "Offline pods may run on these CPUs.",
     "box_not_confined": "Offline pods could not be kept off the CPUs that kubelet has given away; it is tried again.",
-    "proactive_reclaim_failed": "Memory could not be taken back from the box before it runs short; it is tried again.",
     "proactive_reclaim_not_here": "The kernel can't take memory back from the box on demand: `reason` says what lacks.",
     "proactively_reclaimed": "Memory was taken back from the box before it runs short.",
     "cpu_manager_state_unreadable": "kubelet's file of exclusive CPUs can't be read: what it said last holds.",
@@ -71,7 +69,6 @@ WORDS: Final = {
     "anchors_failed": "On systemd nodes: units that keep the box's slices could not be started or stopped.",
     "pod_cgroups_removed": "Empty cgroups of pods that are gone were removed from the box.",
     "pod_limits_carried": "Limits of offline pods that kubelet has changed were written to their cgroups in the box.",
-    "pod_limits_not_set": "Limits of an offline pod or of its containers could not be written; it is tried again.",
     "container_limits_set": "Containers of the box were given the weight and memory limit of their pods' annotations.",
     "page_cache_dropped": "Page cache that ended pods have left in the box was given back.",
     "page_cache_stays": "Page cache that ended pods have left in the box could not be given back; it is tried again.",
@@ -100,8 +97,6 @@ WORDS: Final = {
     "disk_weight_not_in_force": "On these disks, nothing puts the box behind online; `disks` says why.",
     "disk_weight_switched": "What `io.weight` asks for was switched on for these disks, or put back as it was.",
     "disk_weight_not_switched": "What `io.weight` asks for could not be switched on or put back; it is tried again.",
-    "disk_weight_not_known": "Whether disks heed the box's weight could not be looked up; it is tried again.",
-    "pods_not_pinned": "Offline pods could not be kept on some of the CPUs of the box; it is tried again.",
     "cache_share": "The box's share of caches and memory bandwidth has changed.",
     "cache_share_not_in_force": "The box's share of caches and memory bandwidth could not be set.",
     # An operator's hold-offs.

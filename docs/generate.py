@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from criproxy.daemon.register import PARTS
 from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
 from docs.config_example import render
@@ -28,7 +29,8 @@ LEVELS = ("debug", "info", "warning", "error")
 def metrics() -> str:
     """A row per metric."""
     rows = [
-        f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |" for one in Metrics("").registry.metrics
+        f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |"
+        for one in Metrics("", parts=PARTS).registry.metrics
     ]
     return "\n".join(
         (

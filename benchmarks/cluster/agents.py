@@ -39,7 +39,7 @@ from msgspec import Struct
 from benchmarks.cluster.load import Course, NodeLoad, course
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.trace import Trace, example
-from criproxy.control.clock import Clock
+from criproxy.control.clock import Clock, Wake
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiClient, ApiRequest, Asks, UnreachableError
 from criproxy.kube.credential import Access, Credential
 from criproxy.kube.extended_resources import LONGER_RATIO, Offer, PublishSettings, wanted
@@ -169,8 +169,8 @@ class NodeClock(Clock):
     def wall_s(self) -> float:
         return super().wall_s() - self.back_s
 
-    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
-        await asyncio.sleep(seconds)
+    async def sleep(self, seconds: float | None, slack_s: float = 0.0, wake: Wake | None = None) -> None:
+        await asyncio.sleep(seconds or 0.0)
 
 
 class _Past:

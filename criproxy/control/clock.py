@@ -51,6 +51,34 @@ class _Sleeper(Struct, eq=False):
     awake: asyncio.Future[None]
 
 
+class Wake:
+    """Ends a sleep early (`Clock.sleep`): the one under way, or else the next."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """On the event loop."""
+        self._is_set = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    @property
+    def is_set(self) -> bool:
+        """A sleep is to end that has not ended yet."""
+        return self._is_set
+
+    async def ends(self, sleeper: "asyncio.Future[None]") -> None:
+        """Wait for this one, or until set."""
+        self._sleeper = sleeper
+        try:
+            if not self._is_set:
+                await sleeper
+        finally:
+            self._sleeper, self._is_set = None, False
+
+
 class Clock:
     """The machine's, in seconds. `boottime_s` (CLOCK_BOOTTIME) only grows, in a suspended machine too; `monotonic_s`
     (CLOCK_MONOTONIC) stands still there; `wall_s` is UTC and may jump; `thread_cpu_s` is what the calling thread has
@@ -73,18 +101,22 @@ class Clock:
     def thread_cpu_s(self) -> float:
         return time.thread_time()
 
-    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
-        """Wait that long. With slack, up to `slack_s` longer or a twentieth shorter, to share a wake-up: two that wait
-        for a second each would else miss each other by a millisecond for ever. A suspended machine's time does not
-        count.
+    async def sleep(self, seconds: float | None, slack_s: float = 0.0, wake: Wake | None = None) -> None:
+        """Wait that long, or until `wake` is set; None: for that alone.
+
+        With slack, up to `slack_s` longer or a twentieth shorter, to share a wake-up: two that wait for a second each
+        would else miss each other by a millisecond for ever. A suspended machine's time does not count.
         """
-        loop = asyncio.get_running_loop()
+        loop, wake = asyncio.get_running_loop(), wake or Wake()
+        if seconds is None:
+            await wake.ends(loop.create_future())
+            return
         until_s = loop.time() + seconds
         sleeper = _Sleeper(until_s - (seconds * _EARLY if slack_s else 0.0), until_s + slack_s, loop.create_future())
         self._sleepers.append(sleeper)
         self._wake_at(sleeper.latest_s, loop)
         try:
-            await sleeper.awake
+            await wake.ends(sleeper.awake)
         finally:
             self._sleepers.remove(sleeper)
 

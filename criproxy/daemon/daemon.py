@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +17,10 @@ from msgspec import Struct
 from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any, detect_signals
-from criproxy.cgroup.disk_keepers import DiskKeepers
-from criproxy.cgroup.disk_weight import DiskWeights
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.pressure import PressureListener
-from criproxy.cgroup.processes import ProcCgroupReader, RealtimeThreads
-from criproxy.cgroup.resctrl import Resctrl
+from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.topology import Topology, WholeCores
@@ -36,13 +33,16 @@ from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
+from criproxy.daemon import settings as settings_of
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.daemon.kubernetes import KubernetesPart, load_first
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
+from criproxy.daemon.register import PARTS
 from criproxy.daemon.reload import FileWatch, Reload
-from criproxy.daemon.settings import Configurable, PartSettings, Timetable
+from criproxy.daemon.round import Round
+from criproxy.daemon.settings import Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
@@ -58,7 +58,6 @@ from criproxy.hooks import offline_chain
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.above_bound import AboveBound
-from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, Serve, TcpAddress, UnixAddress
 from criproxy.observe.log_writer import LogWriter
@@ -67,22 +66,15 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
-from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
-from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_bounds import DiskBounds
-from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import OverheadReader, OverheadWatch
-from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.pod_limits import PodLimitsUpkeep
-from criproxy.pods.proactive_reclaim import ProactiveReclaim
-from criproxy.pods.realtime import RealtimeWatch
+from criproxy.pods.part import InForce, Ports
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
@@ -158,17 +150,17 @@ class Daemon:
         self._hold_offs = HoldOffs(file, self._disk_reader, self._clock, self._log)
         self._hold_offs.read()
         held_off = self._hold_offs.why_box()
-        settings = PartSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
+        settings = InForce(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
         predecessor = Predecessor.of_environment(os.environ)
 
-        self._metrics = Metrics(__version__, lambda: log_writer.dropped)
+        self._metrics = Metrics(__version__, lambda: log_writer.dropped, PARTS)
         self._notifier = Notifier(notify_address(os.environ), self._clock)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
         cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own, cpus.exclusive)
-        self._box = Box(driver, settings.box(), cpus.cpus, self._clock, cores=cores)
+        self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
         )
@@ -210,46 +202,43 @@ class Daemon:
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: PartSettings, runtime: PodsRuntime) -> None:
+    def _make_pods(self, settings: InForce, runtime: PodsRuntime) -> None:
         """What looks after the pods that run."""
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
-        self._holds = Holds(clock, self._hold_offs, settings.stops_by())
+        self._holds = Holds(clock, self._hold_offs, settings.stops_by)
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         cluster = self._kubernetes if settings.config.kubernetes.enabled else None
         shared = PodsShared(
             self._inventory, runtime, self._holds, self._metrics, clock, log, evicts=cluster, tells=cluster
         )
-        self._unbounded = UnboundedPods(settings.unbounded(), shared, shared.stopper())
-        stops = settings.reconciler(), shared, self._box, self._unbounded, shared.stopper()
-        self._reconciler = stopper = Reconciler(*stops)
-        weights, record = DiskWeights(Tree()), Path(settings.config.proxy.listen_path).with_suffix(".disks")
-        self._disk_keeping = DiskKeeping(settings.disk_keeper(), shared, DiskKeepers(Tree(), record, weights))
-        self._disk_watch = DiskWatch(weights, self._looks, self._box.state, clock, log)
-        self._placement_check = PlacementCheck(shared, self._proc_cgroups, stopper)
-        most, disk_reader = settings.config.colocation.runtime_max_cores, self._disk_reader
-        processes = self._placement_check.processes
-        self._overhead = OverheadWatch(most, shared, processes, stopper, OverheadReader(), disk_reader)
-        asker = ServiceAsker(runtime, settings.config.interference.prometheus_server)
-        self._services = ServiceChecks(settings.service_checks(), asker, self._inventory, self._unbounded, clock, log)
-        self._realtime = RealtimeWatch(shared, stopper, RealtimeThreads(Tree()), self._looks)
-        self._cache = CacheShare(settings.cache(), shared, self._box, Resctrl(Tree()), self._looks)
-        self._cpu_pinning = CpuPinning(settings.cpu_pinning(), shared, self._box, self._cpu_manager)
-        self._proactive_reclaim = ProactiveReclaim(settings.proactive_reclaim(), shared, self._box)
+        self._reconciler = Reconciler(settings_of.reconciler(settings), shared, self._box, shared.stopper())
+        ports = Ports(
+            shared,
+            self._box,
+            self._cpu_manager,
+            self._reconciler,
+            ServiceAsker(runtime, settings.config.interference.prometheus_server),
+            self._proc_cgroups,
+            self._looks,
+            self._disk_reader,
+            Path(settings.config.proxy.listen_path),
+        )
+        self._round = Round([part.made(ports) for part in PARTS], clock, log)
+        self._round.configure(settings)
         hard = partial(_eviction_hard, settings.config.proxy.listen_path)
-        self._pod_limits = PodLimitsUpkeep(shared, self._box)
-        self._relief = MemoryRelief(settings.relief(), shared, self._box, hard, disk_reader)
+        self._relief = MemoryRelief(settings_of.relief(settings), shared, self._box, hard, self._disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
         self._shared = shared
 
-    def _make_control(self, settings: PartSettings, driver: CgroupDriver) -> None:
+    def _make_control(self, settings: InForce, driver: CgroupDriver) -> None:
         """What bounds the box, and what answers harm."""
         self._guard = CpuGuard(
             self._box,
             PressureListener(self._box.pressure_file),
             self._clock,
-            settings.guard(),
+            settings_of.guard(settings),
             counters=self._metrics,
             log=self._log,
         )
@@ -257,7 +246,7 @@ class Daemon:
             self._box,
             CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
             self._clock,
-            settings.loop(),
+            settings_of.loop(settings),
             observer=self._recorder,
             log=self._log,
             guard=self._guard,
@@ -267,7 +256,7 @@ class Daemon:
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint)
         self._interference = InterferenceWatch(
-            settings.interference(),
+            settings_of.interference(settings),
             self._shared,
             self._box,
             _signal_reader(self._clock),
@@ -275,17 +264,17 @@ class Daemon:
             self._guard,
             self._relief,
             self._eviction,
-            self._services,
+            self._round.part(ServiceChecks),
             DiskBounds(self._shared, self._box),
             self._checkpointer.hurry,
         )
 
-    def _make_proxy(self, settings: PartSettings, driver: CgroupDriver) -> None:
+    def _make_proxy(self, settings: InForce, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
         self._interceptor = HookInterceptor(
-            settings.admission(),
+            settings_of.admission(settings),
             offline_chain(),
             self._inventory,
             self._admissions,
@@ -322,35 +311,28 @@ class Daemon:
             kubelets_driver=self._kubelets_driver,
             history=self._loop.history,
             guard=self._guard,
-            unbounded=self._unbounded,
-            placement_check=self._placement_check,
             reconciler=self._reconciler,
             holds=self._holds,
-            overhead=self._overhead,
-            realtime=self._realtime,
             relief=self._relief,
             interference=self._interference,
             eviction=self._eviction,
             cpu_manager=self._cpu_manager,
-            disk_watch=self._disk_watch,
-            disk_keeping=self._disk_keeping,
-            cache=self._cache,
-            cpu_pinning=self._cpu_pinning,
-            proactive_reclaim=self._proactive_reclaim,
             hold_offs=self._hold_offs,
-            services=self._services,
             bypass=self._bypass.status,
             listeners=(self._inside, self._outside),
             log_writer=log_writer,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
             attachment=partial(_attachment, config.proxy.listen_path),
             kubernetes=self._kubernetes.status,
+            parts=self._round.parts,
         )
 
     def _make_listeners(self) -> Mapping[Listener, Serve]:
         """Where questions are answered, and what answers there."""
         config = self._loaded.config
-        operators = OperatorsHoldOffs(self._hold_offs, self._reload, self._box, self._inventory, self._unbounded)
+        operators = OperatorsHoldOffs(
+            self._hold_offs, self._reload, self._box, self._inventory, self._round.part(UnboundedPods)
+        )
         routes = Routes(
             self._reporter,
             Path(config.proxy.status_path),
@@ -392,47 +374,28 @@ class Daemon:
             self._relief.run(),
             self._interference.run(),
             self._reconciler.run(),
-            self._pod_limits.run(),
             self._cpu_manager.run(),
-            self._placement_check.run(),
-            self._overhead.run(),
-            self._disk_keeping.run(),
-            self._disk_watch.run(),
-            self._cache.run(),
-            self._cpu_pinning.run(),
-            self._proactive_reclaim.run(),
-            self._realtime.run(),
-            self._services.run(),
+            self._round.run(),
             self._checkpointer.run(self._remembered),
             self._checkpointer.run_hurried(self._remembered),
             self._reload.run(),
             self._kubernetes.run(self._reporter),
         )
 
-    def _apply(self, settings: PartSettings) -> None:
+    def _apply(self, settings: InForce) -> None:
         """The one way in for settings."""
-        parts: tuple[tuple[Configurable, Callable[[PartSettings], object]], ...] = (
-            (self._box, PartSettings.box),
-            (self._interceptor, PartSettings.admission),
-            (self._loop, PartSettings.loop),
-            (self._guard, PartSettings.guard),
-            (self._holds, PartSettings.stops_by),
-            (self._unbounded, PartSettings.unbounded),
-            (self._reconciler, PartSettings.reconciler),
-            (self._placement_check, PartSettings.stops_by),
-            (self._overhead, lambda settings: settings.config.colocation.runtime_max_cores),
-            (self._services, PartSettings.service_checks),
-            (self._cache, PartSettings.cache),
-            (self._cpu_pinning, PartSettings.cpu_pinning),
-            (self._disk_keeping, PartSettings.disk_keeper),
-            (self._proactive_reclaim, PartSettings.proactive_reclaim),
-            (self._relief, PartSettings.relief),
-            (self._interference, PartSettings.interference),
-            (self._bypass, lambda settings: settings.config.proxy.bypass),
-            (self._kubernetes, lambda settings: settings.config),
-        )
-        for part, of in parts:
-            part.configure(of(settings))
+        of = settings_of
+        self._box.configure(of.box(settings))
+        self._interceptor.configure(of.admission(settings))
+        self._loop.configure(of.loop(settings))
+        self._guard.configure(of.guard(settings))
+        self._holds.configure(settings.stops_by)
+        self._reconciler.configure(of.reconciler(settings))
+        self._round.configure(settings)
+        self._relief.configure(of.relief(settings))
+        self._interference.configure(of.interference(settings))
+        self._bypass.configure(settings.config.proxy.bypass)
+        self._kubernetes.configure(settings.config)
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -498,8 +461,8 @@ class Daemon:
         self._box.close()
         self._cpu_manager.close()
         self._proc_cgroups.close()
+        self._round.close()
         self._looks.close()
-        self._disk_keeping.close()
         self._disk_reader.close()
         self._active.release_sockets()
 

@@ -14,7 +14,7 @@ from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.control.clock import Clock
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
-from criproxy.daemon.settings import PartSettings, Timetable
+from criproxy.daemon.settings import Timetable
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
@@ -22,6 +22,7 @@ from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import ConfigStatus
 from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.part import InForce
 
 _LOOK_AFTER_S: Final = 0.5
 _SLACK_S: Final = 0.5
@@ -86,9 +87,9 @@ class Reload(Struct):
     """
 
     watch: FileWatch
-    settings: PartSettings
+    settings: InForce
     timetable: Timetable
-    apply: Callable[[PartSettings], None]
+    apply: Callable[[InForce], None]
     bypass: Bypass
     socket: ListenSocket
     recorder: Recorder
@@ -196,7 +197,7 @@ class Reload(Struct):
         self._tell_stage()
         self.notifier.ready(self.recorder.headline())
 
-    def _take(self, settings: PartSettings) -> None:
+    def _take(self, settings: InForce) -> None:
         self.settings = settings
         self.apply(settings)
 

@@ -8,7 +8,7 @@ import abc
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 
@@ -65,6 +65,12 @@ class Value(Metric):
     def set(self, value: float, *labels: str) -> None:
         with self._lock:
             self._values[labels] = value
+
+    def replace(self, values: Mapping[str, float]) -> None:
+        """These are all values, by the one label that there is: what is not among them is shown no more."""
+        with self._lock:
+            self._values.clear()
+            self._values.update({(label,): value for label, value in values.items()})
 
     def inc(self, *labels: str, by: float = 1.0) -> None:
         with self._lock:

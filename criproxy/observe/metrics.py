@@ -11,6 +11,7 @@ from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, Unlimited
 from criproxy.observe.exposition import Histogram, Reading, Registry, Value
+from criproxy.pods.part import Part
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -23,10 +24,6 @@ _COUNTERS: Final = {
     "connections_broken": ("Connections that the relay closed, as what a peer sent could not be followed",),
     "rewrites": ("Requests of offline pods that were rewritten", "method"),
     "refusals": ("Requests of offline pods that were refused", "method", "reason"),
-    "misplacements": ("Containers, and pod sandboxes, that were found outside the box",),
-    "runtime_cpu_seconds": ("CPU time of the runtime's own process, whatever it did",),
-    "offline_shim_cpu_seconds": ("CPU time of offline pods' shims, outside the box",),
-    "offline_log_bytes": ("What the logs of offline pods have grown by",),
     "evictions": (
         "Offline pods that were stopped as online ones were harmed, or as the box could not be brought within its "
         "limit, by what was scarce",
@@ -36,9 +33,7 @@ _COUNTERS: Final = {
     "exonerations": ("Alarms of a signal of which the box proved not to be the cause", "signal"),
     "box_drift": ("Files of the box that somebody else had changed",),
     "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
-    "proactively_reclaimed_bytes": ("Memory taken back from offline pods while nobody was short of it",),
     "box_swept": ("Pod cgroups removed from the box",),
-    "pods_moved": ("Times that an offline pod was moved to CPUs where it gets more",),
     "guard_squeezes": ("Times that the guard has lowered the box's CPU limit",),
     "guard_false_alarms": ("Squeezes that proved needless",),
     "tick_failures": ("Ticks that failed",),
@@ -56,14 +51,7 @@ _GAUGES: Final = {
         "Clients whose new connections go to the gRPC engine for now, as their relay's broke again and again",
     ),
     "offline_sandboxes": ("Pod sandboxes that run in the box",),
-    "pinned_pods": ("Offline pods that stay on some of the CPUs of the box",),
-    "misplaced_containers": ("Containers, and pod sandboxes, of the box that run outside it",),
-    "unverified_containers": ("Containers, and pod sandboxes, whose cgroup is not known",),
-    "unbounded_pods": ("Offline pods that run outside the box",),
     "hold_offs": ("What operators hold criproxy off for now: the box, pods",),
-    "realtime_pods": ("Offline pods with threads in real time, past the box's limits",),
-    "disk_weight_in_force": ("Whether a disk keeps to the box's lowest weight", "device"),
-    "runtime_overloaded": ("Whether the runtime works too much, outside the box, for offline pods",),
     "box_above_bound_seconds": (
         "For how long the box has been above its bound: memory in use, the CPU limit in force; 0: it is within",
         "resource",
@@ -94,7 +82,6 @@ _UNKNOWN: Final = {
     "box_throttled_ratio": "Share of time that the box was throttled",
     "guard_ceiling_cores": "What the guard leaves to the box; +Inf: it is at rest",
     "bypass_after_seconds": "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
-    "service_worst_percent": "What the online service that fares worst says, in percent of its threshold",
     "bypass_open": "Whether kubelet's calls pass by criproxy",
     "bypass_uses": "Times that the bypass has opened since the machine's start",
 }
@@ -102,16 +89,24 @@ _UNKNOWN: Final = {
 
 
 class Metrics:
-    """All metrics of a process. Every method may be called from any thread, `on_start` and `on_call` from one."""
+    """All metrics of a process, those of its parts, too.
 
-    def __init__(self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0) -> None:
+    Every method may be called from any thread, `on_start` and `on_call` from one.
+    """
+
+    def __init__(
+        self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0, parts: Iterable[type[Part]] = ()
+    ) -> None:
         self.registry: Final = Registry()
         sampled = [(row.unit, row.sampling) for row in RESOURCES.values() if row.sampling is not None]
         usages = {f"usage_{unit}": (sampling.usage_help, "scope") for unit, sampling in sampled}
-        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages
+        parts = tuple(parts)
+        shown = {one.name: (one.text, *filter(None, (one.label,))) for part in parts for one in part.GAUGES}
+        counted = {one.name: (one.text, *one.labels) for part in parts for one in part.COUNTERS}
+        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages | shown
         self._counters = {
             name: Value("counter", f"criproxy_{name}_total", text, labels, registry=self.registry)
-            for name, (text, *labels) in _COUNTERS.items()
+            for name, (text, *labels) in (_COUNTERS | counted).items()
         }
         self._gauges = {
             name: Value("gauge", f"criproxy_{name}", text, labels, registry=self.registry)
@@ -140,10 +135,13 @@ class Metrics:
         for name, value in values.items():
             gauge = self._gauges[name]
             if isinstance(value, Mapping):
-                for label, one in value.items():
-                    gauge.set(one, label)
+                gauge.replace(value)
             else:
                 gauge.set(math.nan if value is None else math.inf if value is UNLIMITED else value)
+
+    def read(self, parts: Iterable[Part]) -> None:
+        """What these show now."""
+        self.set(**{one.name: one.read(part) for part in parts for one in part.GAUGES})
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """`by` more of a counter, by its name without "criproxy_" and "_total"."""

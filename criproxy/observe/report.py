@@ -10,20 +10,16 @@ from msgspec.structs import asdict, replace
 
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
-from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.naming import parse_box
 from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
 from criproxy.control.interference.ladder import Rung
 from criproxy.control.memory_pressure import EvictionStatus
-from criproxy.control.resources import RESOURCES
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Sandbox, Snapshot
-from criproxy.model.cpulist import format_cpus
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.observe import why
-from criproxy.observe.disk_watch import DiskWatch
 from criproxy.observe.listener import Listener
 from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
@@ -35,37 +31,24 @@ from criproxy.observe.status import (
     HoldOffStatus,
     KubernetesStatus,
     OfflinePod,
-    OverheadStatus,
-    PlacementStatus,
-    PodOverhead,
     RuntimeStatus,
     ScheduleStatus,
-    ServiceStatus,
     Status,
     latest_decisions,
     resource_status,
 )
-from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.cpu_pinning import CpuPinning
-from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.overhead import OutsideLoad, OverheadWatch
-from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.proactive_reclaim import ProactiveReclaim
-from criproxy.pods.realtime import RealtimeWatch
+from criproxy.pods.part import Part
 from criproxy.pods.reconciler import Reconciler
-from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.stopping import Holds
-from criproxy.pods.unbounded import UnboundedPods
 
 _DECISIONS: Final = 5
-_LOUDEST: Final = 3
 _RUNGS: Final = tuple(rung.value for rung in Rung)
 
 _DISCARDED: Final = 3
@@ -91,29 +74,20 @@ class Reporter(Struct, frozen=True):
     kubelets_driver: KubeletsDriver
     history: History
     guard: CpuGuard
-    unbounded: UnboundedPods
-    placement_check: PlacementCheck
     reconciler: Reconciler
     holds: Holds
-    overhead: OverheadWatch
-    realtime: RealtimeWatch
     relief: MemoryRelief
     interference: InterferenceWatch
     eviction: PodEviction
     cpu_manager: CpuManager
-    disk_watch: DiskWatch
-    disk_keeping: DiskKeeping
-    cache: CacheShare
-    cpu_pinning: CpuPinning
-    proactive_reclaim: ProactiveReclaim
     hold_offs: HoldOffs
-    services: ServiceChecks
     bypass: Callable[[], BypassStatus | None]
     listeners: Sequence[Listener]
     log_writer: LogWriter
     no_cgroups: str
     attachment: Callable[[], AttachStatus]
     kubernetes: Callable[[], KubernetesStatus | None]
+    parts: Sequence[Part]
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
@@ -131,21 +105,14 @@ class Reporter(Struct, frozen=True):
                 bypass_open=bypass.open_since_s is not None,
                 bypass_uses=bypass.uses,
             )
+        metrics.read(self.parts)
         metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
             guard_ceiling_cores=UNLIMITED if ceiling_cores is None else ceiling_cores,
             runtime_ready=self.link.ready,
             offline_sandboxes=self.offline_pods(),
-            misplaced_containers=len(self.placement_check.misplaced),
-            unverified_containers=len(self.placement_check.unknown),
-            unbounded_pods=len(self.unbounded.pods()),
-            service_worst_percent=max((one.percent for one in self.services.signals()), default=None),
             hold_offs=len(self.hold_offs.in_force()),
-            runtime_overloaded=bool(self.overhead.problem),
-            realtime_pods=len(self.realtime.found),
-            pinned_pods=len(self.cpu_pinning.pinned),
-            disk_weight_in_force={disk.name: bool(disk.kept_by) for disk in self.disk_watch.disks},
             eviction_hard_bytes=eviction.hard_bytes,
             memory_available_bytes=eviction.available_bytes,
             eviction_hard_known=not eviction.problem,
@@ -174,7 +141,7 @@ class Reporter(Struct, frozen=True):
         return None if self.link.ready else f"the runtime is not ready: {self.link.problem}"
 
     def status(self) -> Status:
-        info, check, recorder = self.link.info, self.placement_check, self.recorder
+        info, recorder = self.link.info, self.recorder
         attached, modes, running = self.attachment(), self._modes(), self.inventory.running_pods
         return Status(
             version=__version__,
@@ -194,18 +161,12 @@ class Reporter(Struct, frozen=True):
             pods=tuple(self._offline_pod(one) for one in running),
             guard=self.guard.status(),
             bypass=self.bypass(),
-            unbounded=tuple(str(pod) for pod in self.unbounded.pods().values()),
             problems=tuple(self._problems(modes, attached)),
             engine=self.engine.name,
             cgroup=self._cgroup_status(),
-            placement=PlacementStatus(check.verified, check.misplaced, check.unknown),
             decisions=latest_decisions(self.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
-            overhead=_overhead(self.overhead.load),
-            disks=self._disks(),
-            cache=self._cache(),
-            proactive_reclaim=self._reclaim(),
             eviction=self._eviction_status(),
             interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
@@ -213,15 +174,8 @@ class Reporter(Struct, frozen=True):
                 HoldOffStatus(one.name, one.uid, self.hold_offs.until_wall_s(one), one.reason)
                 for one in self.hold_offs.in_force()
             ),
-            services=tuple(
-                ServiceStatus(
-                    **asdict(one.pod),
-                    asked=str(one.check.asked) if one.check else "",
-                    percent=one.percent,
-                    problem=one.problem,
-                )
-                for one in self.services.services()
-            ),
+            sections={key: value for part in self.parts for key, value in part.section().items()},
+            rows=tuple(row for part in self.parts for row in part.rows()),
             kubernetes=self.kubernetes(),
         )
 
@@ -277,13 +231,9 @@ class Reporter(Struct, frozen=True):
             yield f"no offline pod is let in: {self.interference.closed}"
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
-        if misplaced := len(self.placement_check.misplaced):
-            yield f"{misplaced} containers of offline pods run outside the box"
-        if unbounded := len(self.unbounded.pods()):
-            yield f"{unbounded} offline pods run outside the box"
-        for pod, words in self.realtime.found.items():
-            yield f"{words} in offline pod {pod}, and no limit of the box holds it"
-        yield from filter(None, (self.cpu_manager.problem, self.cpu_pinning.problem, self.overhead.problem))
+        yield from filter(None, (self.cpu_manager.problem,))
+        for part in self.parts:
+            yield from part.problems()
         if recorder.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {recorder.upgrade.problem}"
         yield from filter(None, (listener.problem for listener in self.listeners))
@@ -318,32 +268,9 @@ class Reporter(Struct, frozen=True):
             tiers=self._tiers(box),
         )
 
-    def _disks(self) -> tuple[DiskWeight, ...]:
-        """With why one could not be switched."""
-        failures = self.disk_keeping.kept.failures
-        return tuple(
-            disk
-            if disk.kept_by or disk.name not in failures
-            else replace(disk, why=f"{disk.why} ({failures[disk.name]})")
-            for disk in self.disk_watch.disks
-        )
-
     def _offline_pod(self, sandbox: Sandbox) -> OfflinePod:
-        placement = sandbox.placement or ""
-        cpus = format_cpus(self.cpu_pinning.pinned.get(placement, frozenset()))
-        return OfflinePod(**asdict(sandbox.pod), placement=placement, cpus=cpus)
-
-    def _cache(self) -> str:
-        group, problem = self.cache.group, self.cache.problem
-        if problem:
-            return f"not bounded: {problem}"
-        return f"{group.schemata} for {group.threads} threads of offline pods" if group.schemata else ""
-
-    def _reclaim(self) -> str:
-        part = self.proactive_reclaim
-        if not part.enabled:
-            return ""
-        return part.problem or f"{RESOURCES[MEMORY].words(part.taken_bytes)} taken back from offline pods so far"
+        shown = {key: value for part in self.parts for key, value in part.of_pod(sandbox).items()}
+        return OfflinePod(**asdict(sandbox.pod), placement=sandbox.placement or "", **shown)
 
     def _tiers(self, box: BoxState) -> str:
         if not box.tiers:
@@ -359,12 +286,3 @@ class Reporter(Struct, frozen=True):
 def _used(box: BoxState) -> dict[str, float | None]:
     """All that a limit of the box bounds, where that is more than what counts as its use."""
     return {MEMORY: box.memory.used_bytes if box.memory else None}
-
-
-def _overhead(load: OutsideLoad) -> OverheadStatus:
-    loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
-    pods = [
-        PodOverhead(**asdict(one.pod), shim_cores=one.shim_cores, log_bytes_per_s=one.log_bytes_per_s)
-        for one in loudest
-    ]
-    return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))

@@ -3,19 +3,18 @@
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
 from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Finding, Limit, Limits, PodRef, Snapshot
+from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limit, Limits, PodRef, Snapshot
 
 
 class BypassStatus(Struct, frozen=True):
@@ -125,41 +124,6 @@ class CgroupStatus(Struct, frozen=True):
     driver: Literal["cgroupfs", "systemd"] | None
 
 
-class ServiceStatus(PodRef, frozen=True):
-    """An online pod that says how it fares: `percent` of its threshold (from 100 on it is harm); None: `problem`."""
-
-    asked: str
-    percent: float | None
-    problem: str
-
-
-class PlacementStatus(Struct, frozen=True):
-    """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
-
-    verified: int
-    misplaced: tuple[Finding, ...]
-    unknown: tuple[Finding, ...]
-
-
-class PodOverhead(PodRef, frozen=True):
-    """What is done outside the box for one pod: its shim's CPU, and what its logs grow by."""
-
-    shim_cores: float
-    log_bytes_per_s: float
-
-
-class OverheadStatus(Struct, frozen=True):
-    """What the runtime and the shims of offline pods do outside the box at present.
-
-    `runtime_cores` is the runtime's own CPU, whatever it did; None: not known. `pods`: the loudest, the first one most.
-    """
-
-    runtime_cores: float | None = None
-    shim_cores: float = 0.0
-    log_bytes_per_s: float = 0.0
-    pods: tuple[PodOverhead, ...] = ()
-
-
 class DecisionStatus(Struct, frozen=True):
     """A decision that changed a limit: the limits, and why, by resource.
 
@@ -212,10 +176,9 @@ class Status(Struct, frozen=True):
     """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
-    `bypass`: None: there is none. `unbounded`: the offline pods that run outside the box (namespace/name).
-    `cache`: the box's share of caches and memory bandwidth, or why it has all; "": no bound is asked for.
-    `proactive_reclaim`: what was taken back, or why nothing is; "": it is off.
-    `modes`: the names of those in force; see `criproxy.model.modes`. `kubernetes`: None: it is not switched on.
+    `bypass`: None: there is none. `modes`: the names of those in force; see `criproxy.model.modes`. `kubernetes`: None:
+    it is not switched on. `sections`: what the parts show, each under its own key of the JSON; `rows`: the same for
+    people (`Part.rows`).
     """
 
     version: str
@@ -230,24 +193,19 @@ class Status(Struct, frozen=True):
     schedule: ScheduleStatus = ScheduleStatus("", "")
     guard: GuardStatus = GUARD_OFF
     bypass: BypassStatus | None = None
-    unbounded: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     engine: str = ""
     cgroup: CgroupStatus = CgroupStatus(0, None)
-    placement: PlacementStatus = PlacementStatus(0, (), ())
     decisions: tuple[DecisionStatus, ...] = ()
     upgrade: UpgradeStatus = UpgradeStatus()
     attached: AttachStatus = AttachStatus("unknown", "")
-    overhead: OverheadStatus = OverheadStatus()
-    disks: tuple[DiskWeight, ...] = ()
-    cache: str = ""
-    proactive_reclaim: str = ""
     eviction: EvictionStatus | None = None
     interference: InterferenceStatus | None = None
     modes: tuple[str, ...] = ()
     hold_offs: tuple[HoldOffStatus, ...] = ()
-    services: tuple[ServiceStatus, ...] = ()
     kubernetes: KubernetesStatus | None = None
+    sections: Mapping[str, Any] = {}
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
 def resource_status(
@@ -300,6 +258,7 @@ def to_json(status: Status) -> str:
     A resource is a key of the box, and its amounts have its unit at the end: `box.cpu.limit_cores`.
     """
     data = msgspec.to_builtins(status)
+    data |= data.pop("sections")
     box, decisions = data["box"], data["decisions"]
     resources, shares = box.pop("resources"), box.pop("shares")
     box.update({name: shares.get(name) for name in SHARES})
@@ -328,6 +287,7 @@ def from_json(text: str) -> Status:
                 name: decision[key] for name, row in RESOURCES.items() if (key := f"limit_{row.unit}") in decision
             }
             decision["reasons"] = {name: decision[f"{name}_reason"] for name in decision["limits"]}
+        data["sections"] = {key: value for key, value in data.items() if key not in Status.__struct_fields__}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no status of criproxy: {error!r}") from error
     return msgspec.convert(data, Status)

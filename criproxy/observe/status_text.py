@@ -9,7 +9,6 @@ from typing import Final
 
 from msgspec import UNSET
 
-from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
@@ -22,15 +21,12 @@ from criproxy.observe.status import (
     ConfigStatus,
     DecisionStatus,
     KubernetesStatus,
-    OverheadStatus,
-    PlacementStatus,
-    ServiceStatus,
     Status,
 )
+from criproxy.pods.part import listed
 
 WIDTH: Final = 100
 _HEAD: Final = 14
-_SHOWN: Final = 50
 
 _COMMAND: Final = re.compile("`[^`]+`")
 _KEPT: Final = "\0"
@@ -92,27 +88,13 @@ def _lines(status: Status) -> Iterator[str]:
     if status.interference is not None:
         yield from interference_lines(status.interference)
     yield _row("offline pods", str(len(status.pods)))
-    yield from _listed([f"{pod}{f' on CPUs {pod.cpus}' if pod.cpus else ''}" for pod in status.pods])
-    if status.services:
-        yield _row("services", "what online pods say of themselves (100 % is their threshold)")
-        yield from _listed([f"{one}: {_service(one)}" for one in status.services])
-    yield from _disk_lines(status.disks)
-    if status.cache:
-        yield _row("cache", status.cache)
-    if status.proactive_reclaim:
-        yield _row("reclaim", status.proactive_reclaim)
-    yield from _overhead_lines(status.overhead)
-    yield from _placement_lines(status.placement)
-    if status.unbounded:
-        yield _row("unbounded", f"{len(status.unbounded)} offline pods run outside the box (colocation.on_unbounded)")
-        yield from _listed(status.unbounded)
+    pods = [f"{pod}{f' on CPUs {pod.cpus}' if pod.cpus else ''}" for pod in status.pods]
+    yield from (f"  {line}" for line in listed(pods))
+    for head, text, *lines in status.rows:
+        yield _row(head, text)
+        yield from (f"  {line}" for line in lines)
     yield from _kubernetes_lines(status.kubernetes)
     yield from _decision_lines(status.decisions)
-
-
-def _service(service: ServiceStatus) -> str:
-    value = "not known" if service.percent is None else f"{service.percent:.0f} %"
-    return f"{value}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"
 
 
 def _kubernetes_lines(kubernetes: KubernetesStatus | None) -> Iterator[str]:
@@ -127,45 +109,6 @@ def _kubernetes_lines(kubernetes: KubernetesStatus | None) -> Iterator[str]:
     if policy.keys:
         yield f"  policy {policy.name} ({policy.version}) sets {', '.join(policy.keys)}"
     yield from (f"  policy refused: {problem}" for problem in policy.problems)
-
-
-def _listed(lines: Sequence[str]) -> Iterator[str]:
-    yield from (f"  {line}" for line in lines[:_SHOWN])
-    if len(lines) > _SHOWN:
-        yield f"  and {len(lines) - _SHOWN} more (--json lists them all)"
-
-
-def _disk_lines(disks: Sequence[DiskWeight]) -> Iterator[str]:
-    if kept := [f"{disk.name} ({disk.kept_by})" for disk in disks if disk.kept_by]:
-        yield _row("disk weight", f"in force on {', '.join(kept[:_SHOWN])}")
-    reasons: dict[str, list[str]] = {}
-    for disk in disks:
-        if not disk.kept_by:
-            reasons.setdefault(disk.why, []).append(disk.name)
-    for why, names in reasons.items():
-        offline = "there, offline pods read and write as equals of online ones"
-        yield _row("disk weight", f"not in force on {', '.join(names[:_SHOWN])}: {why}; {offline}")
-
-
-def _overhead_lines(overhead: OverheadStatus) -> Iterator[str]:
-    logs = f"for offline pods: shims {overhead.shim_cores:.2f} cores, logs {_megabytes(overhead.log_bytes_per_s)}"
-    runtime = "not known" if overhead.runtime_cores is None else f"{overhead.runtime_cores:.2f} cores"
-    yield _row("overhead", f"runtime {runtime}; {logs}")
-    for pod in overhead.pods:
-        shown = f"shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}"
-        yield f"  {pod}: {shown}"
-
-
-def _megabytes(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.2f} MB/s"
-
-
-def _placement_lines(placement: PlacementStatus) -> Iterator[str]:
-    misplaced, unknown = len(placement.misplaced), len(placement.unknown)
-    yield _row("placement", f"{placement.verified} containers verified, {misplaced} misplaced, {unknown} not known")
-    for head, strays in (("misplaced", placement.misplaced), ("not known", placement.unknown)):
-        named = [(one, f"container {one.container}" if one.container else "sandbox") for one in strays]
-        yield from _listed([f"{head}: {one}, {what}: {one.detail}" for one, what in named])
 
 
 def _decision_lines(decisions: Sequence[DecisionStatus]) -> Iterator[str]:
@@ -295,6 +238,10 @@ def interference_lines(harm: InterferenceStatus) -> Iterator[str]:
     if harm.evictions:
         kept = f", {harm.kept} of them in an emergency only" if harm.kept else ""
         yield f"  {harm.evictions} pods were stopped in ten minutes, of {harm.most} at most{kept}"
+
+
+def _megabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.2f} MB/s"
 
 
 def _row(name: str, text: str) -> str:

@@ -1,55 +1,66 @@
 """Keeps the box to its share of the last-level cache and of memory bandwidth, where that is asked for."""
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.resctrl import CacheGroup, CacheLimits, Resctrl
+from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
-from criproxy.pods.shared import PodsShared, Trouble
-
-EVERY_S: Final = 2.0
-"""How long a new process of the box may have all of the cache."""
+from criproxy.pods.part import InForce, Part, Ports
+from criproxy.pods.shared import PodsShared
 
 
-class CacheShare(Struct):
-    """`group` and `problem` may be asked for from any thread. `limits` None: they are not ours to set now."""
+def cache_asked(now: InForce) -> CacheLimits | None:
+    """None: what is in force is not ours to change."""
+    if now.lifts:
+        return CacheLimits()
+    cache = now.config.cache
+    return CacheLimits(cache.llc_max_ratio, cache.bandwidth_max_ratio) if now.writes else None
 
-    limits: CacheLimits | None
+
+class CacheShare(Part, Struct):
+    """`limits`: see `cache_asked`. A new process of the box may have all of the cache until the next look."""
+
+    NAME = "sharing the processor's caches"
+    EVERY_S = 2.0
+
     shared: PodsShared
     box: Box
     resctrl: Resctrl
     worker: Worker
+    limits: CacheLimits | None = None
     group: CacheGroup = CacheGroup()
     _made: bool = True
     """There may be a group of ours, as one process may have left it to the next."""
-    _trouble: Trouble = field(default_factory=Trouble)
 
-    def configure(self, limits: CacheLimits | None) -> None:
-        """From the next look on."""
-        self.limits = limits
+    @classmethod
+    def made(cls, ports: Ports) -> "CacheShare":
+        return cls(ports.shared, ports.box, Resctrl(Tree()), ports.looks)
 
-    @property
-    def problem(self) -> str:
-        """Why what is asked for is not in force; "" when it is, or when nothing is asked for."""
-        return self._trouble.last or self.group.problem
-
-    async def run(self) -> None:
-        while True:
-            await self.look()
-            await self.shared.clock.sleep(EVERY_S, slack_s=EVERY_S / 2)
+    def configure(self, now: InForce) -> None:
+        self.limits = cache_asked(now)
 
     async def look(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
         limits, box = self.limits, self.box.path
         if limits is None or not (limits.any or self._made) or (limits.any and box is None):
             return
         before = self.group
-        with self._trouble.logged_by(lambda e: self.shared.log.warning("cache_share_not_in_force", error=str(e))):
-            self.group = await self.worker.run("share the cache", lambda: self.resctrl.keep(box or "", limits))
-            self._made = limits.any
+        self.group = await self.worker.run("share the cache", lambda: self.resctrl.keep(box or "", limits))
+        self._made = limits.any
         if self.group.problem and self.group.problem != before.problem:
             self.shared.log.warning("cache_share_not_in_force", error=self.group.problem)
         elif self.group.schemata != before.schemata:
             self.shared.log.info("cache_share", schemata=self.group.schemata or "all")
+
+    def section(self) -> Mapping[str, Any]:
+        """The box's share, or why it has all; "": no bound is asked for."""
+        group, problem = self.group, self.failure or self.group.problem
+        words = f"{group.schemata} for {group.threads} threads of offline pods" if group.schemata else ""
+        return {"cache": f"not bounded: {problem}" if problem else words}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if words := self.section()["cache"]:
+            yield "cache", words

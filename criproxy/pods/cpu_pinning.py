@@ -10,31 +10,45 @@ a CPU that its pod has not. None is, either, while kubelet names CPUs and its fi
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CpuUse
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
 from criproxy.model import UNLIMITED, Sandbox
-from criproxy.model.cpulist import Cpus
+from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.part import Counter, Gauge, InForce, Part, Ports
+from criproxy.pods.shared import PodsShared
 
-EVERY_S: Final = 3.0
 LIMITS_EVERY_S: Final = 60.0
 """From one look at a pod's limit to the next: kubelet may resize it."""
 
 
-class CpuPinning(Struct):
-    """`enabled` None: what is in force is not ours to change. `pinned` and `problem` are for any thread."""
+def pinning_asked(now: InForce) -> bool | None:
+    """Whether pods are to be pinned; None: what is in force is not ours to change."""
+    if now.lifts:
+        return False
+    return now.config.cpuset.pin_pods if now.writes else None
 
-    enabled: bool | None
+
+class CpuPinning(Part, Struct):
+    """`enabled`: see `pinning_asked`. `pinned` is for any thread."""
+
+    NAME = "keeping offline pods to CPUs of their own"
+    EVERY_S = 3.0
+    GAUGES = (
+        Gauge("pinned_pods", "Offline pods that stay on some of the CPUs of the box", lambda part: len(part.pinned)),
+    )
+    COUNTERS = (Counter("pods_moved", "Times that an offline pod was moved to CPUs where it gets more"),)
+
     shared: PodsShared
     box: Box
     cpu_manager: CpuManager
+    enabled: bool | None = None
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
     _pins: dict[str, Pin] = {}
@@ -44,41 +58,35 @@ class CpuPinning(Struct):
     _last: tuple[float, CpuUse] | None = None
     _free: frozenset[str] = frozenset()
     """The pods (paths) that were found, or made, free of what this process or one before it had pinned."""
-    _trouble: Trouble = field(default_factory=Trouble)
 
-    def configure(self, enabled: bool | None) -> None:
-        """From the next look on."""
-        self.enabled = enabled
+    @classmethod
+    def made(cls, ports: Ports) -> "CpuPinning":
+        return cls(ports.shared, ports.box, ports.cpu_manager)
 
-    @property
-    def problem(self) -> str:
-        """Why pods are not pinned although they should be; "": they are."""
-        return self._trouble.last
-
-    async def run(self) -> None:
-        while True:
-            await self.look()
-            await self.shared.clock.sleep(EVERY_S, slack_s=EVERY_S / 3)
+    def configure(self, now: InForce) -> None:
+        self.enabled = pinning_asked(now)
 
     async def look(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
-        log, covers = self.shared.log, self.shared.holds.hold_offs.covers
+        covers = self.shared.holds.hold_offs.covers
         placed = {one.placement: one for one in self.shared.inventory.running_pods if one.placement}
-        with self._trouble.logged_by(lambda error: log.warning("pods_not_pinned", error=str(error))):
-            if self.enabled is None or self.box.path is None:
-                self._last = None
-            elif self.enabled and not self._gives_way:
-                await self._choose(placed)
-            else:
-                self._pins, self._last = {}, None
-            self._pins = {path: pin for path, pin in self._pins.items() if path in placed}
-            self.pinned = {path: pin.cpus for path, pin in self._pins.items()}
-            self._free &= placed.keys()
-            if self.enabled is not None:
-                ours = {path for path, one in placed.items() if not covers(one.pod)}
-                if touched := {path for path in ours if path in self.pinned or path not in self._free}:
-                    await self.box.pin({path: self.pinned.get(path) for path in touched})
-                self._free = frozenset(ours - self.pinned.keys())
+        if self.enabled is None or self.box.path is None:
+            self._last = None
+        elif self.enabled and not self._gives_way:
+            await self._choose(placed)
+        else:
+            self._pins, self._last = {}, None
+        self._pins = {path: pin for path, pin in self._pins.items() if path in placed}
+        self.pinned = {path: pin.cpus for path, pin in self._pins.items()}
+        self._free &= placed.keys()
+        if self.enabled is not None:
+            ours = {path for path, one in placed.items() if not covers(one.pod)}
+            if touched := {path for path in ours if path in self.pinned or path not in self._free}:
+                await self.box.pin({path: self.pinned.get(path) for path in touched})
+            self._free = frozenset(ours - self.pinned.keys())
+
+    def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        """`cpus`: those that the pod stays on ("0-3,8"); "": on all of the box's."""
+        return {"cpus": format_cpus(self.pinned.get(sandbox.placement or "", frozenset()))}
 
     @property
     def _gives_way(self) -> bool:

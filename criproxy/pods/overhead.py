@@ -7,24 +7,22 @@ the runtime only as a whole; the growth of the pods' logs shows whose share that
 
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.part import Counter, Gauge, InForce, Part, Ports, StopsPods
 from criproxy.pods.runtime import Process, Running
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
-
-EVERY_S: Final = 10.0
-"""From one look to the next."""
 
 OVERLOAD_S: Final = 60.0
 """How long it must have been too much before it is reported: a burst of lines at a job's start or end is not."""
@@ -34,6 +32,10 @@ LOUD_BYTES_PER_S: Final = 1_000_000.0
 
 DEAREST_S_PER_BYTE: Final = 50e-9
 """What a byte of log costs at most: containerd 1.6 took 13 to 47 ns (measured). What they do not explain is others'."""
+
+
+_LOUDEST: Final = 3
+"""How many pods are shown."""
 
 
 Watched = tuple[Running, Process]
@@ -195,41 +197,70 @@ def _file(path: str) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-class OverheadWatch(Struct):
-    """`load` (at the last look) and `problem` (why it is too much, "" when it is not) are for any thread.
+class PodOverhead(PodRef, frozen=True):
+    """What is done outside the box for one pod: its shim's CPU, and what its logs grow by."""
 
-    `processes`: the first one of what runs in the box, by id, as far as the runtime was asked.
+    shim_cores: float
+    log_bytes_per_s: float
+
+
+class OverheadStatus(Struct, frozen=True):
+    """What the runtime and the shims of offline pods do outside the box at present.
+
+    `runtime_cores` is the runtime's own CPU, whatever it did; None: not known. `pods`: the loudest, the first one most.
     """
 
-    max_cores: float
+    runtime_cores: float | None = None
+    shim_cores: float = 0.0
+    log_bytes_per_s: float = 0.0
+    pods: tuple[PodOverhead, ...] = ()
+
+
+def _megabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.2f} MB/s"
+
+
+class OverheadWatch(Part, Struct):
+    """`max_cores`: what runtime and shims may take while offline pods print. `load`: at the last look.
+
+    `too_much`: why it is, "" when it is not.
+    """
+
+    NAME = "measuring what the runtime does for offline pods"
+    EVERY_S = FIRST_S = 10.0
+    GAUGES = (
+        Gauge(
+            "runtime_overloaded",
+            "Whether the runtime works too much, outside the box, for offline pods",
+            lambda part: bool(part.too_much),
+        ),
+    )
+    COUNTERS = (
+        Counter("runtime_cpu_seconds", "CPU time of the runtime's own process, whatever it did"),
+        Counter("offline_shim_cpu_seconds", "CPU time of offline pods' shims, outside the box"),
+        Counter("offline_log_bytes", "What the logs of offline pods have grown by"),
+    )
+
     shared: PodsShared
-    processes: Mapping[str, Process]
-    stopper: Reconciler
+    stops: StopsPods
     reader: OverheadReader
     worker: Worker
+    max_cores: float = 0.0
     load: OutsideLoad = OutsideLoad()
-    problem: str = ""
+    too_much: str = ""
     _last: tuple[float, OverheadCounters] | None = None
     _too_much_since_s: float | None = None
-    _trouble: Trouble = field(default_factory=Trouble)
 
-    def configure(self, max_cores: float) -> None:
-        """What runtime and shims may take while offline pods print."""
-        self.max_cores = max_cores
+    @classmethod
+    def made(cls, ports: Ports) -> "OverheadWatch":
+        return cls(ports.shared, ports.stops, OverheadReader(), ports.disk_reader)
 
-    async def run(self) -> None:
-        while True:
-            await self.shared.clock.sleep(EVERY_S, slack_s=1.0)
-            await self.look()
+    def configure(self, now: InForce) -> None:
+        self.max_cores = now.config.colocation.runtime_max_cores
 
     async def look(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
-        with self._trouble.logged_by(lambda e: self.shared.log.warning("overhead_not_measured", error=str(e))):
-            await self._look()
-
-    async def _look(self) -> None:
-        running = self.shared.inventory.running
-        watched = tuple((one, self.processes[one.id]) for one in running if one.id in self.processes)
+        processes, inventory = self.shared.processes, self.shared.inventory
+        watched = tuple((one, processes[one.id]) for one in inventory.running if one.id in processes)
         runtime_pid = self.shared.runtime.pid
         after = await self.worker.run("measure the runtime", lambda: self.reader.read(runtime_pid, watched))
         now_s = self.shared.clock.boottime_s()
@@ -247,22 +278,46 @@ class OverheadWatch(Struct):
     def _judge(self, load: OutsideLoad, since_s: float, now_s: float) -> None:
         blamed = to_blame(load, self.max_cores)
         if blamed is None:
-            if self.problem:
+            if self.too_much:
                 self.shared.log.info("runtime_no_longer_overloaded", cores=round(load.cores, 3))
-            self.problem, self._too_much_since_s = "", None
+            self.too_much, self._too_much_since_s = "", None
             return
         if self._too_much_since_s is None:
             self._too_much_since_s = since_s
-        if self.problem or now_s - self._too_much_since_s >= OVERLOAD_S:
+        if self.too_much or now_s - self._too_much_since_s >= OVERLOAD_S:
             reason = in_words(load, blamed, self.max_cores)
-            if not self.problem:
+            if not self.too_much:
                 self.shared.log.warning(
                     "runtime_overloaded", pod=str(blamed.pod), pod_uid=blamed.pod.uid, reason=reason
                 )
-            self.problem = reason
+            self.too_much = reason
         lasts = now_s - self._too_much_since_s >= OVERLOAD_S
         if lasts and self.shared.holds.stops(ON_RUNTIME_OVERLOAD, blamed.pod):
             why = "it printed so much that the runtime was overloaded"
             self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
-            self.stopper.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
+            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.too_much:
+            yield self.too_much
+
+    def status(self) -> OverheadStatus:
+        load = self.load
+        loudest = [pod for pod in load.pods if pod.log_bytes_per_s or pod.shim_cores][:_LOUDEST]
+        pods = [
+            PodOverhead(**asdict(one.pod), shim_cores=one.shim_cores, log_bytes_per_s=one.log_bytes_per_s)
+            for one in loudest
+        ]
+        return OverheadStatus(load.runtime_cores, load.shim_cores, load.log_bytes_per_s, tuple(pods))
+
+    def section(self) -> Mapping[str, Any]:
+        return {"overhead": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        now = self.status()
+        logs = f"for offline pods: shims {now.shim_cores:.2f} cores, logs {_megabytes(now.log_bytes_per_s)}"
+        runtime = "not known" if now.runtime_cores is None else f"{now.runtime_cores:.2f} cores"
+        pods = (f"{pod}: shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}" for pod in now.pods)
+        yield "overhead", f"runtime {runtime}; {logs}", *pods

@@ -3,20 +3,20 @@
 It looks off every call's path: right after each start, and at everything with each listing of the runtime.
 """
 
-import asyncio
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
+from criproxy.control.clock import Wake
 from criproxy.model import Finding
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.reconciler import Reconciler
+from criproxy.pods.part import Counter, Gauge, InForce, Part, Ports, StopsPods, listed
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 CONFIRM_S: Final = 1.0
@@ -40,15 +40,35 @@ _OTHER_DRIVER: Final = (
 _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_parent, or somebody moves processes"
 
 
-class PlacementCheck(PodObserver, Struct):
-    """Others find here what the runtime has said of processes, so that it is asked only once."""
+class PlacementStatus(Struct, frozen=True):
+    """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
+
+    verified: int
+    misplaced: tuple[Finding, ...]
+    unknown: tuple[Finding, ...]
+
+
+class PlacementCheck(PodObserver, Part, Struct):
+    """See the module."""
+
+    NAME = "checking that offline pods run in the box"
+    GAUGES = (
+        Gauge(
+            "misplaced_containers",
+            "Containers, and pod sandboxes, of the box that run outside it",
+            lambda part: len(part.misplaced),
+        ),
+        Gauge(
+            "unverified_containers",
+            "Containers, and pod sandboxes, whose cgroup is not known",
+            lambda part: len(part.unknown),
+        ),
+    )
+    COUNTERS = (Counter("misplacements", "Containers, and pod sandboxes, that were found outside the box"),)
 
     shared: PodsShared
     proc_cgroups: ProcCgroupReader
-    stopper: Reconciler
-    processes: dict[str, Process] = {}
-    """The first one of each sandbox and container, as the runtime answered last."""
-    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    stops: StopsPods
     _everything: bool = False
     _fresh: set[str] = set()
     _pids: dict[str, int] = {}
@@ -57,10 +77,14 @@ class PlacementCheck(PodObserver, Struct):
     """Sandboxes without a process."""
     _unknown: dict[str, Finding] = {}
     _misplaced: dict[str, Finding] = {}
-    _trouble: Trouble = field(default_factory=Trouble)
+    _wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
         self.shared.inventory.watch(self)
+
+    @classmethod
+    def made(cls, ports: Ports) -> "PlacementCheck":
+        return cls(ports.shared, ports.proc_cgroups, ports.stops)
 
     @property
     def verified(self) -> int:
@@ -77,42 +101,53 @@ class PlacementCheck(PodObserver, Struct):
         """What can't be checked, as with a virtual machine's runtime."""
         return tuple(self._unknown.values())
 
-    def configure(self, _: frozenset[str]) -> None:
+    def configure(self, now: InForce) -> None:
         """Look at everything: whom to stop may have changed in `Holds`."""
         self.pods_listed()
 
     def pod_started(self, running: Running) -> None:
         self._fresh.add(running.id)
-        self._due.set()
+        self._wake.set()
 
     def pods_listed(self) -> None:
         """Look at all that runs in the box."""
         self._everything = True
-        self._due.set()
+        self._wake.set()
 
-    async def run(self) -> None:
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            await self.round()
+    @property
+    def wake(self) -> Wake:
+        return self._wake
 
-    async def round(self) -> None:
-        """Look at what is due. Never raises: a failure is logged once, and the next look at everything tries again."""
-        log = self.shared.log
+    @property
+    def pause_s(self) -> float | None:
+        return None
+
+    async def look(self) -> None:
+        """At what is due. What failed is due again with the next listing."""
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
-        with self._trouble.logged_by(
-            lambda e: log.warning("placement_not_verified", error=str(e), exc_info=not isinstance(e, ConnectionError))
-        ):
-            inventory = self.shared.inventory
-            due = inventory.running if everything else inventory.running_of(fresh)
-            if everything:
-                self._forget_others({one.id for one in due})
-            if (failure := await self._check(due, fresh)) is not None:
-                raise failure
+        inventory = self.shared.inventory
+        due = inventory.running if everything else inventory.running_of(fresh)
+        if everything:
+            self._forget_others({one.id for one in due})
+        if (failure := await self._check(due, fresh)) is not None:
+            raise failure
+
+    def section(self) -> Mapping[str, Any]:
+        return {"placement": PlacementStatus(self.verified, self.misplaced, self.unknown)}
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if misplaced := len(self.misplaced):
+            yield f"{misplaced} containers of offline pods run outside the box"
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        misplaced, unknown = self.misplaced, self.unknown
+        counts = f"{self.verified} containers verified, {len(misplaced)} misplaced, {len(unknown)} not known"
+        yield "placement", counts, *_strays("misplaced", misplaced), *_strays("not known", unknown)
 
     def _forget_others(self, running: set[str]) -> None:
-        for known in (self.processes, self._pids, self._unknown, self._misplaced):
+        for known in (self.shared.processes, self._pids, self._unknown, self._misplaced):
             for gone in known.keys() - running:
                 known.pop(gone, None)
         self._bare &= running
@@ -133,7 +168,7 @@ class PlacementCheck(PodObserver, Struct):
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
-                self.stopper.stop(one.sandbox, f"it is outside the box, at {where}")
+                self.stops.stop(one.sandbox, f"it is outside the box, at {where}")
         return failure
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
@@ -188,7 +223,7 @@ class PlacementCheck(PodObserver, Struct):
         return where
 
     async def _ask(self, one: Running) -> Process:
-        process = self.processes[one.id] = await self.shared.runtime.process_of(one)
+        process = self.shared.processes[one.id] = await self.shared.runtime.process_of(one)
         return process
 
     async def _foreign(self, one: Running, process: Process) -> str:
@@ -218,3 +253,8 @@ def _box(one: Running) -> str:
 def _names(one: Running) -> dict[str, str]:
     pod = one.sandbox.pod
     return {"pod": str(pod), "pod_uid": pod.uid, "container": one.container}
+
+
+def _strays(head: str, strays: Sequence[Finding]) -> Iterator[str]:
+    named = [(one, f"container {one.container}" if one.container else "sandbox") for one in strays]
+    yield from listed([f"{head}: {one}, {what}: {one.detail}" for one, what in named])

@@ -17,25 +17,28 @@ theirs anew, `SOON_S` after its end by one at the pod, and `AGAIN_S` after its b
 refused, and then its own cgroup has what was there before. Meanwhile the pod's cgroup is left alone.
 """
 
-import asyncio
-import contextlib
 from typing import Final
 
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import AskedOfContainer, Box
 from criproxy.cgroup.naming import parse_placement
+from criproxy.control.clock import Wake
 from criproxy.model import Sandbox
 from criproxy.pods.inventory import PodObserver
+from criproxy.pods.part import Part, Ports
 from criproxy.pods.runtime import Running
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.shared import PodsShared
 
 SOON_S: Final = 0.5
 AGAIN_S: Final = 5.0
 
 
-class PodLimitsUpkeep(PodObserver, Struct, eq=False):
+class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
     """A pod whose limits could not be set is tried again when all pods are listed anew, each minute."""
+
+    NAME = "keeping pods and containers to their limits"
+    SLACK_S = 0.0
 
     shared: PodsShared
     box: Box
@@ -45,15 +48,18 @@ class PodLimitsUpkeep(PodObserver, Struct, eq=False):
     _soon: dict[str, float] = {}
     """When (monotonic) sandboxes themselves are to be looked at, after an update; as `_later`."""
     _later: dict[str, float] = {}
-    _woken: asyncio.Event = field(default_factory=asyncio.Event)
-    _trouble: Trouble = field(default_factory=Trouble)
+    _wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
         self.shared.inventory.watch(self)
 
+    @classmethod
+    def made(cls, ports: Ports) -> "PodLimitsUpkeep":
+        return cls(ports.shared, ports.box)
+
     def pods_listed(self) -> None:
         self._everything = True
-        self._woken.set()
+        self._wake.set()
 
     def pod_started(self, running: Running) -> None:
         if running.container in running.sandbox.containers:
@@ -61,7 +67,7 @@ class PodLimitsUpkeep(PodObserver, Struct, eq=False):
 
     def resize_asked(self, sandbox: Sandbox) -> None:
         self._later[sandbox.id] = self.shared.clock.monotonic_s() + AGAIN_S
-        self._woken.set()
+        self._wake.set()
 
     def resize_done(self, sandbox: Sandbox) -> None:
         self._soon[sandbox.id] = self.shared.clock.monotonic_s() + SOON_S
@@ -69,29 +75,24 @@ class PodLimitsUpkeep(PodObserver, Struct, eq=False):
 
     def _look_at(self, sandbox: Sandbox) -> None:
         self._due.add(sandbox.id)
-        self._woken.set()
+        self._wake.set()
 
-    async def run(self) -> None:
-        while True:
-            await self._wait()
-            await self.look()
+    @property
+    def wake(self) -> Wake:
+        return self._wake
 
-    async def _wait(self) -> None:
-        """Until something is due."""
-        while not (self._everything or self._due or self._ripe()):
-            self._woken.clear()
-            waiting = (*self._soon.values(), *self._later.values())
-            left_s = min(waiting) - self.shared.clock.monotonic_s() if waiting else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._woken.wait()
+    @property
+    def pause_s(self) -> float | None:
+        """Until the first of those that wait is due."""
+        waiting = (*self._soon.values(), *self._later.values())
+        return max(0.0, min(waiting) - self.shared.clock.monotonic_s()) if waiting else None
 
     def _ripe(self) -> set[str]:
         now_s = self.shared.clock.monotonic_s()
         return {id for waiting in (self._soon, self._later) for id, at_s in waiting.items() if at_s <= now_s}
 
     async def look(self) -> None:
-        """At what is due. Never raises: a failure is logged once."""
+        """At what is due."""
         everything, self._everything = self._everything, False
         due, self._due = self._due, set()
         ripe, now_s = self._ripe(), self.shared.clock.monotonic_s()
@@ -104,12 +105,10 @@ class PodLimitsUpkeep(PodObserver, Struct, eq=False):
         placed = {one.id: one for one in self.shared.inventory.placed if not hold_offs.covers(one.pod)}
         pods = {id: one for id, one in placed.items() if id in ripe or (everything and id not in self._later)}
         of_containers = placed if everything else {id: one for id, one in placed.items() if id in due or id in ripe}
-        log = self.shared.log
-        with self._trouble.logged_by(lambda error: log.warning("pod_limits_not_set", error=str(error))):
-            try:
-                await self._carry(pods)
-            finally:
-                await self._settle(of_containers)
+        try:
+            await self._carry(pods)
+        finally:
+            await self._settle(of_containers)
 
     async def _carry(self, pods: dict[str, Sandbox]) -> None:
         places = [parse_placement(one.placement) for one in pods.values() if one.placement]

@@ -4,65 +4,87 @@ The law is `control.proactive_reclaim`. It is the box's memory alone, and page c
 the box may not swap then. Beside a limit that sinks nothing is taken.
 """
 
-import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
+from criproxy.control.clock import Wake
 from criproxy.control.proactive_reclaim import EVERY_S, ReclaimState, step
+from criproxy.control.resources import bytes_in_words
 from criproxy.model.signals import Missing
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.part import Counter, InForce, Part, Ports
+from criproxy.pods.shared import PodsShared
 
 
-class ProactiveReclaim(Struct):
-    """`enabled`: it is asked for, and the box is ours to change. `problem` and `taken_bytes` are for any thread."""
+def reclaim_asked(now: InForce) -> bool:
+    """Whether it is asked for, and the box is ours to change."""
+    return now.config.memory.proactive_reclaim and now.writes
 
-    enabled: bool
+
+class ProactiveReclaim(Part, Struct):
+    """`enabled`: see `reclaim_asked`. While it is not, nothing wakes up."""
+
+    NAME = "taking back memory that offline pods don't use"
+    EVERY_S = EVERY_S
+    SLACK_S = EVERY_S / 10
+    COUNTERS = (
+        Counter("proactively_reclaimed_bytes", "Memory taken back from offline pods while nobody was short of it"),
+    )
+
     shared: PodsShared
     box: Box
+    enabled: bool = False
     taken_bytes: int = 0
     missing: str = ""
     """Why the kernel can't; "": it can, or was not asked yet."""
     _state: ReclaimState = ReclaimState()
-    _on: asyncio.Event = field(default_factory=asyncio.Event)
-    _trouble: Trouble = field(default_factory=Trouble)
+    _wake: Wake = field(default_factory=Wake)
 
-    def configure(self, enabled: bool) -> None:
-        if not enabled:
-            self._on.clear()
+    @classmethod
+    def made(cls, ports: Ports) -> "ProactiveReclaim":
+        return cls(ports.shared, ports.box)
+
+    def configure(self, now: InForce) -> None:
+        before, self.enabled = self.enabled, reclaim_asked(now)
+        if not self.enabled:
             self._state, self.missing = ReclaimState(), ""
-        self.enabled = enabled
-        if enabled:
-            self._on.set()
+        if self.enabled and not before:
+            self._wake.set()
 
     @property
-    def problem(self) -> str:
-        """Why nothing is taken although it is asked for; "": it is, or is not asked for."""
-        return self.missing or self._trouble.last
+    def wake(self) -> Wake:
+        return self._wake
 
-    async def run(self) -> None:
-        """While it is off, nothing wakes up."""
-        self.configure(self.enabled)
-        while True:
-            await self._on.wait()
-            await self.look()
-            await self.shared.clock.sleep(EVERY_S, slack_s=EVERY_S / 10)
+    @property
+    def pause_s(self) -> float | None:
+        return self.EVERY_S if self.enabled else None
 
     async def look(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
+        if not self.enabled:
+            return
         log = self.shared.log
-        with self._trouble.logged_by(lambda error: log.warning("proactive_reclaim_failed", error=str(error))):
-            found = await self.box.reclaimable()
-            if isinstance(found, Missing):
-                if found.why != self.missing:
-                    log.warning("proactive_reclaim_not_here", reason=found.why)
-                self.missing = found.why
-                return
-            self.missing = ""
-            if found is None:
-                return
-            size_bytes, self._state = step(found.stall, found.size_bytes, self._state)
-            if self.enabled and size_bytes and (taken := await self.box.take_back(size_bytes)):
-                self.taken_bytes += taken
-                self.shared.counters.count("proactively_reclaimed_bytes", by=taken)
-                log.debug("proactively_reclaimed", bytes=taken, asked_bytes=size_bytes)
+        found = await self.box.reclaimable()
+        if isinstance(found, Missing):
+            if found.why != self.missing:
+                log.warning("proactive_reclaim_not_here", reason=found.why)
+            self.missing = found.why
+            return
+        self.missing = ""
+        if found is None:
+            return
+        size_bytes, self._state = step(found.stall, found.size_bytes, self._state)
+        if self.enabled and size_bytes and (taken := await self.box.take_back(size_bytes)):
+            self.taken_bytes += taken
+            self.shared.counters.count("proactively_reclaimed_bytes", by=taken)
+            log.debug("proactively_reclaimed", bytes=taken, asked_bytes=size_bytes)
+
+    def section(self) -> Mapping[str, Any]:
+        """What was taken back, or why nothing is; "": it is off."""
+        taken = f"{bytes_in_words(self.taken_bytes)} taken back from offline pods so far"
+        return {"proactive_reclaim": (self.missing or self.failure or taken) if self.enabled else ""}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if words := self.section()["proactive_reclaim"]:
+            yield "reclaim", words

@@ -3,43 +3,52 @@
 A pod gets no capability for that from us (`criproxy.hooks.rewrites`), but a privileged one has it all the same.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from criproxy.cgroup.processes import RealtimeThreads
+from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.reconciler import Reconciler
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.part import Gauge, Part, Ports, StopsPods
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
-EVERY_S: Final = 60.0
 
+class RealtimeWatch(Part, Struct):
+    """`found`: which pods, and in words what runs in them."""
 
-class RealtimeWatch(Struct):
-    """`found`: which pods, and in words what runs in them; it may be asked for from any thread."""
+    NAME = "looking for threads in real time"
+    EVERY_S = FIRST_S = 60.0
+    GAUGES = (
+        Gauge(
+            "realtime_pods",
+            "Offline pods with threads in real time, past the box's limits",
+            lambda part: len(part.found),
+        ),
+    )
 
     shared: PodsShared
-    stopper: Reconciler
+    stops: StopsPods
     threads: RealtimeThreads
     worker: Worker
     found: Mapping[PodRef, str] = {}
-    _trouble: Trouble = field(default_factory=Trouble)
 
-    async def run(self) -> None:
-        while True:
-            await self.shared.clock.sleep(EVERY_S, slack_s=1.0)
-            await self.look()
+    @classmethod
+    def made(cls, ports: Ports) -> "RealtimeWatch":
+        return cls(ports.shared, ports.stops, RealtimeThreads(Tree()), ports.looks)
 
     async def look(self) -> None:
-        """Never raises: a failure is logged once, and the next look tries again."""
         placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.running_pods}
         placements = {id: sandbox.placement for id, sandbox in placed.items() if sandbox.placement is not None}
-        with self._trouble.logged_by(lambda e: self.shared.log.warning("realtime_threads_not_known", error=str(e))):
-            found = await self.worker.run("look for realtime threads", lambda: self.threads.read(placements))
-            self._judge(placed, found)
+        found = await self.worker.run("look for realtime threads", lambda: self.threads.read(placements))
+        self._judge(placed, found)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        for pod, words in self.found.items():
+            yield f"{words} in offline pod {pod}, and no limit of the box holds it"
 
     def _judge(self, placed: Mapping[str, Sandbox], found: Mapping[str, str]) -> None:
         before, self.found = self.found, {placed[id].pod: words for id, words in found.items()}
@@ -50,4 +59,4 @@ class RealtimeWatch(Struct):
                 self.shared.log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=reason)
             if self.shared.holds.stops(ON_UNBOUNDED, pod):
                 self.shared.holds.hold(pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED)
-                self.stopper.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")
+                self.stops.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")

@@ -15,7 +15,6 @@ from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import PodStopper
-from criproxy.pods.unbounded import UnboundedPods
 
 EVERY_S: Final = 60.0
 """From one listing of the runtime to the next: what left it behind our back is found by then."""
@@ -53,7 +52,6 @@ class Reconciler(PodObserver, Struct, eq=False):
     settings: ReconcilerSettings
     shared: PodsShared
     box: Box
-    unbounded: UnboundedPods
     stopper: PodStopper
     swept: int = 0
     _due: asyncio.Event = field(default_factory=asyncio.Event)
@@ -126,10 +124,7 @@ class Reconciler(PodObserver, Struct, eq=False):
             if refresh:
                 await self._reap()
             await self._sweep()
-            try:
-                await self._stop_pods()
-            finally:  # a pod that does not stop keeps no other from it
-                await self.unbounded.look()
+            await self._stop_pods()
 
     async def _tend(self) -> None:
         """Whether or not the box's limits are ours to set."""

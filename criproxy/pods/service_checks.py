@@ -11,13 +11,13 @@ also when `AT_ONCE` others are being asked.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 from msgspec import Struct, field
-from structlog.typing import FilteringBoundLogger
+from msgspec.structs import asdict
 
-from criproxy.control.clock import Clock
+from criproxy.config.ladder import ladder_settings
 from criproxy.control.interference.service_checks import (
     ServiceAnswer,
     ServiceCheck,
@@ -27,17 +27,16 @@ from criproxy.control.interference.service_checks import (
     problem_of,
     unprovable,
 )
+from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.inventory import Inventory
-from criproxy.pods.unbounded import UnboundedPods
+from criproxy.pods.part import AsksServices, Gauge, InForce, Part, Ports, listed
+from criproxy.pods.shared import PodsShared
 
 MOST: Final = 20
 AT_ONCE: Final = 4
 MOST_BYTES: Final = 64 * 1024
 PUT_OFF_S: Final = 300.0
 EVERY_S: Final = 1.0
-"""From one look at which are due to the next."""
-
 _NEVER_WELL: Final = "it has not been well since it was first asked"
 
 
@@ -47,19 +46,6 @@ class TooLargeError(Exception):
 
 class NotAskedError(Exception):
     """The service was not reached, for a reason that is not its own: the runtime does not answer."""
-
-
-class AsksServices(Protocol):
-    """Asks one service, and takes no longer than the check's time-out."""
-
-    async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
-        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError, and
-        NotAskedError.
-        """
-
-    async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
-        """Why this machine does not let criproxy ask this one at all, with the remedy; "": nothing hinders it, or who
-        knows. Called once there was no answer. Raises OSError or ValueError."""
 
 
 class AskedService(Struct):
@@ -78,25 +64,48 @@ class AskedService(Struct):
     was_well: bool = False
 
 
+class ServiceStatus(PodRef, frozen=True):
+    """An online pod that says how it fares: `percent` of its threshold (from 100 on it is harm); None: `problem`."""
+
+    asked: str
+    percent: float | None
+    problem: str
+
+
 class ServiceChecksSettings(Struct, frozen=True):
-    """`active`: offline pods are ours to act on; else nobody is asked.
+    """`active`: offline pods are ours to act on; else nobody is asked. `rules` tell which pods are offline.
 
     `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long is not asked.
     """
 
     active: bool
+    rules: OfflineRules
     measured_s: float
 
+    @classmethod
+    def of(cls, now: InForce) -> "ServiceChecksSettings":
+        experiments = ((one.trial_s, one.settle_s) for one in ladder_settings(now.config.interference).resources)
+        measured_s = min(trial_s - settle_s for trial_s, settle_s in experiments if trial_s is not None)
+        return cls(now.writes, now.config.colocation.offline_rules(), measured_s)
 
-class ServiceChecks(Struct):
+
+class ServiceChecks(Part, Struct, eq=False):
     """See the module."""
 
-    settings: ServiceChecksSettings
+    NAME = "asking online services how they fare"
+    EVERY_S = EVERY_S
+    SLACK_S = EVERY_S / 2
+    GAUGES = (
+        Gauge(
+            "service_worst_percent",
+            "What the online service that fares worst says, in percent of its threshold",
+            lambda part: max((one.percent for one in part.signals()), default=None),
+        ),
+    )
+
+    shared: PodsShared
     asks: AsksServices
-    inventory: Inventory
-    unbounded: UnboundedPods
-    clock: Clock
-    log: FilteringBoundLogger
+    settings: ServiceChecksSettings | None = None
     _services: Mapping[str, AskedService] = {}
     """By sandbox. Replaced as a whole: the status reads it from its thread."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -106,14 +115,18 @@ class ServiceChecks(Struct):
     one, or before a while in which nobody was asked.
     """
 
-    def configure(self, settings: ServiceChecksSettings) -> None:
-        self.settings = settings
+    @classmethod
+    def made(cls, ports: Ports) -> "ServiceChecks":
+        return cls(ports.shared, ports.services)
+
+    def configure(self, now: InForce) -> None:
+        self.settings = ServiceChecksSettings.of(now)
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         """Those that are known now: an answer counts until two more should have come."""
-        now_s = self.clock.boottime_s()
+        now_s = self.shared.clock.boottime_s()
         return tuple(
             ServiceSignal(one.pod, one.percent, one.check.threshold, one.check.hold_s, one.asked_s - one.check.lag_s)
             for one in self._services.values()
@@ -141,33 +154,27 @@ class ServiceChecks(Struct):
 
     # --- at work ----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self.look()
-                await self.clock.sleep(EVERY_S, slack_s=EVERY_S / 2)
-        finally:
-            for task in self._asking.values():
-                task.cancel()
+    def cease(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
 
-    def look(self) -> None:
-        """Begin with those that are due. Never waits, never raises."""
-        if not self.settings.active or not self.inventory.running_pods:
+    async def look(self) -> None:
+        """Begin with those that are due."""
+        settings, inventory = self.settings, self.shared.inventory
+        if settings is None or not settings.active or not inventory.running_pods:
             self._known_well, self._services = self.well, {}
             return
-        unbounded = self.unbounded.pods()
-        online = {id: pod for id, pod in self.inventory.outside.items() if id not in unbounded}
+        online = {id: pod for id, pod in inventory.outside.items() if settings.rules.why(pod) is None}
         known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
         self._services = {id: one for id, one in known.items() if one is not None}
         self._known_well = frozenset()
-        now_s = self.clock.boottime_s()
+        now_s = self.shared.clock.boottime_s()
         places = list(self._services.items())
         for _, service in places[MOST:]:
             if service.check is not None:
                 service.problem, service.percent = f"{MOST} services of this node are asked already", None
         for id, service in sorted(places[:MOST], key=lambda place: place[1].due_s):
-            if service.check is not None and (why := unprovable(service.check, self.settings.measured_s)):
+            if service.check is not None and (why := unprovable(service.check, settings.measured_s)):
                 service.problem, service.percent = why, None
                 continue
             hurried = self._is_hurried(service)
@@ -185,19 +192,19 @@ class ServiceChecks(Struct):
         try:
             check = check_of(pod.annotations, pod.ref)
         except ValueError as error:
-            self.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
+            self.shared.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
             return AskedService(pod.ref, None, str(error))
         if check is None:
             return None
         return AskedService(pod.ref, check, "it has not been asked yet", was_well=id in self._known_well)
 
     async def _ask(self, id: str, service: AskedService, check: ServiceCheck) -> None:
-        asked_s = self.clock.boottime_s()
+        asked_s = self.shared.clock.boottime_s()
         try:
             async with asyncio.timeout(check.timeout_s):
                 outcome = await self.asks.ask(check, id, self._container(id, check))
         except TooLargeError:
-            service.due_s = self.clock.boottime_s() + PUT_OFF_S
+            service.due_s = self.shared.clock.boottime_s() + PUT_OFF_S
             service.percent = None
             service.problem = f"its answer has more than {MOST_BYTES} bytes: it is asked again in {PUT_OFF_S:.0f} s"
             return
@@ -220,7 +227,7 @@ class ServiceChecks(Struct):
         service.percent = percent if service.was_well else None
         problem = problem_of(outcome, check)
         service.problem = problem if service.was_well else f"{_NEVER_WELL}: {problem or f'{percent:.0f} %'}"
-        service.asked_s, service.read_s = asked_s, self.clock.boottime_s()
+        service.asked_s, service.read_s = asked_s, self.shared.clock.boottime_s()
 
     async def _hindrance(self, id: str, check: ServiceCheck) -> str:
         with contextlib.suppress(OSError, ValueError, NotAskedError):
@@ -235,10 +242,33 @@ class ServiceChecks(Struct):
         """
         if check.exec is None:
             return ""
-        running = self.inventory.containers_of(sandbox_id)
+        running = self.shared.inventory.containers_of(sandbox_id)
         wanted = check.exec.container
         found = {one.name: one.id for one in running if not wanted or one.name == wanted}
         if len(found) != 1:
             names = ", ".join(sorted({one.name for one in running}))
             raise ValueError(f"there is not exactly one container {wanted} that runs, of {names or 'none'}")
         return next(iter(found.values()))
+
+    def status(self) -> tuple[ServiceStatus, ...]:
+        return tuple(
+            ServiceStatus(
+                **asdict(one.pod),
+                asked=str(one.check.asked) if one.check else "",
+                percent=one.percent,
+                problem=one.problem,
+            )
+            for one in self.services()
+        )
+
+    def section(self) -> Mapping[str, Any]:
+        return {"services": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if services := [f"{one}: {_in_words(one)}" for one in self.status()]:
+            yield "services", "what online pods say of themselves (100 % is their threshold)", *listed(services)
+
+
+def _in_words(service: ServiceStatus) -> str:
+    value = "not known" if service.percent is None else f"{service.percent:.0f} %"
+    return f"{value}{f' ({service.asked})' if service.asked else ''}{f': {service.problem}' if service.problem else ''}"

@@ -11,7 +11,7 @@ from criproxy.control.clock import Clock
 from criproxy.control.interference.ladder import Transition
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
-from criproxy.pods.runtime import Runtime
+from criproxy.pods.runtime import Process, Runtime
 from criproxy.pods.stopping import Evicts, Holds, PodStopper
 
 
@@ -23,7 +23,11 @@ class TellsLadder(Protocol):
 
 
 class PodsShared(Struct, frozen=True):
-    """The pods of this node, the runtime that runs them, and what every part needs for its work."""
+    """The pods of this node, the runtime that runs them, and what every part needs for its work.
+
+    `processes`: the first one of each sandbox and container of the box, as the runtime answered last, so that it is
+    asked only once. `PlacementCheck` keeps it.
+    """
 
     inventory: Inventory
     runtime: Runtime
@@ -33,6 +37,7 @@ class PodsShared(Struct, frozen=True):
     log: FilteringBoundLogger
     evicts: Evicts | None = None
     tells: TellsLadder | None = None
+    processes: dict[str, Process] = {}
 
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""

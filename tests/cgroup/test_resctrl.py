@@ -25,6 +25,7 @@ from criproxy.cgroup.schemata import (
 from criproxy.cgroup.tree import Tree
 from criproxy.pods.cache_share import CacheShare
 from tests.fakes.log import FakeLog
+from tests.fakes.part import look
 
 WHOLE = "    L3:0=7ff;1=7ff\n    MB:0=100;1=100\n"
 WITH_CODE = "L3DATA:0=7ff\nL3CODE:0=7ff\n"
@@ -241,14 +242,14 @@ def part(site: Site, limits: CacheLimits | None) -> CacheShare:
     shared: Any = SimpleNamespace(log=log)
     box: Any = SimpleNamespace(path="/offline")
     worker: Any = Here()
-    return CacheShare(limits, shared, box, site.resctrl, worker)
+    return CacheShare(shared, box, site.resctrl, worker, limits)
 
 
 def test_part_follows_its_setting_and_leaves_alone_what_is_not_its_to_set(site: Site) -> None:
     cache = part(site, None)
     seen = []
     for limits in (None, THIRD, None, CacheLimits()):
-        cache.configure(limits)
+        cache.limits = limits
         asyncio.run(cache.look())
         seen.append((site.there, bool(cache.group.schemata)))
 
@@ -267,11 +268,11 @@ def test_what_fails_is_told_once_and_tried_again(tmp_path: Path) -> None:
     site = made(tmp_path, groups=0)
     cache = part(site, THIRD)
     for _ in range(2):
-        asyncio.run(cache.look())
-    problem, events = cache.problem, [event for _, event, _ in cache.shared.log.events]  # type: ignore[attr-defined]
+        look(cache, cache.shared.log)
+    problem, events = cache.failure, [event for _, event, _ in cache.shared.log.events]  # type: ignore[attr-defined]
     site.tree.groups_left = 1
-    asyncio.run(cache.look())
+    look(cache, cache.shared.log)
 
     assert "no group left" in problem
-    assert events == ["cache_share_not_in_force"]
-    assert (cache.problem, site.there) == ("", True)
+    assert events == ["look_failed"]
+    assert (cache.failure, site.there) == ("", True)

@@ -11,7 +11,8 @@ import pytest
 from criproxy.config import Config, ConfigError, Loaded
 from criproxy.config.settings import Colocation
 from criproxy.daemon.reload import FileWatch, Reload
-from criproxy.daemon.settings import PartSettings, Timetable
+from criproxy.daemon.settings import Timetable
+from criproxy.pods.part import InForce
 from tests.fakes.clock import FakeClock
 
 ON, OFF = (Config(colocation=Colocation(enabled=enabled)) for enabled in (True, False))
@@ -25,7 +26,7 @@ class Clock(FakeClock):
         super().__init__(boottime_s=0.0)
         self.shared = []
 
-    async def sleep(self, seconds, slack_s=0.0):
+    async def sleep(self, seconds, slack_s=0.0, wake=None):
         if len(self.shared) == 4:
             raise TimeoutError
         await super().sleep(seconds, slack_s)
@@ -147,8 +148,8 @@ class Shown:
 )
 def test_config_that_is_taken(loaded: Loaded, enabled: bool) -> None:
     shown, clock = Shown(), FakeClock()
-    applied: list[PartSettings] = []
-    settings = PartSettings(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False)
+    applied: list[InForce] = []
+    settings = InForce(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False)
     watch = SimpleNamespace(file=Path("config.toml"))
     others = dict.fromkeys(("socket", "hold_offs", "bypass"))
     told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)

@@ -11,10 +11,17 @@ from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, In
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
-from criproxy.daemon.settings import PartSettings, Stage, Timetable, policy, predictor
+from criproxy.daemon import settings as of
+from criproxy.daemon.settings import Timetable, policy, predictor
 from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
+from criproxy.pods.cache_share import cache_asked
+from criproxy.pods.cpu_pinning import pinning_asked
 from criproxy.pods.disk_bounds import DisksUse
+from criproxy.pods.disk_keeping import keeper_asked
+from criproxy.pods.part import InForce, Stage
+from criproxy.pods.proactive_reclaim import reclaim_asked
+from criproxy.pods.service_checks import ServiceChecksSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
 
 GIB = 1 << 30
@@ -22,12 +29,12 @@ GIB = 1 << 30
 
 def guard(config: Config) -> GuardLaw | None:
     config = replace(config, colocation=Colocation(enabled=True))
-    return PartSettings(config, Stage(policy(config)), False, False).guard().law
+    return of.guard(InForce(config, Stage(policy(config)), False, False)).law
 
 
-def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> PartSettings:
+def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> InForce:
     config = Config(colocation=colocation)
-    return PartSettings(config, Timetable(config).stage(0.0), pass_through, dry_run)
+    return InForce(config, Timetable(config).stage(0.0), pass_through, dry_run)
 
 
 @pytest.mark.parametrize(
@@ -41,22 +48,22 @@ def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool =
     ],
 )
 def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
-    given: PartSettings, evicts: bool
+    given: InForce, evicts: bool
 ) -> None:
-    assert (ON_UNBOUNDED in given.stops_by()) == evicts
+    assert (ON_UNBOUNDED in given.stops_by) == evicts
 
 
 def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
     """The salvaged config may say static, with limits meant for a night."""
     config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
-    bad = PartSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
+    bad = InForce(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     safe = policy(Config())
-    assert bad.loop().policy.resources == safe.resources
-    assert (bad.loop().dry_run, bad.reconciler().adopt, bad.reconciler().when_off) == (False, True, None)
+    assert of.loop(bad).policy.resources == safe.resources
+    assert (of.loop(bad).dry_run, of.reconciler(bad).adopt, of.reconciler(bad).when_off) == (False, True, None)
     assert not bad.modes.writes
-    assert bad.guard().law is None
+    assert of.guard(bad).law is None
     dry = replace(bad, dry_run=True)
-    assert (dry.loop().dry_run, dry.reconciler().adopt) == (True, False)
+    assert (of.loop(dry).dry_run, of.reconciler(dry).adopt) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +93,8 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
 def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
     config: Config, dry_run: bool, active: bool, stops_by: set[str]
 ) -> None:
-    parts = PartSettings(config, Timetable(config).stage(0.0), False, dry_run)
-    assert (parts.modes.writes, parts.stops_by()) == (active, stops_by)
+    parts = InForce(config, Timetable(config).stage(0.0), False, dry_run)
+    assert (parts.modes.writes, parts.stops_by) == (active, stops_by)
 
 
 ALWAYS = Stage(policy(Config()))
@@ -116,11 +123,11 @@ def test_parts_do_what_the_table_of_modes_says(
 ) -> None:
     """Whether pods are judged, that is only told, limits are applied, the box is criproxy's, and taken over at all."""
     config, stage, pass_through, dry_run = given
-    parts = PartSettings(config, stage, pass_through, dry_run)
+    parts = InForce(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
-    owners = {bool(one) for one in (parts.guard().law, parts.unbounded(), parts.modes.writes)}
-    intercept, reconciler, (writes,) = parts.admission(), parts.reconciler(), owners
-    applies = not parts.loop().dry_run
+    owners = {bool(one) for one in (of.guard(parts).law, parts.relieves, parts.modes.writes)}
+    intercept, reconciler, (writes,) = of.admission(parts), of.reconciler(parts), owners
+    applies = not of.loop(parts).dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)
     assert found == expected
     assert (parts.modes.new_pod is NewPod.REFUSED) == (intercept.enabled and not dry_run and stage is CLOSED)
@@ -187,8 +194,7 @@ def test_predictor_takes_the_config_s_values() -> None:
 def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config() -> None:
     at_once = Config(interference=Interference(evict_after_s=7.0, evict_after_memory_s=3.0, evict_most=2, trial_s=4.0))
     default, set_so = (
-        PartSettings(config, Timetable(config).stage(0.0), False, False).interference()
-        for config in (Config(), at_once)
+        of.interference(InForce(config, Timetable(config).stage(0.0), False, False)) for config in (Config(), at_once)
     )
 
     assert {one.name: one.evict_after_s for one in default.ladder.resources} == {
@@ -207,7 +213,7 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
 
 def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less() -> None:
     config = Config(interference=Interference(open_after_s=1800.0, open_after_most_s=600.0))
-    ladder = PartSettings(config, Timetable(config).stage(0.0), False, False).interference().ladder
+    ladder = of.interference(InForce(config, Timetable(config).stage(0.0), False, False)).ladder
 
     assert doubled_s(ladder.closed_calm_s, 1, ladder.longest_calm_s) == 1800.0
 
@@ -215,9 +221,9 @@ def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less()
 @pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
 def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
     config = Config(interference=Interference(trial_s=trial_s))
-    ladder = PartSettings(config, Timetable(config).stage(0.0), False, False).interference().ladder
-    of = {one.name: one.trial_s for one in ladder.resources}
-    assert (of[CPU], of[MEMORY]) == found
+    ladder = of.interference(InForce(config, Timetable(config).stage(0.0), False, False)).ladder
+    trials_s = {one.name: one.trial_s for one in ladder.resources}
+    assert (trials_s[CPU], trials_s[MEMORY]) == found
 
 
 @pytest.mark.parametrize(("bound", "on", "by_evidence"), [
@@ -225,69 +231,70 @@ def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> N
 ])  # fmt: skip
 def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
     config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
-    assert PartSettings(config, Timetable(config).stage(0.0), False, False).loop().cpu_by_evidence is by_evidence
+    assert of.loop(InForce(config, Timetable(config).stage(0.0), False, False)).cpu_by_evidence is by_evidence
 
 
 def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evicting_online_pods_goes_on() -> None:
     given = settings(Colocation(enabled=True, on_unbounded="evict", on_runtime_overload="evict"))
     held_off = replace(given, held_off="an operator holds criproxy off the box: repair")
-    admission = held_off.admission()
+    admission = of.admission(held_off)
     assert (admission.enabled, admission.dry_run, admission.closed) == (True, False, held_off.held_off)
-    assert held_off.box().hands_off
-    assert held_off.loop().dry_run
-    assert held_off.guard().law is None
-    assert held_off.stops_by() == {ON_OVER_LIMIT}
+    assert of.box(held_off).hands_off
+    assert of.loop(held_off).dry_run
+    assert of.guard(held_off).law is None
+    assert held_off.stops_by == {ON_OVER_LIMIT}
     assert held_off.relieves
-    assert held_off.unbounded() is not None
-    assert (held_off.reconciler().when_off, held_off.reconciler().adopt) == (None, True)
-    assert not given.box().hands_off
+    assert (of.reconciler(held_off).when_off, of.reconciler(held_off).adopt) == (None, True)
+    assert not of.box(given).hands_off
 
 
 def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not() -> None:
     for one in (settings(Colocation(enabled=True), dry_run=True), settings(Colocation(enabled=False))):
         held_off = replace(one, held_off="repair")
-        assert (held_off.relieves, held_off.stops_by(), held_off.reconciler().when_off) == (False, frozenset(), None)
+        assert (held_off.relieves, held_off.stops_by, of.reconciler(held_off).when_off) == (False, frozenset(), None)
         assert held_off.modes.new_pod is one.modes.new_pod
 
 
 def test_memory_is_taken_back_where_it_is_asked_for_and_the_box_is_criproxys_to_change() -> None:
     asked = Config(colocation=Colocation(enabled=True), memory=Memory(proactive_reclaim=True))
-    on = PartSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+    on = InForce(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
 
-    assert on.proactive_reclaim()
-    assert not replace(on, config=Config(colocation=asked.colocation)).proactive_reclaim()
+    assert reclaim_asked(on)
+    assert not reclaim_asked(replace(on, config=Config(colocation=asked.colocation)))
     for other in (
         replace(on, held_off="repair"),
         replace(on, dry_run=True),
         replace(on, pass_through=True),
         replace(on, config=Config(memory=asked.memory)),
     ):
-        assert not other.proactive_reclaim()
+        assert not reclaim_asked(other)
 
 
 def test_pods_are_pinned_while_the_box_is_criproxys_and_freed_as_its_limits_are_lifted() -> None:
     asked = Config(colocation=Colocation(enabled=True))
-    on = PartSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+    on = InForce(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
 
-    assert on.cpu_pinning() is True
-    assert replace(on, config=Config(colocation=asked.colocation, cpuset=Cpuset(pin_pods=False))).cpu_pinning() is False
-    assert replace(on, config=Config(colocation=Colocation(on_disable="release"))).cpu_pinning() is False
+    assert pinning_asked(on) is True
+    assert (
+        pinning_asked(replace(on, config=Config(colocation=asked.colocation, cpuset=Cpuset(pin_pods=False)))) is False
+    )
+    assert pinning_asked(replace(on, config=Config(colocation=Colocation(on_disable="release")))) is False
     evicts = replace(on, config=Config(colocation=Colocation(on_disable="evict")))
     for other in (evicts, replace(on, held_off="repair"), replace(on, dry_run=True), replace(on, pass_through=True)):
-        assert other.cpu_pinning() is None
+        assert pinning_asked(other) is None
 
 
 def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limits_are_lifted() -> None:
     asked = Config(colocation=Colocation(enabled=True), io=Io(weight="io.cost"))
-    on = PartSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+    on = InForce(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
 
-    assert on.disk_keeper() == "io.cost"
-    assert replace(on, config=Config(colocation=asked.colocation)).disk_keeper() == "leave"
+    assert keeper_asked(on) == "io.cost"
+    assert keeper_asked(replace(on, config=Config(colocation=asked.colocation))) == "leave"
     for on_disable in ("release", "evict"):
         off = Config(colocation=Colocation(on_disable=on_disable), io=asked.io)
-        assert replace(on, config=off).disk_keeper() == "leave", "colocation is off"
+        assert keeper_asked(replace(on, config=off)) == "leave", "colocation is off"
     for other in (replace(on, held_off="repair"), replace(on, dry_run=True), replace(on, pass_through=True)):
-        assert other.disk_keeper() is None
+        assert keeper_asked(other) is None
 
 
 @pytest.mark.parametrize(
@@ -296,7 +303,7 @@ def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limit
 def test_services_are_asked_only_what_the_shortest_experiment_can_measure(trial_s: float, measured_s: float) -> None:
     given = replace(settings(Colocation(enabled=True)), config=Config(interference=Interference(trial_s=trial_s)))
 
-    assert given.service_checks().measured_s == measured_s
+    assert ServiceChecksSettings.of(given).measured_s == measured_s
 
 
 @pytest.mark.parametrize(
@@ -309,4 +316,4 @@ def test_pods_that_are_to_be_stopped_as_colocation_is_off_stay_bounded_until_the
     """As with CPU and memory: a disruption budget may keep them for long, and nobody looks for harm meanwhile."""
     off = settings(Colocation(on_disable=on_disable))
 
-    assert (off.interference().disks, off.cache()) == (disks, cache)
+    assert (of.interference(off).disks, cache_asked(off)) == (disks, cache)

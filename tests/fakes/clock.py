@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from criproxy.control.clock import Clock
+from criproxy.control.clock import Clock, Wake
 
 
 class FakeClock(Clock):
@@ -40,9 +40,9 @@ class FakeClock(Clock):
         self.suspended_s += seconds
         self.advance(seconds)
 
-    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
-        self.slept.append(seconds)
-        self.advance(seconds)
+    async def sleep(self, seconds: float | None, slack_s: float = 0.0, wake: Wake | None = None) -> None:
+        self.slept.append(seconds or 0.0)
+        self.advance(seconds or 0.0)
         self.during()
         if self.stop_after is not None and len(self.slept) >= self.stop_after:
             raise Stop

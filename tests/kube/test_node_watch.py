@@ -92,7 +92,7 @@ class Impatient(Clock):
         super().__init__()
         self.waits = []
 
-    async def sleep(self, seconds, slack_s=0.0):
+    async def sleep(self, seconds, slack_s=0.0, wake=None):
         self.waits.append(seconds)
         await asyncio.sleep(seconds / 100)
 

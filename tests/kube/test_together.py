@@ -25,7 +25,7 @@ class Hurried(Clock):
     def boottime_s(self):
         return super().boottime_s() * 100
 
-    async def sleep(self, seconds, slack_s=0.0):
+    async def sleep(self, seconds, slack_s=0.0, wake=None):
         await asyncio.sleep(seconds / 100)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +13,8 @@ import structlog
 from msgspec.structs import astuple, replace
 
 from criproxy.cgroup.box import Held
-from criproxy.cgroup.disk_keepers import Kept
-from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
-from criproxy.cgroup.resctrl import CacheGroup
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
@@ -27,7 +24,7 @@ from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.fronts.cri.runtime import RuntimeInfo
-from criproxy.model import UNLIMITED, AttachStatus, Decision, Finding, Limits, PodRef, Sandbox
+from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.observe import why
 from criproxy.observe.above_bound import AboveBound
@@ -39,8 +36,6 @@ from criproxy.observe.status import (
     ConfigStatus,
     HoldOffStatus,
     KubernetesStatus,
-    OverheadStatus,
-    PodOverhead,
     PolicyShown,
     Status,
     from_json,
@@ -48,7 +43,7 @@ from criproxy.observe.status import (
 )
 from criproxy.observe.status_text import render
 from criproxy.pods.hold_offs import HoldOff
-from criproxy.pods.overhead import OutsideLoad, PodLoad
+from criproxy.pods.part import Gauge, Part
 from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
@@ -80,23 +75,8 @@ class Engine:
 
 
 @dataclass
-class Unbounded:
-    found: dict[str, PodRef] = field(default_factory=dict)
-
-    def pods(self) -> dict[str, PodRef]:
-        return self.found
-
-
-@dataclass
 class Reconciler:
     swept: int = 0
-
-
-@dataclass
-class PlacementCheck:
-    verified: int = 3
-    misplaced: tuple[Finding, ...] = ()
-    unknown: tuple[Finding, ...] = ()
 
 
 @dataclass
@@ -106,12 +86,6 @@ class Notifier:
     def status(self, text: str) -> bool:
         self.lines.append(text)
         return True
-
-
-@dataclass
-class Overhead:
-    load: OutsideLoad = field(default_factory=OutsideLoad)
-    problem: str = ""
 
 
 @dataclass
@@ -143,33 +117,43 @@ class Bypass:
         return self.told
 
 
+class FakePart(Part):
+    """A part that shows what a test says."""
+
+    NAME = "being a fake"
+    GAUGES = (Gauge("fakes", "Fakes that there are", lambda part: 3),)
+
+    def section(self) -> Mapping[str, Any]:
+        return {"fake": {"words": "here"}}
+
+    def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        return {"cpus": "0,2-3"}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        yield "fake", "it is here", "and goes on"
+
+
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.clock = FakeClock()
         self.link, self.inventory, self.notifier = Link(), FakeInventory(), Notifier()
         self.box = FakeBox("/offline", drift=3)
-        self.unbounded, self.check, self.history = Unbounded(), PlacementCheck(), History()
+        self.history, self.part = History(), FakePart()
+        self.parts = (self.part,)
         self.reconciler = Reconciler()
-        self.engine, self.overhead, self.relief, self.bypass = Engine(), Overhead(), Relief(), Bypass()
+        self.engine, self.relief, self.bypass = Engine(), Relief(), Bypass()
         self.interference, self.eviction = Interference(), SimpleNamespace(last={})
-        self.realtime = SimpleNamespace(found={})
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         self.cpu_manager = SimpleNamespace(problem="")
         self.hold_offs = no_hold_offs(self.clock)
-        self.services = SimpleNamespace(services=lambda: (), signals=lambda: ())
-        self.disk_watch = SimpleNamespace(disks=())
-        self.disk_keeping = SimpleNamespace(kept=Kept())
-        self.cache = SimpleNamespace(group=CacheGroup(), problem="")
-        self.cpu_pinning = SimpleNamespace(pinned=dict[str, frozenset[int]](), problem="")
-        self.proactive_reclaim = SimpleNamespace(enabled=False, problem="", taken_bytes=0)
         self.log_writer = SimpleNamespace(missing=0)
         self.no_cgroups = "rootless"
         self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
         self.kubernetes: KubernetesStatus | None = None
         self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        metrics = Metrics("1")
+        metrics = Metrics("1", parts=(FakePart,))
         self.recorder = Recorder(
             metrics,
             self.box,  # type: ignore[arg-type]
@@ -183,7 +167,6 @@ class Bench:
             "recorder": self.recorder,
             "guard": SimpleNamespace(status=lambda: self.guard),
             "listeners": (self.listener,),
-            "placement_check": self.check,
             "attachment": lambda: self.attachment,
             "bypass": self.bypass.status,
             "kubernetes": lambda: self.kubernetes,
@@ -280,16 +263,16 @@ def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     assert "kubelet's file is not to be read" in bench.status().problems
 
 
-def test_status_tells_on_which_cpus_a_pod_stays_and_why_none_does() -> None:
+def test_status_metrics_and_problems_have_what_a_part_shows() -> None:
     bench = Bench()
-    sandbox = Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu")
-    bench.inventory.placed = (sandbox,)
-    before = bench.status().pods
-    bench.cpu_pinning.pinned = {"/offline/podu": frozenset({0, 2, 3})}
-    bench.cpu_pinning.problem = "there is no cpuset hierarchy"
-    assert [one.cpus for one in (*before, *bench.status().pods)] == ["", "0,2-3"]
-    assert "there is no cpuset hierarchy" in bench.status().problems
-    assert bench.metric("criproxy_pinned_pods") == 1
+    bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
+    bench.part.failure = "no such file"
+    status = from_json(to_json(bench.status()))
+    assert status.sections == {"fake": {"words": "here"}}
+    assert "fake          it is here\n  and goes on\n" in render(status)
+    assert [one.cpus for one in status.pods] == ["0,2-3"]
+    assert "being a fake failed, and is tried again: no such file" in status.problems
+    assert bench.metric("criproxy_fakes") == 3
 
 
 @pytest.mark.parametrize(
@@ -310,45 +293,6 @@ def test_status_tells_of_tiers_what_the_kernel_can(version: int, words: str) -> 
     assert bench.status().box.tiers.startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("group", "problem", "words"),
-    [
-        pytest.param(CacheGroup(), "", "", id="not-asked-for"),
-        pytest.param(CacheGroup("L3:0=7", 12), "", "L3:0=7 for 12 threads of offline pods", id="in-force"),
-        pytest.param(CacheGroup(), "resctrl is not mounted", "not bounded: resctrl is not mounted", id="not-here"),
-    ],
-)
-def test_status_tells_the_boxs_share_of_the_cache(group: CacheGroup, problem: str, words: str) -> None:
-    bench = Bench()
-    bench.cache.group, bench.cache.problem = group, problem
-
-    assert bench.status().cache == words
-
-
-def test_status_tells_why_a_disk_could_not_be_switched() -> None:
-    bench = Bench()
-    bench.disk_watch.disks = (DiskWeight("sda", "", "none keeps to it"), DiskWeight("sdb", "bfq"))
-    bench.disk_keeping.kept = Kept(failures={"sda": "no bfq here", "sdb": "not any more"})
-
-    assert [disk.why for disk in bench.status().disks] == ["none keeps to it (no bfq here)", ""]
-
-
-@pytest.mark.parametrize(
-    ("enabled", "problem", "words"),
-    [
-        pytest.param(False, "", "", id="off"),
-        pytest.param(True, "", "64.00 MiB taken back from offline pods so far", id="on"),
-        pytest.param(True, "cgroup v1 has none", "cgroup v1 has none", id="not-here"),
-    ],
-)
-def test_status_tells_what_was_taken_back_proactively(enabled: bool, problem: str, words: str) -> None:
-    bench = Bench()
-    part = bench.proactive_reclaim
-    part.enabled, part.problem, part.taken_bytes = enabled, problem, 64 << 20
-
-    assert bench.status().proactive_reclaim == words
-
-
 def test_status_before_the_first_tick_has_no_sample() -> None:
     status = Bench().status()
     assert (status.box.resources, status.box.path) == ({}, "/offline")
@@ -363,7 +307,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3")]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 
@@ -494,20 +438,6 @@ def test_bypass_is_told(status: BypassStatus | None, after: float, is_open: floa
     assert told == pytest.approx([after, is_open, uses], nan_ok=True)
 
 
-POD = PodRef("u", "batch", "job")
-
-
-def test_status_and_metrics_tell_of_what_is_outside_the_box_or_nobody_knows_where() -> None:
-    bench = Bench()
-    bench.check.misplaced = (Finding("u", "batch", "job", "main", "/elsewhere"),)
-    bench.check.unknown = (Finding("u", "batch", "job", "", "why"), Finding("u", "batch", "job", "side", "why"))
-    placement = bench.status().placement
-    assert [astuple(one) for one in placement.misplaced] == [("u", "batch", "job", "main", "/elsewhere")]
-    assert (placement.verified, [one.container for one in placement.unknown]) == (3, ["", "side"])
-    assert bench.metric("criproxy_misplaced_containers") == 1
-    assert bench.metric("criproxy_unverified_containers") == 2
-
-
 @pytest.mark.parametrize(
     ("path", "told", "version", "driver"),
     [
@@ -620,14 +550,6 @@ def _fail_tick(bench: Bench) -> None:
     bench.recorder.tick_failed(0.1)
 
 
-def _misplace(bench: Bench) -> None:
-    bench.check.misplaced = (Finding("u", "batch", "job", "main", "/elsewhere"),)
-
-
-def _unbind(bench: Bench) -> None:
-    bench.unbounded.found = {"s": POD}
-
-
 def _go_blind(bench: Bench) -> None:
     bench.engine.name, bench.engine.problem = "blind", "proxy.blind is on"
 
@@ -645,8 +567,6 @@ def _open_bypass(bench: Bench) -> None:
         pytest.param(_close_box, "no offline pod is let in: cannot write", id="box-closed"),
         pytest.param(_lose_hierarchy, "no box can be made, so offline pods are refused: rootless", id="no-hierarchy"),
         pytest.param(_fail_tick, "last tick failed", id="tick"),
-        pytest.param(_misplace, "1 containers of offline pods run outside the box", id="misplaced"),
-        pytest.param(_unbind, "1 offline pods run outside the box", id="unbounded"),
         pytest.param(_go_blind, "proxy.blind is on", id="engine"),
         pytest.param(_open_bypass, "the bypass is open", id="bypass"),
     ],
@@ -716,34 +636,6 @@ def test_headline_tells_a_pass_through_that_waits_for_the_runtime() -> None:
     bench = Bench(pass_through=True)
     bench.link.ready = False
     assert bench.recorder.headline() == "colocation pass-through, waiting for the runtime, 0 offline pods"
-
-
-# --- outside the box -------------------------------------------------------------------------------------------------
-
-
-def test_what_no_limit_holds_is_a_problem_and_a_metric() -> None:
-    bench = Bench()
-    sandbox = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
-    bench.overhead.load = OutsideLoad(0.75, (PodLoad(sandbox, 0.25, 2e7),))
-    bench.overhead.problem = "the runtime works too much"
-    bench.realtime.found = {sandbox.pod: "thread 7 runs under SCHED_FIFO"}
-    status = bench.status()
-    assert [problem for problem in status.problems if "too much" in problem or "SCHED_FIFO" in problem] == [
-        "thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it",
-        "the runtime works too much",
-    ]
-    pods = (PodOverhead("u", "batch", "job", 0.25, 2e7),)
-    assert status.overhead == OverheadStatus(0.75, 0.25, 2e7, pods)
-    assert bench.metric("criproxy_runtime_overloaded") == 1
-    assert bench.metric("criproxy_realtime_pods") == 1
-
-
-def test_disks_are_told_with_what_keeps_the_weight() -> None:
-    bench = Bench()
-    bench.disk_watch.disks = (DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none"))
-    assert bench.status().disks == (DiskWeight("sda", "bfq", ""), DiskWeight("sdb", "", "scheduler none"))
-    assert bench.metric('criproxy_disk_weight_in_force{device="sda"}') == 1
-    assert bench.metric('criproxy_disk_weight_in_force{device="sdb"}') == 0
 
 
 # --- the modes -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.interference.ladder import Rung, Transition
@@ -14,9 +13,6 @@ from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.model import AttachStatus, Finding
 from criproxy.observe.status import (
     CgroupStatus,
-    OverheadStatus,
-    PlacementStatus,
-    PodOverhead,
     ScheduleStatus,
     from_json,
     to_json,
@@ -95,8 +91,6 @@ def test_text_shows(shown: str) -> None:
             id="no-whole-cores",
         ),
         pytest.param({"box": replace(STATUS.box, tiers="1 mid, 2 low; by CPU")}, "  tiers: 1 mid, 2 low;", id="tiers"),
-        pytest.param({"cache": "not bounded: no resctrl"}, "cache         not bounded: no resctrl\n", id="cache"),
-        pytest.param({"proactive_reclaim": "1.00 GiB"}, "reclaim       1.00 GiB\n", id="proactive-reclaim"),
         pytest.param(
             {"schedule": ScheduleStatus("window night (dynamic) until Tue 06:00 CET", "")},
             "colocation    on\nschedule      window night (dynamic) until Tue 06:00 CET\nruntime ",
@@ -117,24 +111,9 @@ def test_text_shows(shown: str) -> None:
         pytest.param({"cgroup": CgroupStatus(2, None)}, "v2, driver not known before a pod runs\n", id="no-pod"),
         pytest.param({"cgroup": CgroupStatus(0, None)}, "cgroups       none that could hold a box\n", id="no-cgroups"),
         pytest.param(
-            {"placement": PlacementStatus(3, (STRAY,), (replace(STRAY, container="", detail="why"),))},
-            "placement     3 containers verified, 1 misplaced, 1 not known\n"
-            "  misplaced: batch/job, container main: /elsewhere\n"
-            "  not known: batch/job, sandbox: why\n",
-            id="misplaced",
-        ),
-        pytest.param(
-            {"overhead": OverheadStatus(0.9375, 0.01, 2e7, (PodOverhead("u", "batch", "job", 0.01, 2e7),))},
-            "overhead      runtime 0.94 cores; for offline pods: shims 0.01 cores, logs 20.00 MB/s\n"
-            "  batch/job: shim 0.01 cores, logs 20.00 MB/s\n",
-            id="overhead",
-        ),
-        pytest.param({"overhead": OverheadStatus()}, "overhead      runtime not known; for", id="runtime-not-known"),
-        pytest.param(
-            {"disks": (DiskWeight("sda", "bfq", ""), DiskWeight("sdb", "", "W"), DiskWeight("sdc", "", "W"))},
-            "disk weight   in force on sda (bfq)\n"
-            "disk weight   not in force on sdb, sdc: W; there, offline pods read and write as equals of online\n",
-            id="disks",
+            {"rows": (("cache", "a third", "of the last level"),)},
+            "cache         a third\n  of the last level\n",
+            id="part",
         ),
         pytest.param({"decisions": ()}, "decisions     none yet\n", id="no-decision"),
     ],
@@ -160,7 +139,12 @@ def test_text_fits_a_terminal_whatever_it_tells() -> None:
     words = "a long story of why " * 20
     decision = replace(STATUS.decisions[0], reasons={"cpu": words, "memory": ""})
     stray = Finding("u", "n" * 63, "p" * 253, "c" * 63, f"/system.slice/{'x' * 300}")
-    status = replace(STATUS, problems=(words,), decisions=(decision,), placement=PlacementStatus(0, (stray,), ()))
+    status = replace(
+        STATUS,
+        problems=(words,),
+        decisions=(decision,),
+        rows=(("placement", "1 misplaced", f"misplaced: {stray}, container {stray.container}: {stray.detail}"),),
+    )
     lines = render(status).splitlines()
     assert [line.split() for line in lines if len(line) > WIDTH] == [
         [f"{stray.namespace}/{stray.name},"],

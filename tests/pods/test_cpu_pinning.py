@@ -18,6 +18,7 @@ from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
 from tests.fakes.log import FakeLog
+from tests.fakes.part import round_of
 from tests.fakes.pods import FakeInventory
 
 BOX = "/offline"
@@ -50,7 +51,8 @@ class Bench:
             inventory=self.inventory,
             holds=SimpleNamespace(hold_offs=hold_offs),
         )
-        self.part = CpuPinning(self.enabled, shared, self.box, self.cpu_manager)
+        self.part = CpuPinning(shared, self.box, self.cpu_manager, self.enabled)
+        self.round = round_of(self.part, self.log, self.clock)
 
     def count(self, name: str, by: int) -> None:
         self.counted[name] += by
@@ -81,7 +83,7 @@ class Bench:
                 for uid, cores in (used or {}).items():
                     path = self.path(uid)
                     self.driver.used_s[path] = self.driver.used_s.get(path, 0.0) + LOOK_S * cores
-                await self.part.look()
+                await self.round.look(self.part)
 
         asyncio.run(looks())
 
@@ -192,10 +194,10 @@ def test_kubelet_that_names_cpus_though_its_file_says_nothing_of_it_is_given_way
 def test_pods_are_freed_once_when_that_is_switched_off_also_those_of_a_process_before(bench: Bench) -> None:
     bench.run("a", 1.0)
     bench.driver.pins[bench.path("a")] = frozenset({2})
-    bench.part.configure(False)
+    bench.part.enabled = False
 
     bench.looks(3)
-    bench.part.configure(True)
+    bench.part.enabled = True
     bench.looks()
 
     entries = [entry for entry in bench.driver.log if entry[0] == "pin"]
@@ -207,7 +209,7 @@ def test_what_is_not_ours_to_change_stays(bench: Bench) -> None:
     bench.run("a", 1.0)
     bench.looks()
     held = dict(bench.driver.pins)
-    bench.part.configure(None)
+    bench.part.enabled = None
     bench.run("b", 1.0)
 
     bench.looks(5)
@@ -239,7 +241,7 @@ def test_nothing_is_told_any_more_once_the_last_pod_has_gone(bench: Bench) -> No
 
     bench.looks(1)
 
-    assert (bench.part.pinned, bench.part.problem) == ({}, "")
+    assert (bench.part.pinned, bench.part.failure) == ({}, "")
 
 
 def test_first_look_only_measures(bench: Bench) -> None:
@@ -254,12 +256,12 @@ def test_failure_is_logged_once_and_the_next_look_tries_again(bench: Bench) -> N
     bench.run("a", 1.0)
     bench.driver.fail_on.add("pin")
     bench.looks(2)
-    failed = bench.part.problem
+    failed = bench.part.failure
 
     bench.driver.fail_on.clear()
     bench.looks()
 
     assert "cannot pin" in failed
-    assert bench.part.problem == ""
-    assert bench.log.names().count("pods_not_pinned") == 1
+    assert bench.part.failure == ""
+    assert bench.log.names().count("look_failed") == 1
     assert bench.pinned() == {"a": 1}

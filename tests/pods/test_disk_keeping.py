@@ -1,14 +1,21 @@
 """When disks are switched: once at the start, at a change of the setting, each minute while they are to be kept."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from criproxy.cgroup.disk_keepers import Keeper, Kept
+from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.pods.disk_keeping import DiskKeeping
 from tests.fakes.log import FakeLog
+from tests.fakes.part import in_force, round_of
+
+T = TypeVar("T")
+
+BFQ, NONE = DiskWeight("sda", "bfq"), DiskWeight("sdb", "", "scheduler none keeps to no weight")
 
 FAILED = Kept(failures={"sda": "it takes cgroup v2"})
 
@@ -32,20 +39,38 @@ class Keepers:
 class Bench:
     def __init__(self, keeper: Keeper | None) -> None:
         self.keepers, self.log = Keepers(), FakeLog()
+        self.says: tuple[DiskWeight, ...] | Exception = ()
+        self.version, self.path = 2, "/offline"
         shared: Any = SimpleNamespace(log=self.log)
-        keepers: Any = self.keepers
-        self.part = DiskKeeping(keeper, shared, keepers)
+        bench: Any = self
+        self.part = DiskKeeping(shared, bench, bench.keepers, bench, bench, keeper)
+        self.round = round_of(self.part, self.log)
+
+    def read(self, version: int, box: str | None) -> tuple[DiskWeight, ...]:
+        assert (version, box) == (2, "/offline")
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        return job()
 
     def looks(self, number: int = 1) -> list[str]:
         """The events."""
 
         async def looks() -> None:
             for _ in range(number):
-                await self.part.look()
+                await self.round.look(self.part)
 
         asyncio.run(looks())
         self.part.close()
-        return [event for _, event, _ in self.log.events]
+        events = [event for _, event, _ in self.log.events]
+        self.log.events.clear()
+        return events
+
+    def sees(self, says: tuple[DiskWeight, ...] | Exception) -> list[str]:
+        self.says = says
+        return self.looks()
 
 
 @pytest.mark.parametrize(
@@ -72,30 +97,54 @@ def test_what_was_done_is_logged_and_what_could_not_be_once() -> None:
     bench = Bench("io.cost")
     bench.keepers.answers = [FAILED, FAILED, Kept({"sda": "io.cost on"}), OSError("full")]
 
-    assert bench.looks(4) == ["disk_weight_not_switched", "disk_weight_switched", "disk_weight_not_switched"]
+    assert bench.looks(4) == ["disk_weight_not_switched", "disk_weight_switched", "look_failed"]
 
 
 def test_failures_are_forgotten_with_the_setting() -> None:
     bench = Bench("io.cost")
     bench.keepers.answers = [FAILED]
     bench.looks()
-    bench.part.configure("leave")
+    bench.part.configure(in_force("io.weight = 'leave'"))
     bench.looks()
 
     assert bench.part.kept == Kept()
 
 
-def test_change_of_the_setting_is_followed_at_once_and_nothing_else_wakes_up() -> None:
-    bench = Bench("leave")
+def test_change_of_the_setting_alone_asks_for_a_look_at_once() -> None:
+    bench, asked = Bench("leave"), []
+    for keeper in ("leave", "bfq"):
+        bench.part.configure(in_force(f"io.weight = '{keeper}'"))
+        asked.append(bench.part.wake.is_set)
 
-    async def course() -> list[list[Keeper]]:
-        running, seen = asyncio.create_task(bench.part.run()), []
-        for keeper in ("leave", "bfq"):
-            bench.part.configure(keeper)
-            await asyncio.sleep(0.1)
-            seen.append(list(bench.keepers.asked))
-        running.cancel()
-        return seen
+    assert asked == [False, True]
 
-    assert asyncio.run(course()) == [[], ["bfq"]]
-    bench.part.close()
+
+def test_each_change_of_what_keeps_to_the_weight_is_told_once() -> None:
+    bench = Bench(None)
+    assert bench.sees((BFQ, NONE)) == ["disk_weight_in_force", "disk_weight_not_in_force"]
+    assert bench.sees((BFQ, NONE)) == []
+    assert bench.sees((BFQ,)) == ["disk_weight_in_force"]
+    assert bench.part.disks() == (BFQ,)
+
+
+def test_failure_to_see_it_is_told_once_and_keeps_what_is_known() -> None:
+    bench = Bench(None)
+    bench.sees((BFQ,))
+    assert bench.sees(OSError("no")) == ["look_failed"]
+    assert bench.sees(OSError("no")) == []
+    assert bench.part.disks() == (BFQ,)
+    assert bench.sees((BFQ,)) == ["look_succeeded"]
+
+
+def test_machine_without_cgroups_is_not_looked_at() -> None:
+    bench = Bench(None)
+    bench.version = 0
+    assert bench.sees(AssertionError("not to be read")) == []
+
+
+def test_status_tells_why_a_disk_could_not_be_switched() -> None:
+    bench = Bench(None)
+    bench.part.found = (DiskWeight("sda", "", "none keeps to it"), BFQ)
+    bench.part.kept = Kept(failures={"sda": "no bfq here", "sdb": "not any more"})
+
+    assert [disk.why for disk in bench.part.disks()] == ["none keeps to it (no bfq here)", ""]

@@ -1,6 +1,5 @@
 """What the runtime does outside the box, from counters to the pod to blame; and where the counters come from."""
 
-import asyncio
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ import structlog
 
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.overhead import (
-    EVERY_S,
     LOUD_BYTES_PER_S,
     OVERLOAD_S,
     OutsideLoad,
@@ -27,8 +25,9 @@ from criproxy.pods.overhead import (
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
-from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.part import look
 
 T = TypeVar("T")
 
@@ -225,14 +224,9 @@ class Bench:
     def __post_init__(self) -> None:
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))
-        self.overhead = OverheadWatch(
-            MAX_CORES,
-            PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
-            {one.id: Process(20, log="/var/log/x") for one in self.running},
-            stopper=self,  # type: ignore[arg-type]
-            reader=self,  # type: ignore[arg-type]
-            worker=self,  # type: ignore[arg-type]
-        )
+        shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger())  # type: ignore[arg-type]
+        shared.processes.update({one.id: Process(20, log="/var/log/x") for one in self.running})
+        self.overhead = OverheadWatch(shared, self, self, self, MAX_CORES)  # type: ignore[arg-type]
 
     @property
     def pid(self) -> int:
@@ -256,15 +250,15 @@ class Bench:
     def look(self, seconds: float) -> None:
         """Looks for so long."""
         with structlog.testing.capture_logs() as log:
-            for _ in range(round(seconds / EVERY_S)):
-                self.clock.now += EVERY_S
+            for _ in range(round(seconds / OverheadWatch.EVERY_S)):
+                self.clock.now += OverheadWatch.EVERY_S
                 runtime, size_bytes = self.counters.runtime, self.counters.logs["ca"][2]
                 assert runtime is not None
                 more_s, more_bytes = (5.0, 10**8) if self.loud else (0.01, 100)
                 self.counters = OverheadCounters(
                     (1, runtime[1] + more_s), {}, {"ca": ("sa", 1, size_bytes + more_bytes)}
                 )
-                asyncio.run(self.overhead.look())
+                look(self.overhead, structlog.get_logger())
         self.log += log
 
     def events(self) -> list[str]:
@@ -274,10 +268,10 @@ class Bench:
 def test_pod_that_prints_for_a_minute_is_told_once() -> None:
     bench = Bench()
     bench.look(OVERLOAD_S)
-    assert (bench.overhead.problem, bench.events()) == ("", [])
+    assert (bench.overhead.too_much, bench.events()) == ("", [])
     bench.look(OVERLOAD_S)
-    assert "batch/job-a" in bench.overhead.problem
-    assert "0.50 cores outside the box" in bench.overhead.problem
+    assert "batch/job-a" in bench.overhead.too_much
+    assert "0.50 cores outside the box" in bench.overhead.too_much
     assert bench.events() == ["runtime_overloaded"]
     assert bench.stopped == []
 
@@ -286,34 +280,34 @@ def test_burst_is_not_told() -> None:
     bench = Bench()
     for _ in range(3):
         bench.loud = True
-        bench.look(OVERLOAD_S - EVERY_S)
+        bench.look(OVERLOAD_S - OverheadWatch.EVERY_S)
         bench.loud = False
-        bench.look(EVERY_S)
-    assert (bench.overhead.problem, bench.events()) == ("", [])
+        bench.look(OverheadWatch.EVERY_S)
+    assert (bench.overhead.too_much, bench.events()) == ("", [])
 
 
 def test_end_of_it_is_told() -> None:
     bench = Bench()
     bench.look(2 * OVERLOAD_S)
     bench.loud = False
-    bench.look(EVERY_S)
-    assert (bench.overhead.problem, bench.events()) == ("", ["runtime_overloaded", "runtime_no_longer_overloaded"])
+    bench.look(OverheadWatch.EVERY_S)
+    assert (bench.overhead.too_much, bench.events()) == ("", ["runtime_overloaded", "runtime_no_longer_overloaded"])
 
 
 def test_quiet_pod_is_no_problem() -> None:
     bench = Bench(loud=False)
     bench.look(10 * OVERLOAD_S)
-    assert (bench.overhead.problem, bench.events()) == ("", [])
+    assert (bench.overhead.too_much, bench.events()) == ("", [])
 
 
 def test_loudest_pod_is_evicted_when_the_config_says_so_one_in_a_minute() -> None:
     bench = Bench(stops=True)
-    bench.look(OVERLOAD_S + EVERY_S)
+    bench.look(OVERLOAD_S + OverheadWatch.EVERY_S)
     assert [one for one, _ in bench.stopped] == ["sa"]
     assert "colocation.on_runtime_overload" in bench.stopped[0][1]
-    bench.look(OVERLOAD_S - EVERY_S)
+    bench.look(OVERLOAD_S - OverheadWatch.EVERY_S)
     assert len(bench.stopped) == 1
-    bench.look(EVERY_S)
+    bench.look(OverheadWatch.EVERY_S)
     assert len(bench.stopped) == 2
 
 
@@ -321,7 +315,7 @@ def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
     bench = Bench(stops=True)
     bench.look(OVERLOAD_S)
     assert bench.holds.held(A.pod) == ""
-    bench.look(EVERY_S)
+    bench.look(OverheadWatch.EVERY_S)
     assert "on_runtime_overload" in bench.holds.held(A.pod)
     assert bench.holds.held(B.pod) == ""
     bench.holds.configure(frozenset())
@@ -333,12 +327,12 @@ def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
 
 def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
     bench = Bench(loud=False)
-    bench.look(2 * EVERY_S)
+    bench.look(2 * OverheadWatch.EVERY_S)
     bench.fails = OSError("the disk is away")
-    bench.look(3 * EVERY_S)
-    assert bench.events() == ["overhead_not_measured"]
+    bench.look(3 * OverheadWatch.EVERY_S)
+    assert bench.events() == ["look_failed"]
     bench.fails = None
-    bench.look(EVERY_S)
+    bench.look(OverheadWatch.EVERY_S)
     counted = dict(bench.counted[-3:])
     assert counted == pytest.approx(
         {"runtime_cpu_seconds": 0.04, "offline_shim_cpu_seconds": 0.0, "offline_log_bytes": 400}
@@ -347,14 +341,15 @@ def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
 
 def test_what_is_not_there_any_more_is_forgotten() -> None:
     bench = Bench()
-    bench.look(2 * EVERY_S)
+    bench.look(2 * OverheadWatch.EVERY_S)
     bench.running = ()
-    bench.look(EVERY_S)
+    bench.look(OverheadWatch.EVERY_S)
     assert bench.overhead.load.pods == ()
 
 
-def test_run_looks_after_each_sleep() -> None:
+def test_status_tells_the_three_loudest_pods() -> None:
     bench = Bench()
-    bench.clock.stop_after = 1
-    with pytest.raises(Stop):
-        asyncio.run(bench.overhead.run())
+    bench.look(2 * OverheadWatch.EVERY_S)
+    assert [(one.name, one.log_bytes_per_s) for one in bench.overhead.status().pods] == [("job-a", 1e7)]
+    head, text, *pods = next(bench.overhead.rows())
+    assert (head, text.startswith("runtime 0.50 cores"), len(pods)) == ("overhead", True, 1)

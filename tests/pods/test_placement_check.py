@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import astuple
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.control.clock import Clock
 from criproxy.fronts.http2.client.connection import CallError
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
@@ -20,6 +21,7 @@ from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.part import in_force, look, round_of
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -83,7 +85,7 @@ class Bench:
         self.check = PlacementCheck(
             PodsShared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             node,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            self,
         )
 
     def stop(self, sandbox: Sandbox, why: str) -> None:
@@ -98,12 +100,12 @@ class Bench:
         if everything:
             self.check.pods_listed()
         with structlog.testing.capture_logs() as log:
-            asyncio.run(self.check.round())
+            look(self.check, structlog.get_logger())
         self.log += log
         return [finding.detail for finding in self.check.misplaced]
 
     def events(self) -> list[str]:
-        return [entry["event"] for entry in self.log]
+        return [entry["event"] for entry in self.log if entry["event"] != "look_succeeded"]
 
 
 def misplaced(stop: bool = False, **where: Any) -> Bench:
@@ -277,9 +279,8 @@ def test_pod_of_a_misplaced_container_is_evicted_when_the_config_says_so() -> No
     bench = misplaced()
     bench.round()
     assert bench.stopped == []
-    stops_by = frozenset([ON_UNBOUNDED])
-    bench.holds.configure(stops_by)
-    bench.check.configure(stops_by)
+    bench.holds.configure(frozenset([ON_UNBOUNDED]))
+    bench.check.configure(in_force())
     bench.round(everything=False)
     assert bench.stopped == [("s1", "it is outside the box, at /system.slice/x")]
     assert bench.holds.held(POD) == "", "it was moved after its start: the next one may be well"
@@ -311,7 +312,7 @@ def test_failure_for_one_does_not_keep_the_others_and_is_told_once() -> None:
     bench.node.run(SIDE, 12)
     bench.node.processes[SANDBOX.id] = CallError("PodSandboxStatus", 4, "too late")
     assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
-    assert sorted(bench.events()) == ["misplaced", "placement_not_verified"]
+    assert sorted(bench.events()) == ["look_failed", "misplaced"]
     assert bench.node.asked.count(SANDBOX.id) >= 2, "tried again"
 
 
@@ -330,7 +331,7 @@ def test_round_in_which_the_runtime_fails_for_all_leaves_little_behind() -> None
         found = gc.collect()
     finally:
         gc.enable()
-    assert bench.events() == ["placement_not_verified"]
+    assert bench.events() == ["look_failed"]
     assert found < 110
 
 
@@ -339,12 +340,12 @@ def test_kernel_that_does_not_answer_keeps_what_is_known() -> None:
     bench.round()
     bench.node.stuck = True
     assert bench.round() == ["/system.slice/x"]
-    assert bench.events() == ["misplaced", "placement_not_verified"]
+    assert bench.events() == ["misplaced", "look_failed"]
     bench.node.stuck = False
     bench.round()
     bench.node.stuck = True
     bench.round()
-    assert bench.events().count("placement_not_verified") == 2, "it had ended in between"
+    assert bench.events().count("look_failed") == 2, "it had ended in between"
 
 
 def test_run_can_be_cancelled_in_the_middle_of_a_question_and_looks_again_later() -> None:
@@ -361,7 +362,7 @@ def test_run_can_be_cancelled_in_the_middle_of_a_question_and_looks_again_later(
     async def go() -> None:
         node.process_of = never  # type: ignore[assignment]
         bench.check.pods_listed()
-        task = asyncio.create_task(bench.check.run())
+        task = asyncio.create_task(round_of(bench.check, structlog.get_logger(), Clock()).run())
         await asyncio.wait_for(asked.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -374,7 +375,7 @@ def test_run_looks_at_each_start() -> None:
     bench = misplaced()
 
     async def go() -> None:
-        task = asyncio.create_task(bench.check.run())
+        task = asyncio.create_task(round_of(bench.check, structlog.get_logger(), Clock()).run())
         while not bench.check.misplaced:
             bench.check.pod_started(MAIN)
             await asyncio.sleep(0)

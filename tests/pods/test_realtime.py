@@ -1,19 +1,18 @@
 """The watch for threads in real time, which the test scripts."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import pytest
 import structlog
 
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
-from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.part import look
 
 T = TypeVar("T")
 
@@ -34,7 +33,7 @@ class Bench:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_UNBOUNDED] if self.stops else []))
         self.watch = RealtimeWatch(
             PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            self,
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
         )
@@ -54,7 +53,7 @@ class Bench:
     def look(self, says: dict[str, str] | Exception) -> list[Any]:
         self.says = says
         with structlog.testing.capture_logs() as log:
-            asyncio.run(self.watch.look())
+            look(self.watch, structlog.get_logger())
         return [(entry["event"], entry.get("pod")) for entry in log]
 
 
@@ -86,13 +85,6 @@ def test_pod_that_was_stopped_is_not_let_in_at_once() -> None:
 def test_failure_is_told_once_and_keeps_what_is_known() -> None:
     bench = Bench()
     bench.look({"s1": FIFO})
-    assert bench.look(OSError("no")) == [("realtime_threads_not_known", None)]
+    assert bench.look(OSError("no")) == [("look_failed", None)]
     assert bench.look(OSError("no")) == []
     assert bench.watch.found == {POD: FIFO}
-
-
-def test_run_looks_after_each_sleep() -> None:
-    bench = Bench()
-    bench.clock.stop_after = 1
-    with pytest.raises(Stop):
-        asyncio.run(bench.watch.run())

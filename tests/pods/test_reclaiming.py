@@ -1,7 +1,6 @@
 """Memory that offline pods don't use is taken back from the box alone, where that is asked for and can be."""
 
 import asyncio
-import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,10 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.model import UNLIMITED
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
-from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.log import FakeLog
+from tests.fakes.part import in_force, round_of
 
 MIB = 1 << 20
 FLOOR = {"cpu": 0.1, "memory": 4096 * MIB}
@@ -39,7 +39,8 @@ class Bench:
         self.box = Box(detect(self.kernel, self.kernel.root), BoxSettings(FLOOR), lambda: UNLIMITED, self.clock)
         self.read_s = 0.0
         shared: Any = SimpleNamespace(log=self.log, clock=self.clock, counters=self)
-        self.part = ProactiveReclaim(True, shared, self.box)
+        self.part = ProactiveReclaim(shared, self.box, True)
+        self.round = round_of(self.part, self.log, self.clock)
 
     def count(self, name: str, by: int) -> None:
         self.counted[name] += by
@@ -53,7 +54,7 @@ class Bench:
                 await self.box.admit(POD, 0)
                 self.kernel.cache[f"{self.kernel.root}/cg/offline"] = 1000 * MIB
             for _ in range(number):
-                await self.part.look()
+                await self.round.look(self.part)
 
         asyncio.run(looks())
         return [f"{Path(file).parent.name} {value}" for file, value in self.kernel.writes if "reclaim" in file]
@@ -106,7 +107,7 @@ def test_anonymous_memory_that_can_not_be_taken_back_is_no_failure(bench: Bench)
     bench.kernel.anon[f"{bench.kernel.root}/cg/offline"] = 1000 * MIB
 
     assert len(bench.looks(1)) == 1
-    assert (bench.part.problem, bench.part.taken_bytes, bench.events()) == ("", 0, [])
+    assert (bench.part.failure, bench.part.taken_bytes, bench.events()) == ("", 0, [])
 
 
 @pytest.mark.parametrize(
@@ -121,28 +122,32 @@ def test_kernel_that_can_not_is_told_once(tmp_path: Path, version: int, lacks: t
     bench = Bench(tmp_path, version, lacks)
 
     assert bench.looks(3) == []
-    assert words in bench.part.problem
+    assert words in bench.part.section()["proactive_reclaim"]
     assert bench.events() == ["proactive_reclaim_not_here"]
 
 
 def test_without_a_box_nothing_is_asked_for(bench: Bench) -> None:
     assert bench.looks(2, admitted=False) == []
-    assert bench.part.problem == ""
+    assert bench.part.failure == ""
+
+
+ON = in_force("memory.proactive_reclaim = true")
 
 
 def test_part_that_is_off_never_wakes_up_and_one_that_is_on_looks_each_6_s(bench: Bench) -> None:
-    bench.part.enabled = False
-    bench.clock.stop_after = 2
+    bench.part.configure(in_force())
+    off = bench.part.pause_s, bench.part.wake.is_set
+    bench.part.configure(ON)
 
-    async def off_then_on() -> list[float]:
-        running = asyncio.create_task(bench.part.run())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        slept = list(bench.clock.slept)
-        bench.part.configure(True)
-        with contextlib.suppress(Stop):
-            await running
-        return slept
+    assert off == (None, False)
+    assert (bench.part.pause_s, bench.part.wake.is_set) == (6.0, True)
 
-    assert asyncio.run(off_then_on()) == []
-    assert bench.clock.slept == [6.0, 6.0]
+
+def test_status_says_what_was_taken_back_where_that_is_asked_for(bench: Bench) -> None:
+    bench.part.taken_bytes = 64 * MIB
+    bench.part.configure(in_force())
+    off = list(bench.part.rows())
+    bench.part.configure(ON)
+
+    assert off == []
+    assert list(bench.part.rows()) == [("reclaim", "64.00 MiB taken back from offline pods so far")]

@@ -34,7 +34,6 @@ class Bench:
     runtime: FakePodsRuntime = field(default_factory=FakePodsRuntime)
     box: FakeBox = field(default_factory=FakeBox)
     counters: FakeCounters = field(default_factory=FakeCounters)
-    looks: int = 0
     times: Iterable[float] = ()
     held_off: tuple[str, ...] = ()
     evicts: Evicts | None = None
@@ -47,18 +46,14 @@ class Bench:
             self.settings,
             shared,
             self.box,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
             shared.stopper(),
         )
 
     def boottime_s(self) -> float:
         return next(self._times, 0.0)
 
-    async def sleep(self, seconds: float, slack_s: float = 0.0) -> None:
+    async def sleep(self, seconds: float, slack_s: float = 0.0, wake: object = None) -> None:
         await asyncio.sleep(seconds)
-
-    async def look(self) -> None:
-        self.looks += 1
 
     def round(self, refresh: bool = False) -> None:
         asyncio.run(self.reconciler.round(refresh=refresh))
@@ -260,17 +255,6 @@ def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_
     assert bench.runtime.stopped == ["sandbox-a"]
 
 
-def test_each_round_with_a_list_that_holds_looks_for_unbounded_pods() -> None:
-    bench = Bench()
-    asyncio.run(bench.reconciler.connected())
-    bench.round()
-    bench.round(refresh=True)
-    assert bench.looks == 2
-    bench.runtime.down = True
-    bench.round(refresh=True)
-    assert bench.looks == 2
-
-
 # --- tending -------------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +299,6 @@ def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench.runtime.stubborn = {sandbox("a").id}
     bench.reconciler.stop(sandbox("a"), "why")
     bench.round(refresh=True)
-    assert bench.looks == 1
 
 
 def test_pod_that_criproxy_is_held_off_is_not_stopped_and_the_others_are() -> None:

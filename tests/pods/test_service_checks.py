@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.control.clock import Clock
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnswer, ServiceCheck
+from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import ListedContainer
@@ -24,6 +27,9 @@ from criproxy.pods.service_checks import (
     TooLargeError,
 )
 from tests.fakes.clock import FakeClock
+from tests.fakes.part import round_of
+
+RULES = OfflineRules((DEFAULT_RULE,))
 
 HTTP = '{"http": {"port": 80}, "threshold": 100, "hold_s": 7, "every_s": 5, "timeout_s": 1}'
 EXEC = '{"exec": {"command": ["x"], "container": "main"}}'
@@ -40,7 +46,6 @@ class Bench:
     outside: dict[str, Pod]
     says: ServiceAnswer | Exception = field(default_factory=lambda: ServiceAnswer(True, "50"))
     running_pods: tuple[object, ...] = ("an offline pod",)
-    strays: dict[str, PodRef] = field(default_factory=dict)
     containers: tuple[ListedContainer, ...] = ()
     active: bool = True
     measured_s: float = 2.0
@@ -52,14 +57,11 @@ class Bench:
         self.asked: list[tuple[str, str]] = []
         self.hindered = ""
         self.under_way = self.most_under_way = 0
-        log = structlog.get_logger()
-        self.checks = ServiceChecks(self.settings(), self, self, self, self.clock, log)  # type: ignore[arg-type]
+        shared: Any = SimpleNamespace(inventory=self, clock=self.clock, log=structlog.get_logger())
+        self.checks = ServiceChecks(shared, self, self.settings())
 
     def settings(self, active: bool | None = None) -> ServiceChecksSettings:
-        return ServiceChecksSettings(self.active if active is None else active, self.measured_s)
-
-    def pods(self) -> dict[str, PodRef]:
-        return self.strays
+        return ServiceChecksSettings(self.active if active is None else active, RULES, self.measured_s)
 
     def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
         return self.containers
@@ -81,7 +83,7 @@ class Bench:
 
     async def seconds(self, count: int) -> None:
         for _ in range(count):
-            self.checks.look()
+            await self.checks.look()
             for _ in range(10):
                 await asyncio.sleep(0)
             self.clock.advance(1.0)
@@ -156,7 +158,7 @@ def test_query_that_lags_behind_for_as_long_as_an_experiment_measures_says_why_i
         assert (bench.asked, bench.percents()) == ([], [])
         assert "up to 15 s old (lag_s), and an experiment measures for 15 s" in service.problem
         bench.measured_s = 16.0
-        bench.checks.configure(bench.settings())
+        bench.checks.settings = bench.settings()
         await bench.seconds(2)
         assert (bench.percents(), service.problem) == ([50.0], "")
 
@@ -254,11 +256,11 @@ def test_service_that_was_well_before_a_while_without_offline_pods_is_believed_a
         await bench.seconds(5)
         pods = bench.running_pods
         bench.running_pods = () if idle == "no-offline-pod" else pods
-        bench.checks.configure(bench.settings(idle != "inactive"))
+        bench.checks.settings = bench.settings(idle != "inactive")
         await bench.seconds(3)
         known = bench.checks.well
         bench.running_pods = pods
-        bench.checks.configure(bench.settings(True))
+        bench.checks.settings = bench.settings(True)
         bench.says = ServiceAnswer(True, "250")
         await bench.seconds(2)
         assert known == {"s1"}, "a restart meanwhile keeps it, too"
@@ -352,7 +354,7 @@ def test_nobody_is_asked_while_there_is_no_harm_to_be_seen(idle: str) -> None:
 
 def test_offline_pods_outside_the_box_are_not_asked_and_pods_that_go_are_forgotten() -> None:
     async def test() -> None:
-        bench = Bench({"s1": pod("web"), "s2": pod("stray")}, strays={"s2": PodRef("u-stray", "shop", "stray")})
+        bench = Bench({"s1": pod("web"), "s2": replace(pod("stray"), labels={DEFAULT_RULE.key: "offline"})})
         await bench.seconds(1)
         assert bench.asked == [("s1", "")]
         bench.outside = {}
@@ -426,8 +428,7 @@ def test_end_of_the_part_ends_what_is_under_way() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")})
         bench.gate.clear()
-        bench.checks.clock = Clock()
-        task = asyncio.create_task(bench.checks.run())
+        task = asyncio.create_task(round_of(bench.checks, structlog.get_logger(), Clock()).run())
         while not bench.under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
         task.cancel()

@@ -1,0 +1,28 @@
+"""The parts of the daemon that take looks, a line each: status, metrics and docs show them in this order."""
+
+from typing import Final
+
+from criproxy.pods.cache_share import CacheShare
+from criproxy.pods.cpu_pinning import CpuPinning
+from criproxy.pods.disk_keeping import DiskKeeping
+from criproxy.pods.overhead import OverheadWatch
+from criproxy.pods.part import Part
+from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.pod_limits import PodLimitsUpkeep
+from criproxy.pods.proactive_reclaim import ProactiveReclaim
+from criproxy.pods.realtime import RealtimeWatch
+from criproxy.pods.service_checks import ServiceChecks
+from criproxy.pods.unbounded import UnboundedPods
+
+PARTS: Final[tuple[type[Part], ...]] = (
+    PodLimitsUpkeep,
+    ServiceChecks,
+    DiskKeeping,
+    CacheShare,
+    CpuPinning,
+    ProactiveReclaim,
+    OverheadWatch,
+    PlacementCheck,
+    UnboundedPods,
+    RealtimeWatch,
+)

@@ -1,0 +1,228 @@
+"""What a part of the daemon is: one feature, which takes a look again and again and does what follows from it.
+
+A part is a module with a class, and a line in the register (`daemon.register`). From that the daemon builds it, the
+round (`daemon.round`) has it look, and status, metrics and docs have what it shows.
+
+    made        from what every part may have of the node (`Ports`)
+    configure   what holds now (`InForce`): at first, and whenever something else holds
+    look        one look. It may wait for the kernel or the runtime, but does not sleep; what it raises is logged once
+                by the round, is `failure` until a look succeeds, and a problem in the status until then
+    cease       no look follows for now: of two criproxys, another one has the node
+    close       the process ends
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.processes import ProcCgroupReader
+from criproxy.cgroup.worker import Worker
+from criproxy.config import Config
+from criproxy.control.clock import Wake
+from criproxy.control.interference.service_checks import ServiceAnswer, ServiceCheck
+from criproxy.control.policy import PolicySettings
+from criproxy.model import Sandbox, Unlimited
+from criproxy.model.modes import LimitsUse, Mode, Modes
+from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
+
+
+class Stage(Struct, frozen=True):
+    """What the schedule says now. `words`: what holds and what comes next ("": there is no schedule).
+
+    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run are to be stopped.
+    """
+
+    policy: PolicySettings
+    words: str = ""
+    closed: str = ""
+    drain: bool = False
+
+
+class InForce(Struct, frozen=True):
+    """What holds now, by config, schedule, operator and command line. `pass_through`: the config had errors at the
+    start. `held_off`: who holds criproxy off the box and why, in words; "": nobody does.
+    """
+
+    config: Config
+    stage: Stage
+    pass_through: bool
+    dry_run: bool
+    held_off: str = ""
+
+    @property
+    def modes(self) -> Modes:
+        """Those that the config, the schedule and the command line bring about."""
+        why = {
+            Mode.DISABLED: not self.config.colocation.enabled and not self.pass_through,
+            Mode.DRY_RUN: self.dry_run,
+            Mode.PASS_THROUGH: self.pass_through,
+            Mode.CLOSED: self.stage.closed,
+            Mode.HELD_OFF: self.held_off,
+        }
+        return Modes({mode: reason if isinstance(reason, str) else "" for mode, reason in why.items() if reason})
+
+    @property
+    def writes(self) -> bool:
+        """Whether the box's limits are criproxy's to set, up and down, and its pods criproxy's to stop."""
+        return self.modes.writes
+
+    @property
+    def lifts(self) -> bool:
+        """Colocation is off, and what runs stays. What is to be stopped is bounded until it has gone."""
+        return self.modes.limits is LimitsUse.LIFTED and self.config.colocation.on_disable == "release"
+
+    @property
+    def relieves(self) -> bool:
+        """Whether pods are stopped before kubelet evicts online ones: also while criproxy is held off the box."""
+        return replace(self, held_off="").modes.writes
+
+    @property
+    def stops_by(self) -> frozenset[str]:
+        """The settings by which single pods are stopped; none while the box is not ours."""
+        colocation = self.config.colocation
+        does = {
+            ON_UNBOUNDED: colocation.on_unbounded,
+            ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
+            ON_OVER_LIMIT: self.config.memory.on_over_limit,
+            ON_HARM: self.config.interference.on_harm,
+        }
+        asked = frozenset(setting for setting, what in does.items() if what == "evict")
+        if self.writes:
+            return asked
+        return asked & {ON_OVER_LIMIT} if self.relieves else frozenset()
+
+
+class StopsPods(Protocol):
+    """Whoever has single pods of the box leave: the reconciler."""
+
+    def stop(self, sandbox: Sandbox, why: str) -> None:
+        """Stop this one, whatever the switch says; when it does not stop, it is tried again."""
+
+
+class AsksServices(Protocol):
+    """Asks one service, and takes no longer than the check's time-out."""
+
+    async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
+        """Raises OSError (a ConnectionError, a TimeoutError) when there is no answer, TooLargeError or ValueError, and
+        NotAskedError (`pods.service_checks`).
+        """
+
+    async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
+        """Why this machine does not let criproxy ask this one at all, with the remedy; "": nothing hinders it, or who
+        knows. Called once there was no answer. Raises OSError or ValueError.
+        """
+
+
+class Ports(Struct, frozen=True):
+    """What every part may have of the node. `looks` is a thread for short readings, `disk_reader` one that a disk may
+    block. `run_path`: criproxy's socket; what must survive a restart, but not a boot, lies beside it.
+    """
+
+    shared: PodsShared
+    box: Box
+    cpu_manager: CpuManager
+    stops: StopsPods
+    services: AsksServices
+    proc_cgroups: ProcCgroupReader
+    looks: Worker
+    disk_reader: Worker
+    run_path: Path
+
+
+class Gauge(Struct, frozen=True):
+    """A number that a part shows, read at each scrape: one value, or one for each value of `label`; None: not known.
+
+    The metric's name is `criproxy_<name>`, which ends with its unit.
+    """
+
+    name: str
+    text: str
+    read: Callable[[Any], float | Unlimited | Mapping[str, float] | None]
+    label: str = ""
+
+
+class Counter(Struct, frozen=True):
+    """What a part counts by `Counters.count`; the metric's name is `criproxy_<name>_total`."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+SHOWN: Final = 50
+"""How many of a long list are printed; the status in JSON has all."""
+
+
+def listed(lines: Sequence[str]) -> Iterator[str]:
+    """The first `SHOWN` of these, and how many there are beside."""
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"and {len(lines) - SHOWN} more (--json lists them all)"
+
+
+class Part:
+    """See the module. What is shown may be asked for from any thread."""
+
+    NAME: ClassVar[str]
+    """For people, in the middle of a sentence."""
+    EVERY_S: ClassVar[float]
+    SLACK_S: ClassVar[float] = 1.0
+    """How much later a look may come, to share a wake-up with others."""
+    FIRST_S: ClassVar[float] = 0.0
+    """How long after the beginning the first look comes."""
+    GAUGES: ClassVar[tuple[Gauge, ...]] = ()
+    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
+
+    failure: str = ""
+    """What the last look failed of; "": of nothing."""
+
+    @classmethod
+    def made(cls, ports: Ports) -> Self:
+        """The part of a daemon."""
+        raise NotImplementedError(cls)
+
+    def configure(self, now: InForce) -> None:
+        """From now on this holds."""
+
+    @property
+    def wake(self) -> Wake | None:
+        """What asks for a look before its time; None: nothing does."""
+        return None
+
+    @property
+    def pause_s(self) -> float | None:
+        """How long after a look the next one is due; None: not before `wake` asks for it."""
+        return self.EVERY_S
+
+    async def look(self) -> None:
+        """See the module."""
+        raise NotImplementedError(type(self))
+
+    def cease(self) -> None:
+        """See the module."""
+
+    def close(self) -> None:
+        """See the module."""
+
+    def problems(self) -> Iterator[str]:
+        """What an operator should look at."""
+        if self.failure:
+            yield f"{self.NAME} failed, and is tried again: {self.failure}"
+
+    def section(self) -> Mapping[str, Any]:
+        """The part's keys of /status, with data that becomes JSON. A key, once shown, stays."""
+        return {}
+
+    def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        """Keys that a pod of the box has in /status."""
+        return {}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """What `criproxy status` prints: a head and its text, and lines that belong to it."""
+        yield from ()

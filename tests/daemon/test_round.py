@@ -1,0 +1,179 @@
+"""Looks of parts: each in its time, none kept from it by another, and what fails ends nothing."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from criproxy.control.clock import Clock, Wake
+from criproxy.daemon.register import PARTS
+from criproxy.daemon.round import Round
+from criproxy.pods.part import Part
+from tests.fakes.log import FakeLog
+from tests.fakes.part import in_force
+
+NEVER_S = 3600.0
+
+
+class Looks(Part):
+    """Does `what` in each look, and can be woken. Has ceased `ceased` times."""
+
+    NAME = "looking"
+
+    def __init__(self, what: Callable[[], object] = lambda: None, pause_s: float | None = None) -> None:
+        self.what, self._pause_s = what, pause_s
+        self._wake = Wake()
+        self.looks = self.ceased = self.closed = 0
+
+    @property
+    def wake(self) -> Wake:
+        return self._wake
+
+    @property
+    def pause_s(self) -> float | None:
+        return self._pause_s
+
+    async def look(self) -> None:
+        self.looks += 1
+        if asyncio.iscoroutine(done := self.what()):
+            await done
+
+    def cease(self) -> None:
+        self.ceased += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def run(round: Round, until: Callable[[], bool]) -> None:
+    """The round, until something is so; then it is cancelled."""
+
+    async def go() -> None:
+        running = asyncio.create_task(round.run())
+        async with asyncio.timeout(20.0):
+            while not until():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(go())
+
+
+def fail() -> None:
+    raise OSError("no such file")
+
+
+def test_part_that_hangs_or_fails_keeps_no_other_from_its_looks_and_all_cease_at_the_end() -> None:
+    hangs, fails, well = Looks(lambda: asyncio.sleep(NEVER_S)), Looks(fail, 0.001), Looks(pause_s=0.001)
+    log = FakeLog()
+    run(Round([hangs, fails, well], Clock(), log), lambda: fails.looks >= 3 and well.looks >= 3)
+
+    assert (hangs.looks, hangs.ceased, fails.ceased, well.ceased) == (1, 1, 1, 1)
+    assert [(event, fields["error"]) for _, event, fields in log.events] == [("look_failed", "no such file")]
+    assert list(fails.problems()) == ["looking failed, and is tried again: no such file"]
+
+
+def test_look_that_succeeds_again_is_told_and_is_no_problem_any_more() -> None:
+    log = FakeLog()
+    part = Looks(fail)
+    round = Round([part], Clock(), log)
+    asyncio.run(round.look(part))
+    part.what = lambda: None
+    asyncio.run(round.look(part))
+
+    assert [event for _, event, _ in log.events] == ["look_failed", "look_succeeded"]
+    assert list(part.problems()) == []
+
+
+def test_part_that_waits_to_be_woken_looks_once_for_each_time_that_it_was() -> None:
+    part = Looks()
+    part.wake.set()
+    seen = []
+
+    async def go() -> None:
+        running = asyncio.create_task(Round([part], Clock(), FakeLog()).run())
+        for _ in range(2):
+            await asyncio.sleep(0.02)
+            seen.append(part.looks)
+            part.wake.set()
+        await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(go())
+    assert (seen, part.looks) == ([2, 3], 4), "the first look comes at once; what woke it before counts for the next"
+
+
+def test_wake_ends_a_long_pause() -> None:
+    part = Looks(pause_s=NEVER_S)
+
+    async def go() -> None:
+        running = asyncio.create_task(Round([part], Clock(), FakeLog()).run())
+        await asyncio.sleep(0.01)
+        part.wake.set()
+        async with asyncio.timeout(20.0):
+            while part.looks < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(go())
+
+
+def test_one_that_fails_to_cease_or_close_keeps_no_other_from_it() -> None:
+    class Stubborn(Looks):
+        def cease(self) -> None:
+            raise RuntimeError
+
+        close = cease
+
+    last = Looks()
+    round = Round([Stubborn(), last], Clock(), FakeLog())
+    run(round, lambda: last.looks == 1)
+    round.close()
+
+    assert (last.ceased, last.closed) == (1, 1)
+
+
+def names(parts: tuple[type[Part], ...]) -> list[str]:
+    return [name for part in parts for name in (part.NAME, *(one.name for one in (*part.GAUGES, *part.COUNTERS)))]
+
+
+def test_no_two_parts_have_a_name_or_a_metric_in_common() -> None:
+    found = names(PARTS)
+    assert len(set(found)) == len(found)
+
+
+class Nobody:
+    """Stands for every port, and does not answer: what is asked of it waits for ever."""
+
+    processes: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> "Nobody":
+        return Nobody()
+
+    def __call__(self, *_: object, **__: object) -> "Nobody":
+        return Nobody()
+
+    def __await__(self):
+        return asyncio.sleep(NEVER_S).__await__()
+
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+def test_each_part_can_be_made_configured_begun_ceased_begun_anew_and_closed(kind: type[Part]) -> None:
+    """On a node where nothing answers; twice, as after a hand-over that failed."""
+    part = kind.made(Nobody())  # type: ignore[arg-type]
+    round = Round([part], Clock(), FakeLog())
+    for now in (in_force(dry_run=True), in_force(pass_through=True), in_force(held_off="repair"), in_force()):
+        round.configure(now)
+    for _ in range(2):
+        turns = iter(range(5))
+        run(round, lambda turns=turns: next(turns, None) is None)  # type: ignore[misc]
+    round.close()
+
+    assert part.failure == ""
+    assert isinstance(dict(part.section()), dict)
+    assert all(isinstance(words, str) for row in part.rows() for words in row)

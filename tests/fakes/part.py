@@ -1,0 +1,34 @@
+"""What holds for a part, and a round with that part alone."""
+
+import asyncio
+from typing import Any
+
+from criproxy.config.load import parse
+from criproxy.daemon.round import Round
+from criproxy.daemon.settings import policy
+from criproxy.pods.part import InForce, Part, Stage
+from tests.fakes.clock import FakeClock
+
+
+def in_force(text: str = "", **changed: Any) -> InForce:
+    """By a config file with this text, in which colocation is on. `changed`: other fields."""
+    loaded = parse(f"colocation.enabled = true\n{text}".encode(), "config.toml")
+    assert not loaded.errors, loaded.errors
+    return InForce(
+        **{
+            "config": loaded.config,
+            "stage": Stage(policy(loaded.config)),
+            "pass_through": False,
+            "dry_run": False,
+            **changed,
+        }
+    )
+
+
+def round_of(part: Part, log: Any, clock: Any = None) -> Round:
+    return Round([part], clock or FakeClock(), log)
+
+
+def look(part: Part, log: Any) -> None:
+    """One look, of which a failure is logged."""
+    asyncio.run(round_of(part, log).look(part))
