@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from criproxy_cluster.conversion import ConversionSettings
-from criproxy_cluster.names import PRESETS
+from criproxy_cluster.vocabulary.names import PRESETS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

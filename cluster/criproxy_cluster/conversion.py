@@ -39,7 +39,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.names import (
+from criproxy_cluster.vocabulary.names import (
     CLASS,
     EVICTED_FROM,
     KEEP_REQUESTS,
@@ -50,7 +50,7 @@ from criproxy_cluster.names import (
     RESOURCES,
     ExtendedNames,
 )
-from criproxy_cluster.quantities import amount, rounded_up
+from criproxy_cluster.vocabulary.quantities import amount, rounded_up
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import yaml
 
 from criproxy_cluster.conversion import ConversionError, ConversionSettings, Json, converted, is_offline, warnings
-from criproxy_cluster.names import CLASS, OFFLINE
+from criproxy_cluster.vocabulary.names import CLASS, OFFLINE
 
 MAX_BYTES: Final = 8 << 20
 

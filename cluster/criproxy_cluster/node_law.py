@@ -36,7 +36,9 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.conversion import Json
-from criproxy_cluster.names import (
+from criproxy_cluster.objects import NodeView, Taint
+from criproxy_cluster.policies import was_switched_off
+from criproxy_cluster.vocabulary.names import (
     CONDITION,
     EVICTED_FROM,
     HELD,
@@ -46,9 +48,7 @@ from criproxy_cluster.names import (
     PRESSURE,
     SWITCH,
 )
-from criproxy_cluster.objects import NodeView, Taint
-from criproxy_cluster.policies import was_switched_off
-from criproxy_cluster.times import rfc3339, wall_s
+from criproxy_cluster.vocabulary.times import rfc3339, wall_s
 
 AWAY_S = 900.0
 TRUST_S = 480.0

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.names import (
+from criproxy_cluster.vocabulary.names import (
     CONDITION,
     EVICTED,
     EVICTED_FROM,
@@ -20,7 +20,7 @@ from criproxy_cluster.names import (
     PRESETS,
     PUBLISHES,
 )
-from criproxy_cluster.quantities import amount
+from criproxy_cluster.vocabulary.quantities import amount
 
 _PRESETS: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
 _MAX_NAMES: Final = 64

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from criproxy_cluster.names import PRESETS
 from criproxy_cluster.objects import Figures
+from criproxy_cluster.vocabulary.names import PRESETS
 
 Settings = Mapping[str, Any]
 """By "section.key"; what is not there is as the node's own file says."""

@@ -8,11 +8,11 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.conversion import Json
-from criproxy_cluster.names import MANAGED
 from criproxy_cluster.node_law import is_switched_off
 from criproxy_cluster.objects import Figures, NodeView
 from criproxy_cluster.outlook import How, Outlook, in_all, is_memory, outlooks
 from criproxy_cluster.policies import Policy, in_order, selecting, told_by
+from criproxy_cluster.vocabulary.names import MANAGED
 
 _SHOWN: Final = 5
 _SHOWN_AMOUNTS: Final = 20

@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.conversion import Json
-from criproxy_cluster.names import SWITCH
+from criproxy_cluster.vocabulary.names import SWITCH
 
 MAX_ANNOTATION_BYTES: Final = 64 * 1024
 """What the node takes, of each of the two: criproxy/kube/policy.py."""

@@ -13,8 +13,8 @@ from lightkube.config.kubeconfig import KubeConfig
 from cluster.integration.objects import CPU, POLICIES, policy, put_node, ready, until
 from criproxy_cluster.controller import Controller
 from criproxy_cluster.lease_law import DURATION_S, RETRY_S
-from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
+from criproxy_cluster.vocabulary.times import rfc3339
 from integration.lab.clocks import wrong_clock
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica
 from integration.lab.control_plane import ApiError

@@ -15,10 +15,10 @@ from criproxy_cluster import controller as module
 from criproxy_cluster.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
 from criproxy_cluster.fleet import Fleet
 from criproxy_cluster.leader import LEASE, Leader
-from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
 from criproxy_cluster.requests import Trouble, trouble_of
 from criproxy_cluster.run_command import RunSettings, beside, run
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
+from criproxy_cluster.vocabulary.times import rfc3339
 
 CPU = "kubernetes.io/batch-cpu"
 

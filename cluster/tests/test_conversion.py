@@ -17,8 +17,8 @@ from criproxy_cluster.conversion import (
     warnings,
 )
 from criproxy_cluster.jsonpatch import difference
-from criproxy_cluster.names import CLASS, EVICTED_FROM, KEEP_REQUESTS, PRESETS, RESOURCES
-from criproxy_cluster.quantities import amount
+from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, KEEP_REQUESTS, PRESETS, RESOURCES
+from criproxy_cluster.vocabulary.quantities import amount
 
 BATCH = ConversionSettings()
 CPU, MEMORY = BATCH.names.cpu, BATCH.names.memory

@@ -4,11 +4,11 @@ import tracemalloc
 import pytest
 
 from criproxy_cluster.fleet import Fleet
-from criproxy_cluster.names import EVICTED_FROM, MANAGED, PRESSURE, SWITCH
 from criproxy_cluster.node_law import AWAY_S, CALM_S, LONGEST_S, TRUST_S, judge
 from criproxy_cluster.objects import Condition, Meta, NodeObject, NodeSpec, NodeStatus, Taint, view
 from criproxy_cluster.policies import PolicyError, in_order, parsed, told_by
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.vocabulary.names import EVICTED_FROM, MANAGED, PRESSURE, SWITCH
+from criproxy_cluster.vocabulary.times import rfc3339
 
 WALL = 1_800_000_000.0
 CPU = "kubernetes.io/batch-cpu"

@@ -17,12 +17,12 @@ from cluster.tests.test_serving import REQUIRED
 from criproxy_cluster.certificates import CONFIGURATION, SECRET, CertificateKeeper
 from criproxy_cluster.conversion import ConversionSettings
 from criproxy_cluster.leader import LEASE, Leader
-from criproxy_cluster.names import MARKS, PRESSURE
 from criproxy_cluster.policies import parsed
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
 from criproxy_cluster.run_command import SERVICE, RunSettings
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.vocabulary.names import MARKS, PRESSURE
+from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook import CONVERT
 
 _BASE = Path(__file__).parent.parent / "manifests" / "base"

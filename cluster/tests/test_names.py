@@ -6,7 +6,8 @@ from criproxy.hooks import batch, offline
 from criproxy.kube import evictions, extended_resources, policy, publisher
 from criproxy.kube.extended_resources import Offer
 from criproxy.model import Asked
-from criproxy_cluster import conversion, names
+from criproxy_cluster import conversion
+from criproxy_cluster.vocabulary import names
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from criproxy.kube.extended_resources import PUBLISHES, annotation_of, names_of
 from criproxy.kube.objects import Condition, Node, ObjectError, decoded, path, status_of, status_patch
 from criproxy.kube.publisher import CONDITION, resources_of
 from criproxy.kube.retry import Meaning
-from criproxy.kube.times import rfc3339
 from criproxy.kubelet.process import client
 from criproxy.observe import client as observed
+from criproxy.vocabulary.times import rfc3339
 
 _ASK_S: Final = 2.0
 _WHY: Final = "criproxy does not run on this node: nothing is lent"

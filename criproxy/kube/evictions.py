@@ -60,8 +60,8 @@ from criproxy.kube.objects import (
     status_of,
 )
 from criproxy.kube.retry import Meaning, meaning, pause_s
-from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
+from criproxy.vocabulary.times import rfc3339, wall_s
 
 EVICTED: Final = "colocation.criproxy.io/evicted"
 """The node's annotation: JSON, what was evicted here -> from when until when it should not come back, FROM/UNTIL (two

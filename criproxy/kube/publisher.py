@@ -42,7 +42,7 @@ from criproxy.kube.objects import (
     status_patch,
 )
 from criproxy.kube.retry import Meaning, pause_s
-from criproxy.kube.times import rfc3339
+from criproxy.vocabulary.times import rfc3339
 
 CONDITION: Final = "ColocationReady"
 """Of the node. Its lastHeartbeatTime tells the controller that the numbers are of today: without it for 15 minutes, the

@@ -27,8 +27,8 @@ from criproxy.kube.evictions import (
     outcome,
 )
 from criproxy.kube.objects import Involved, Meta, Node
-from criproxy.kube.times import rfc3339
 from criproxy.model import PodRef
+from criproxy.vocabulary.times import rfc3339
 from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
 

@@ -1,7 +1,4 @@
-"""The names that criproxy reads and writes in Kubernetes' objects, and other systems' names for the same. Pure.
-
-Those that the nodes share are also in criproxy/kube, whose values `cluster/tests/test_names.py` compares with these.
-"""
+"""The names that criproxy reads and writes in Kubernetes' objects, and other systems' names for the same. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
