@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from criproxy_cluster.conversion import ConversionSettings
-from criproxy_cluster.vocabulary.names import PRESETS
+from criproxy_cluster.vocabulary.presets import NAMES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_preset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--preset", choices=sorted(PRESETS), default="batch", help="what nodes call the resources that they lend"
+        "--preset", choices=sorted(NAMES), default="batch", help="what nodes call the resources that they lend"
     )
 
 
@@ -56,7 +56,7 @@ def _convert(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.convert_command import ManifestError, convert, lines
 
     try:
-        text, notes = convert(chosen.file, ConversionSettings(names=PRESETS[chosen.preset]))
+        text, notes = convert(chosen.file, ConversionSettings(names=NAMES[chosen.preset]))
     except ManifestError as error:
         return _complain(str(error))
     for line in lines(notes):
@@ -86,7 +86,7 @@ def _plan(chosen: argparse.Namespace) -> int:
 def _run(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.run_command import RunSettings, main
 
-    conversion = ConversionSettings(names=PRESETS[chosen.preset])
+    conversion = ConversionSettings(names=NAMES[chosen.preset])
     return main(RunSettings(conversion=conversion, port=chosen.port, certificates=chosen.certificates))
 
 

@@ -42,19 +42,17 @@ from msgspec import Struct
 from criproxy_cluster.vocabulary.names import (
     CLASS,
     EVICTED_FROM,
+    EXTENDED_SPEC,
+    FOR_OFFLINE,
     KEEP_REQUESTS,
-    MARKS,
     OFFLINE,
-    PREFIX,
-    PRESETS,
     RESOURCES,
-    ExtendedNames,
 )
+from criproxy_cluster.vocabulary.presets import LABELS, NAMES, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
 
 Json = dict[str, Any]
 
-EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""
 
@@ -89,9 +87,9 @@ class ConversionError(ValueError):
 
 
 class ConversionSettings(Struct, frozen=True):
-    names: ExtendedNames = PRESETS["batch"]
+    names: ExtendedNames = NAMES["batch"]
     priority_class: str = "colocation-offline"
-    tolerated: str = f"{PREFIX}offline"
+    tolerated: str = FOR_OFFLINE
     """The taint's key."""
 
 
@@ -101,7 +99,7 @@ def is_offline(pod: Json) -> bool:
     labels = _table(meta.get("labels"), "metadata.labels")
     if MIRROR in _table(meta.get("annotations"), "metadata.annotations"):
         return False
-    return any(labels.get(mark.key) == mark.value for mark in MARKS)
+    return any(labels.get(mark.key) == mark.value for marks in LABELS.values() for mark in marks)
 
 
 def converted(pod: Json, settings: ConversionSettings) -> Json:
@@ -230,7 +228,7 @@ def _asked(table: Json, where: str, settings: ConversionSettings, extended: Coll
     """
     found: Asked = {}
     plain = [(what, what, 0) for what in ("cpu", "memory") if what not in extended]
-    for what, name, per_core in (*_named((settings.names, *PRESETS.values())), *plain):
+    for what, name, per_core in (*_named((settings.names, *NAMES.values())), *plain):
         if what not in found and name in table:
             found[what] = _understood(what, name, per_core, table[name], f"{where}[{name}]")
     return found
@@ -242,7 +240,7 @@ def _named(presets: Any) -> Iterator[tuple[str, str, int]]:
         yield "memory", names.memory, 0
 
 
-_EXTENDED: Final = {name: what for what, name, _ in _named(PRESETS.values())}
+_EXTENDED: Final = {name: what for what, name, _ in _named(NAMES.values())}
 _KNOWN: Final = frozenset({"cpu", "memory", *_EXTENDED})
 
 

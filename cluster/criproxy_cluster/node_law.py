@@ -39,6 +39,7 @@ from criproxy_cluster.conversion import Json
 from criproxy_cluster.objects import NodeView, Taint
 from criproxy_cluster.policies import was_switched_off
 from criproxy_cluster.vocabulary.names import (
+    AWAY,
     CONDITION,
     EVICTED_FROM,
     HELD,
@@ -48,7 +49,7 @@ from criproxy_cluster.vocabulary.names import (
     PRESSURE,
     SWITCH,
 )
-from criproxy_cluster.vocabulary.times import rfc3339, wall_s
+from criproxy_cluster.vocabulary.times import interval_s, rfc3339, wall_s
 
 AWAY_S = 900.0
 TRUST_S = 480.0
@@ -165,7 +166,7 @@ def _evicted(node: NodeView, memory: Memory | None, now_s: float, now_wall_s: fl
         known = memory.evicted.get(uid) if memory is not None else None
         if known is not None and known.text == text:
             found[uid] = known
-        elif _is_uid(uid) and (times := _interval(text)):
+        elif _is_uid(uid) and (times := _interval_s(text)):
             left_s = min(times[1] - times[0], LONGEST_S)
             if memory is None and uid not in node.kept_out:
                 left_s = min(times[1] - now_wall_s, left_s)
@@ -226,7 +227,7 @@ def _away(node: NodeView, ends_s: float, now_s: float, now_wall_s: float, due: l
     condition = {
         "type": CONDITION,
         "status": "Unknown",
-        "reason": "Away",
+        "reason": AWAY,
         "message": f"criproxy on the node has said nothing for {AWAY_S / 60:.0f} minutes: 0 of each is published",
         "lastTransitionTime": rfc3339(now_wall_s),
     }
@@ -242,7 +243,8 @@ def _wall_s(text: str | None) -> float | None:
         return None
 
 
-def _interval(text: str) -> tuple[float, float] | None:
-    begins, _, ends = text.partition("/")
-    begins_s, ends_s = _wall_s(begins), _wall_s(ends)
-    return None if begins_s is None or ends_s is None else (begins_s, ends_s)
+def _interval_s(text: str) -> tuple[float, float] | None:
+    try:
+        return interval_s(text)
+    except ValueError:
+        return None

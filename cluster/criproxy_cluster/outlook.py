@@ -27,20 +27,19 @@ from typing import Any, Final
 from msgspec import Struct
 
 from criproxy_cluster.objects import Figures
-from criproxy_cluster.vocabulary.names import PRESETS
+from criproxy_cluster.vocabulary.policy import MIN_BYTES, MIN_CORES
+from criproxy_cluster.vocabulary.presets import NAMES
 
 Settings = Mapping[str, Any]
 """By "section.key"; what is not there is as the node's own file says."""
 
 _UNITS: Final[Mapping[str, tuple[str, int]]] = {
-    **{preset.cpu: ("cpu", preset.per_core) for preset in PRESETS.values()},
-    **{preset.memory: ("memory", 1) for preset in PRESETS.values()},
+    name: (what, per_unit) for preset in NAMES.values() for name, what, per_unit in preset.rows
 }
 """Of a name: the resource, and how much of it a core or a byte is. Of other names, the node alone knows."""
 
 _KEY_UNITS: Final = {"cpu": "cores", "memory": "bytes"}
-_FLOORS: Final = {"cpu": Fraction(1, 10), "memory": Fraction(128 << 20)}
-"""The defaults of `min_cores` and `min_bytes` (criproxy/config/settings.py)."""
+_FLOORS: Final = {"cpu": Fraction(str(MIN_CORES)), "memory": Fraction(MIN_BYTES)}
 
 _ALL_DEPENDS: Final = ("control", "schedule", "kubernetes")
 """Sections on which all depends, in a way that can't be told here."""

@@ -12,8 +12,8 @@ from criproxy_cluster.plan import Plan, plan
 from criproxy_cluster.policies import Policy, PolicyError, parsed
 from criproxy_cluster.requests import trouble_of
 from criproxy_cluster.resources import NodeResource, PolicyResource
+from criproxy_cluster.vocabulary.policy import KIND, PLURAL
 
-KIND = "ColocationPolicy"
 PAGE = 500
 
 
@@ -33,7 +33,7 @@ def plan_change(file: str | None, deleted: Collection[str]) -> Plan:
         with client:
             present = {one.name: one for one in _present(client)}
             for name in sorted(set(deleted) - present.keys()):
-                raise ManifestError(f"there is no {KIND} {name} that is in use: see `kubectl get colocationpolicies`")
+                raise ManifestError(f"there is no {KIND} {name} that is in use: see `kubectl get {PLURAL}`")
             left = {name: policy for name, policy in {**present, **planned}.items() if name not in deleted}
             return plan(_nodes(client), present.values(), left.values())
 

@@ -30,19 +30,10 @@ from msgspec import Struct
 
 from criproxy_cluster.conversion import Json
 from criproxy_cluster.vocabulary.names import SWITCH
-
-MAX_ANNOTATION_BYTES: Final = 64 * 1024
-"""What the node takes, of each of the two: criproxy/kube/policy.py."""
+from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, SCHEDULE, NodePolicy, merged
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
 _SWITCH: Final = "switch"
-_SCHEDULE: Final = {
-    "timeZone": "time_zone",
-    "windows": "windows",
-    "outside": "outside",
-    "graceSeconds": "grace_s",
-    "onClose": "on_close",
-}
 _OPERATORS: Final = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
@@ -116,29 +107,20 @@ def parsed(name: str, generation: int, spec: Any) -> Policy:
         raise PolicyError(f"spec: {error}: see `kubectl explain colocationpolicy.spec`") from error
     settings: Json = {section: dict(table) for section, table in found.settings.items()}
     if found.schedule is not None:
-        if unknown := sorted(found.schedule.keys() - _SCHEDULE.keys()):
-            raise PolicyError(f"spec.schedule.{unknown[0]}: there is no such key: write one of {', '.join(_SCHEDULE)}")
+        if unknown := sorted(found.schedule.keys() - SCHEDULE.keys()):
+            raise PolicyError(f"spec.schedule.{unknown[0]}: there is no such key: write one of {', '.join(SCHEDULE)}")
         if "schedule" in settings:
             raise PolicyError("spec.settings.schedule: spec.schedule says the same: write one of them")
-        settings["schedule"] = {_SCHEDULE[key]: value for key, value in found.schedule.items()}
+        settings["schedule"] = {SCHEDULE[key]: value for key, value in found.schedule.items()}
         settings["control"] = {**settings.get("control", {}), "policy": "schedule"}
     if found.enabled is not None:
         settings["colocation"] = {**settings.get("colocation", {}), "enabled": found.enabled}
         if not found.enabled:
             settings = merged((settings, _OFF))
     policy = Policy(name, generation, found.priority, found.selector, settings, found.enabled is False)
-    if len(msgspec.json.encode(settings)) > MAX_ANNOTATION_BYTES // 2:
-        raise PolicyError(f"spec.settings: it has more than {MAX_ANNOTATION_BYTES // 2} bytes: shorten it")
+    if len(msgspec.json.encode(settings)) > MAX_POLICY_BYTES // 2:
+        raise PolicyError(f"spec.settings: it has more than {MAX_POLICY_BYTES // 2} bytes: shorten it")
     return policy
-
-
-def merged(documents: Iterable[Json]) -> Json:
-    """Key by key the last that has it."""
-    together: Json = {}
-    for document in documents:
-        for section, table in document.items():
-            together[section] = {**together.get(section, {}), **table}
-    return together
 
 
 def in_order(policies: Iterable[Policy]) -> tuple[Policy, ...]:
@@ -186,20 +168,16 @@ def told_by(chosen: Sequence[Policy], *, switched_off: bool) -> Told | None:
     """What policies in their order say; None: there is nothing to say."""
     if not chosen and not switched_off:
         return None
-    parts = [_part(policy.name, str(policy.generation), policy.settings) for policy in chosen]
+    parts = [NodePolicy(str(policy.generation), policy.name, policy.settings) for policy in chosen]
     names = [f"{policy.name}.{policy.generation}" for policy in chosen]
     if switched_off:  # no policy has a name with a slash
-        parts, names = [*parts, _part(SWITCH, "off", _OFF)], [*names, _SWITCH]
-    version = hashlib.blake2s(_json([[part["name"], part["settings"]] for part in parts]), digest_size=6).hexdigest()
-    settings = merged(part["settings"] for part in parts)
-    policy, by_itself = _json(_part("+".join(names), version, settings)), _json(parts)
-    fits = len(by_itself) <= MAX_ANNOTATION_BYTES
+        parts, names = [*parts, NodePolicy("off", SWITCH, _OFF)], [*names, _SWITCH]
+    version = hashlib.blake2s(_json([[part.name, part.settings] for part in parts]), digest_size=6).hexdigest()
+    settings = merged(part.settings for part in parts)
+    policy, by_itself = _json(NodePolicy(version, "+".join(names), settings)), _json(parts)
+    fits = len(by_itself) <= MAX_POLICY_BYTES
     return Told(policy.decode(), by_itself.decode() if fits else None, version)
 
 
-def _part(name: str, version: str, settings: Json) -> Json:
-    return {"version": version, "name": name, "settings": settings}
-
-
 def _json(value: object) -> bytes:
-    return msgspec.json.encode(value, order="deterministic")
+    return msgspec.json.encode(value, order="sorted")  # the same content is always the same text

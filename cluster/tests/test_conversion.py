@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy_cluster.conversion import (
-    EXTENDED_SPEC,
     LEAST,
     MIRROR,
     ConversionError,
@@ -17,7 +16,8 @@ from criproxy_cluster.conversion import (
     warnings,
 )
 from criproxy_cluster.jsonpatch import difference
-from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, KEEP_REQUESTS, PRESETS, RESOURCES
+from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
+from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.vocabulary.quantities import amount
 
 BATCH = ConversionSettings()
@@ -175,7 +175,7 @@ def test_a_limit_of_nothing_is_not_below_the_least_request():
 
 
 def test_names_that_may_not_differ_have_one_amount_in_whole_cores():
-    crane = ConversionSettings(names=PRESETS["crane"])
+    crane = ConversionSettings(names=NAMES["crane"])
     found = converted(pod(container(requests={"cpu": "1500m", "memory": "4Mi"}, limits={"cpu": "4"})), crane)
 
     both = {"gocrane.io/cpu": "2", "gocrane.io/memory": "4194304"}
@@ -434,9 +434,9 @@ def pods(draw):
     return pod(*made, annotations=annotations, owner=draw(st.none() | st.just("u1")), **more)
 
 
-@given(pods(), st.sampled_from(sorted(PRESETS)))
+@given(pods(), st.sampled_from(sorted(NAMES)))
 def test_a_second_conversion_changes_nothing_and_the_patch_makes_the_first(before, preset):
-    settings = ConversionSettings(names=PRESETS[preset])
+    settings = ConversionSettings(names=NAMES[preset])
     untouched = copy.deepcopy(before)
     once = converted(before, settings)
 

@@ -21,10 +21,12 @@ from criproxy_cluster.policies import parsed
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
 from criproxy_cluster.run_command import SERVICE, RunSettings
-from criproxy_cluster.vocabulary.names import MARKS, PRESSURE
+from criproxy_cluster.vocabulary.names import PRESSURE
+from criproxy_cluster.vocabulary.presets import LABELS
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook import CONVERT
 
+MARKS = tuple(mark for marks in LABELS.values() for mark in marks)
 _BASE = Path(__file__).parent.parent / "manifests" / "base"
 
 

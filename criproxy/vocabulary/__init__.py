@@ -11,4 +11,13 @@ have no file in common.
 So the modules import each other by relative names, and nothing else but the standard library and msgspec, which both
 distributions need anyway. A change has to suit nodes and clusters of other versions: a name is never given another
 meaning.
+
+| module | what it says |
+|---|---|
+| `names` | labels, annotations, conditions and taints |
+| `presets` | other systems' marks of offline pods, and what they call what is lent: a new system is a row there |
+| `published` | the annotation with the names of what a node lends |
+| `policy` | the ColocationPolicy, and the annotations by which a node gets it and answers |
+| `quantities` | amounts as Kubernetes writes them |
+| `times` | times as Kubernetes writes them |
 """

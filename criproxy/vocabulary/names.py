@@ -1,9 +1,6 @@
-"""The names that criproxy reads and writes in Kubernetes' objects, and other systems' names for the same. Pure."""
+"""The names that criproxy reads and writes in Kubernetes' objects. Pure. Those of what is lent are in `presets`."""
 
-from collections.abc import Mapping
 from typing import Final
-
-from msgspec import Struct
 
 PREFIX: Final = "colocation.criproxy.io/"
 
@@ -11,22 +8,35 @@ PREFIX: Final = "colocation.criproxy.io/"
 
 CLASS: Final = f"{PREFIX}class"
 OFFLINE: Final = "offline"
+"""The label that makes a pod an offline one, and its value."""
+
+TIER: Final = f"{PREFIX}tier"
+"""A pod's label: "mid" puts it into the higher of two tiers of offline pods."""
 
 RESOURCES: Final = f"{PREFIX}resources"
-"""A pod's annotation: JSON, the CPU and memory that its containers asked for, in Kubernetes' own quantities:
-{"containers": {NAME: {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}}.
+"""A pod's annotation, written by the webhook: JSON, the CPU and memory that its containers asked for, in Kubernetes'
+own quantities: {"containers": {NAME: {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}}.
 """
 
 KEEP_REQUESTS: Final = f"{PREFIX}keep-requests"
 """A pod's annotation, "true": it is offline, but its requests stay as they are."""
 
-EVICTED_FROM: Final = f"evicted.{PREFIX}"
-"""A Node's label, followed by the uid of a pod's controller: pods of that controller are not to come here for now.
+NOTICE_SECONDS: Final = f"{PREFIX}notice-seconds"
+"""A pod's annotation: how much notice it wants before its sandbox is stopped."""
 
-The node writes it before it evicts; the controller makes good what is missing, and takes it away in time.
-"""
+PRIORITY: Final = f"{PREFIX}priority"
+"""A pod's annotation: of two offline ones, that with the lower one goes first."""
+
+SERVICE_CHECK: Final = f"{PREFIX}service-check"
+"""An online pod's annotation: how criproxy asks it whether it serves well."""
+
+PLACEMENT: Final = f"{PREFIX}placement"
+"""An annotation of a placed pod's sandbox at the runtime, written by the node: its cgroup_parent in the box."""
 
 # --- of nodes --------------------------------------------------------------------------------------------------------
+
+PUBLISHES: Final = f"{PREFIX}publishes"
+"""A Node's annotation, written by the node: see `published`. None: the node is of before, and publishes a preset's."""
 
 POLICY: Final = f"{PREFIX}policy"
 """A Node's annotation, written by the controller: the settings that hold above the node's own file."""
@@ -38,19 +48,15 @@ POLICY_STATUS: Final = f"{PREFIX}policy-status"
 """A Node's annotation, written by the node: what it makes of the policy."""
 
 EVICTED: Final = f"{PREFIX}evicted"
-"""A Node's annotation, written by the node: JSON, uid of a pod's controller -> FROM/UNTIL (RFC 3339)."""
+"""A Node's annotation, written by the node: JSON, what was evicted here -> from when until when it should not come
+back, FROM/UNTIL (`times.interval`). A key is the uid of the pod's controller, or of the pod.
+"""
 
-PUBLISHES: Final = f"{PREFIX}publishes"
-"""A Node's annotation, written by the node: the names of what it publishes, with commas between. None: the presets'."""
+EVICTED_FROM: Final = f"evicted.{PREFIX}"
+"""A Node's label, followed by such a key: pods of that controller are not to be placed here for now.
 
-CONDITION: Final = "ColocationReady"
-"""A Node's condition, written by the node each few minutes."""
-
-HELD: Final = "Held"
-"""The condition's reason while offline pods are held back, as they hurt online ones."""
-
-OCCUPIED: Final = "Occupied"
-"""The condition's reason while nothing is lent, and offline pods run on."""
+The node writes it before it evicts; the controller makes good what is missing, and takes it away in time.
+"""
 
 SWITCH: Final = f"{PREFIX}switch"
 """A Node's label, written by people: "off" drains the node and publishes nothing, whatever its policies say."""
@@ -64,44 +70,37 @@ Above it is the switch alone.
 PRESSURE: Final = f"{PREFIX}pressure"
 """The taint of a node whose offline pods are held back."""
 
+FOR_OFFLINE: Final = f"{PREFIX}offline"
+"""The taint that people may give to nodes that are there for offline pods alone."""
 
-class Mark(Struct, frozen=True):
-    """A label that makes a pod an offline one. Only labels can choose what reaches a webhook."""
+CONDITION: Final = "ColocationReady"
+"""A Node's condition, written by the node each few minutes. Its lastHeartbeatTime tells the controller that the numbers
+are of today: without it for 15 minutes, the controller publishes 0. Its reason is one of the following.
+"""
 
-    key: str
-    value: str
+LENDING: Final = "Lending"
+HELD: Final = "Held"
+"""Offline pods are held back, as they hurt online ones or an operator holds criproxy off."""
 
+WITHHELD: Final = "Withheld"
+"""Nothing is lent, and no offline pod is here."""
 
-MARKS: Final = (
-    Mark(CLASS, OFFLINE),
-    Mark("koordinator.sh/qosClass", "BE"),
-    Mark("caster.io/resource-type", "colocation"),
-)
+OCCUPIED: Final = "Occupied"
+"""Nothing is lent, and offline pods run on: a switch is not done yet."""
 
+AWAY: Final = "Away"
+"""criproxy does not run here, or says nothing."""
 
-class ExtendedNames(Struct, frozen=True):
-    """What CPU and memory are called when a node lends them. `per_core`: how much of it one core is.
+# --- Koordinator's, which mean the same here -------------------------------------------------------------------------
+# Source: Koordinator, apis/extension/constants.go, resource.go and priority.go.
 
-    `native`: below kubernetes.io/, so that a request may be less than its limit.
-    """
+EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+"""A pod's annotation, as RESOURCES, but in the names and quantities of the preset "batch"."""
 
-    cpu: str
-    memory: str
-    per_core: int = 1000
+KOORDINATOR_CLASS: Final = "koordinator.sh/priority-class"
+KOORDINATOR_MID: Final = "koord-mid"
+"""A pod's label, and its value for the higher tier."""
 
-    @property
-    def native(self) -> bool:
-        return self.cpu.startswith("kubernetes.io/")
-
-
-PRESETS: Final[Mapping[str, ExtendedNames]] = {
-    "batch": ExtendedNames("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"),
-    "mid": ExtendedNames("kubernetes.io/mid-cpu", "kubernetes.io/mid-memory"),
-    "crane": ExtendedNames("gocrane.io/cpu", "gocrane.io/memory", 1),
-    "katalyst": ExtendedNames(
-        "resource.katalyst.kubewharf.io/reclaimed_millicpu", "resource.katalyst.kubewharf.io/reclaimed_memory"
-    ),
-    "bilibili": ExtendedNames("caster.io/colocation-cpu", "caster.io/colocation-memory", 1),
-    "caelus": ExtendedNames("mixer.kubernetes.io/ext-cpu", "mixer.kubernetes.io/ext-memory", 1),
-}
-"""The same as in criproxy/kube/extended_resources.py, which has their sources."""
+KOORDINATOR_PRIORITY: Final = "koordinator.sh/priority"
+EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
+EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"

@@ -1,12 +1,13 @@
 """Amounts as Kubernetes writes them."""
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.model.quantity import MOST_CHARACTERS, parse_quantity
+from criproxy.vocabulary.quantities import MOST, MOST_CHARACTERS, amount, parse_quantity, rounded_up
 from tests.cost import LONGEST, assert_cheap
 
 
@@ -33,6 +34,51 @@ from tests.cost import LONGEST, assert_cheap
 )
 def test_quantity_has_the_value_that_kubernetes_gives_it(text: str, value: float) -> None:
     assert parse_quantity(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [
+        ("0", 0),
+        ("-3", -3),
+        ("-1.5Ki", -1536),
+        (0, 0),
+        (2.5, Fraction(5, 2)),
+        ("0.5", Fraction(1, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("0.1", Fraction(1, 10)),
+        ("200m", Fraction(1, 5)),
+        ("4k", 4000),
+        ("1M", 10**6),
+        ("8Gi", 8 * 2**30),
+        ("12e6", 12 * 10**6),
+        ("15e-1", Fraction(3, 2)),
+        ("2n", Fraction(2, 10**9)),
+        ("7E", 7 * 10**18),
+        ("8Ei", MOST),
+        ("1" * 40, MOST),
+        ("-1e999", -MOST),
+        ("0e999999", 0),
+    ],
+)
+def test_an_amount_is_exact_and_no_more_than_kubernetes_keeps(quantity: str | float, value: Fraction) -> None:
+    assert amount(quantity) == value
+
+
+@given(st.text(max_size=MOST_CHARACTERS + 2))
+def test_any_text_is_an_amount_that_kubernetes_takes_or_an_error(text: str) -> None:
+    try:
+        found = amount(text)
+    except ValueError:
+        return
+    assert amount(str(rounded_up(found))) == rounded_up(found) >= found
+
+
+@pytest.mark.parametrize("value", [True, "x", "1ee3", "--1", "1e-", ".", "+", "१", "True", "None", "1K"])
+def test_what_is_no_amount_is_refused(value: str | float) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        amount(value)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1 Gi", "Gi", "1gi", "1e", "0x1", "1_0", "٣", "nan", "inf", "1K"])
