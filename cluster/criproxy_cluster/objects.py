@@ -24,6 +24,9 @@ from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.vocabulary.published import names_of
 from criproxy_cluster.vocabulary.quantities import amount
 
+Json = dict[str, Any]
+"""An object as Kubernetes has it in JSON."""
+
 _PRESETS: Final = frozenset(name for preset in NAMES.values() for name, _, _ in preset.rows)
 
 

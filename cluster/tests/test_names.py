@@ -8,9 +8,9 @@ from criproxy.kube import publisher
 from criproxy.kube.extended_resources import Offer
 from criproxy.kube.objects import Condition, status_patch
 from criproxy.model import Asked
-from criproxy_cluster import conversion
 from criproxy_cluster.objects import NodeObject, view
 from criproxy_cluster.vocabulary import names
+from criproxy_cluster.webhook import conversion
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import yaml
 
 from cluster.tests.policy_table import BAD, GOOD, ROOT
 from criproxy.config import Override, load
-from criproxy_cluster.policies import PolicyError, parsed
+from criproxy_cluster.controller.policies import PolicyError, parsed
 from docs.policy_schema import crd, unknown_keys
 
 BASE = ROOT / "cluster" / "manifests" / "base"

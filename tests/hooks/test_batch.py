@@ -20,7 +20,7 @@ def spec(**containers: object) -> dict[str, str]:
 
 
 def ours(**containers: object) -> dict[str, str]:
-    """As criproxy's own webhook writes it: see cluster/criproxy_cluster/conversion.py."""
+    """As criproxy's own webhook writes it: see cluster/criproxy_cluster/webhook/conversion.py."""
     return {RESOURCES: json.dumps({"containers": containers})}
 
 

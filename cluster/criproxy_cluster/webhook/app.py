@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.admission import ReviewError, answer
-from criproxy_cluster.conversion import ConversionSettings
+from criproxy_cluster.webhook.admission import ReviewError, answer
+from criproxy_cluster.webhook.conversion import ConversionSettings
 
 MAX_BODY_BYTES: Final = 4 << 20
 """The API server takes objects of 3 MiB at most; a pod that etcd takes has 1.5 MiB."""

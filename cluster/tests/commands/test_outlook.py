@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
+from criproxy_cluster.commands.plan.outlook import How, Outlook, in_all, outlooks
 from criproxy_cluster.objects import Figures, Meta, NodeObject, NodeStatus, figures
-from criproxy_cluster.outlook import How, Outlook, in_all, outlooks
 
 CPU, MEMORY, OWN = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory", "example.com/cores"
 GI = 1 << 30

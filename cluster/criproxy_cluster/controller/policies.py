@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.conversion import Json
+from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary.names import SWITCH
 from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, SCHEDULE, NodePolicy, merged
 

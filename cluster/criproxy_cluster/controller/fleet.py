@@ -17,10 +17,18 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy_cluster.conversion import Json
-from criproxy_cluster.node_law import Judgement, Memory, is_switched_off, judge
-from criproxy_cluster.objects import NodeView
-from criproxy_cluster.policies import Policy, Told, in_order, mentions, selecting, switch_off, told_by, was_switched_off
+from criproxy_cluster.controller.node_law import Judgement, Memory, is_switched_off, judge
+from criproxy_cluster.controller.policies import (
+    Policy,
+    Told,
+    in_order,
+    mentions,
+    selecting,
+    switch_off,
+    told_by,
+    was_switched_off,
+)
+from criproxy_cluster.objects import Json, NodeView
 
 MAX_SHOWN: Final = 10
 """Nodes that a policy's status names, of those that refuse it."""

@@ -11,9 +11,19 @@ from datetime import UTC, datetime, timedelta
 import httpx2
 import pytest
 
-from cluster.tests.test_webhook_review import offline, review
-from criproxy_cluster.authority import AUTHORITY_LEFT, AUTHORITY_LIFE, Step, Tls, with_authority, with_certificate
-from criproxy_cluster.certificates import (
+from cluster.tests.webhook.test_webhook_review import offline, review
+from criproxy_cluster.commands.run import RunSettings, WebhookServer
+from criproxy_cluster.requests import Trouble
+from criproxy_cluster.webhook.app import BODY_S, MAX_BODY_BYTES
+from criproxy_cluster.webhook.authority import (
+    AUTHORITY_LEFT,
+    AUTHORITY_LIFE,
+    Step,
+    Tls,
+    with_authority,
+    with_certificate,
+)
+from criproxy_cluster.webhook.certificates import (
     CONFIGURATION,
     SECRET,
     CertificateKeeper,
@@ -21,9 +31,6 @@ from criproxy_cluster.certificates import (
     SecretSource,
     ServerCertificate,
 )
-from criproxy_cluster.requests import Trouble
-from criproxy_cluster.run_command import RunSettings, WebhookServer
-from criproxy_cluster.webhook import BODY_S, MAX_BODY_BYTES
 
 NAME = "criproxy-cluster.criproxy-system.svc"
 NOW = datetime.now(UTC)

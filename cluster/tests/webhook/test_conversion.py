@@ -7,18 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy_cluster.conversion import (
-    LEAST,
-    MIRROR,
-    ConversionError,
-    ConversionSettings,
-    converted,
-    warnings,
-)
-from criproxy_cluster.jsonpatch import difference
 from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
 from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.vocabulary.quantities import amount
+from criproxy_cluster.webhook.conversion import LEAST, MIRROR, ConversionError, ConversionSettings, converted, warnings
+from criproxy_cluster.webhook.jsonpatch import difference
 
 BATCH = ConversionSettings()
 CPU, MEMORY = BATCH.names.cpu, BATCH.names.memory

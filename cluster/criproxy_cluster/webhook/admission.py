@@ -18,8 +18,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.conversion import ConversionError, ConversionSettings, Json, converted, warnings
-from criproxy_cluster.jsonpatch import difference
+from criproxy_cluster.objects import Json
+from criproxy_cluster.webhook.conversion import ConversionError, ConversionSettings, converted, warnings
+from criproxy_cluster.webhook.jsonpatch import difference
 
 VERSION: Final = "admission.k8s.io/v1"
 MAX_WARNING: Final = 240

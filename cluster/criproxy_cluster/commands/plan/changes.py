@@ -7,11 +7,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.conversion import Json
-from criproxy_cluster.node_law import is_switched_off
-from criproxy_cluster.objects import Figures, NodeView
-from criproxy_cluster.outlook import How, Outlook, in_all, is_memory, outlooks
-from criproxy_cluster.policies import Policy, in_order, selecting, told_by
+from criproxy_cluster.commands.plan.outlook import How, Outlook, in_all, is_memory, outlooks
+from criproxy_cluster.controller.node_law import is_switched_off
+from criproxy_cluster.controller.policies import Policy, in_order, selecting, told_by
+from criproxy_cluster.objects import Figures, Json, NodeView
 from criproxy_cluster.vocabulary.names import MANAGED
 
 _SHOWN: Final = 5

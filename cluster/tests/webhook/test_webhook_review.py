@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from criproxy_cluster.admission import MAX_WARNING, ReviewError, answer
-from criproxy_cluster.conversion import ConversionSettings
+from criproxy_cluster.webhook.admission import MAX_WARNING, ReviewError, answer
+from criproxy_cluster.webhook.conversion import ConversionSettings
 
 SETTINGS = ConversionSettings()
 

@@ -12,7 +12,16 @@ from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.resources.coordination_v1 import Lease
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.lease_law import DURATION_S, RENEW_WITHIN_S, RETRY_S, Seen, Turn, looked, still_leads, turn
+from criproxy_cluster.controller.lease_law import (
+    DURATION_S,
+    RENEW_WITHIN_S,
+    RETRY_S,
+    Seen,
+    Turn,
+    looked,
+    still_leads,
+    turn,
+)
 from criproxy_cluster.requests import Trouble, trouble_of
 
 LEASE: Final = "criproxy-cluster"

@@ -6,10 +6,10 @@ from typing import Any
 from lightkube.core.client import Client
 from lightkube.core.exceptions import ConfigError
 
-from criproxy_cluster.convert_command import ManifestError, read_documents
+from criproxy_cluster.commands.manifests import ManifestError, read_documents
+from criproxy_cluster.commands.plan.changes import Plan, plan
+from criproxy_cluster.controller.policies import Policy, PolicyError, parsed
 from criproxy_cluster.objects import Figures, NodeView, figures, view
-from criproxy_cluster.plan import Plan, plan
-from criproxy_cluster.policies import Policy, PolicyError, parsed
 from criproxy_cluster.requests import trouble_of
 from criproxy_cluster.resources import NodeResource, PolicyResource
 from criproxy_cluster.vocabulary.policy import KIND, PLURAL

@@ -40,12 +40,11 @@ from lightkube.core.generic_client import WatchDriver
 from lightkube.types import PatchType
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.conversion import Json
-from criproxy_cluster.fleet import Fleet
+from criproxy_cluster.controller.fleet import Fleet
+from criproxy_cluster.controller.node_law import Judgement
+from criproxy_cluster.controller.policies import PolicyError, parsed
 from criproxy_cluster.memory import settle
-from criproxy_cluster.node_law import Judgement
-from criproxy_cluster.objects import NodeObject, PolicyObject, view
-from criproxy_cluster.policies import PolicyError, parsed
+from criproxy_cluster.objects import Json, NodeObject, PolicyObject, view
 from criproxy_cluster.requests import Trouble, pause_s, trouble_of
 from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
 

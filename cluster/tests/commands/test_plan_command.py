@@ -1,8 +1,8 @@
 import pytest
 import yaml
 
-from cluster.tests.test_controller import node, policy, put_policy
-from cluster.tests.test_convert_command import run
+from cluster.tests.commands.test_convert_command import run
+from cluster.tests.controller.test_controller import node, policy, put_policy
 
 CPU = "kubernetes.io/batch-cpu"
 

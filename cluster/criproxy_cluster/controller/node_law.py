@@ -35,9 +35,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.conversion import Json
-from criproxy_cluster.objects import NodeView, Taint
-from criproxy_cluster.policies import was_switched_off
+from criproxy_cluster.controller.policies import was_switched_off
+from criproxy_cluster.objects import Json, NodeView, Taint
 from criproxy_cluster.vocabulary.names import (
     AWAY,
     CONDITION,

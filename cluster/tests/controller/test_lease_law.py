@@ -1,7 +1,7 @@
 import pytest
 
-from criproxy_cluster.leader import REQUEST_S
-from criproxy_cluster.lease_law import (
+from criproxy_cluster.controller.leader import REQUEST_S
+from criproxy_cluster.controller.lease_law import (
     DURATION_S,
     RENEW_WITHIN_S,
     RETRY_S,

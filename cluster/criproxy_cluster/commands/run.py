@@ -17,12 +17,12 @@ from lightkube.core.async_client import AsyncClient
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.certificates import CertificateKeeper, FilesSource, SecretSource, ServerCertificate
-from criproxy_cluster.controller import Controller
-from criproxy_cluster.conversion import ConversionSettings
-from criproxy_cluster.leader import Leader
+from criproxy_cluster.controller.controller import Controller
+from criproxy_cluster.controller.leader import Leader
 from criproxy_cluster.memory import keep_connections_small, settle
-from criproxy_cluster.webhook import make_app
+from criproxy_cluster.webhook.app import make_app
+from criproxy_cluster.webhook.certificates import CertificateKeeper, FilesSource, SecretSource, ServerCertificate
+from criproxy_cluster.webhook.conversion import ConversionSettings
 
 SERVICE: Final = "criproxy-cluster"
 MAX_CONNECTIONS: Final = 512

@@ -39,6 +39,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary.names import (
     CLASS,
     EVICTED_FROM,
@@ -50,8 +51,6 @@ from criproxy_cluster.vocabulary.names import (
 )
 from criproxy_cluster.vocabulary.presets import LABELS, NAMES, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
-
-Json = dict[str, Any]
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""

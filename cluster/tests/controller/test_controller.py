@@ -11,12 +11,12 @@ import pytest
 from lightkube.core.generic_client import GenericClient
 from structlog.testing import CapturingLogger
 
-from criproxy_cluster import controller as module
-from criproxy_cluster.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
-from criproxy_cluster.fleet import Fleet
-from criproxy_cluster.leader import LEASE, Leader
+from criproxy_cluster.commands.run import RunSettings, beside, run
+from criproxy_cluster.controller import controller as module
+from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
+from criproxy_cluster.controller.fleet import Fleet
+from criproxy_cluster.controller.leader import LEASE, Leader
 from criproxy_cluster.requests import Trouble, trouble_of
-from criproxy_cluster.run_command import RunSettings, beside, run
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
 from criproxy_cluster.vocabulary.times import rfc3339
 
@@ -198,9 +198,9 @@ def test_a_bad_policy_keeps_the_old_one_when_another_replica_begins_to_lead(kube
 
 
 def test_evicted_pods_held_nodes_and_silent_ones_are_seen_to(kube, stepped, log, monkeypatch):
-    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 1.5)
-    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
-    monkeypatch.setattr("criproxy_cluster.node_law.CALM_S", 0.5)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 1.5)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 1.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.CALM_S", 0.5)
 
     def condition(reason, beat):
         return [{"type": "ColocationReady", "status": "True", "reason": reason, "lastHeartbeatTime": beat}]
@@ -314,8 +314,8 @@ def told_to_lend_nothing(kube):
 
 
 def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, stepped, log, monkeypatch):
-    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 2.0)
-    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 2.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 1.0)
     monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.2)
 
     async def scenario():
@@ -340,8 +340,8 @@ def test_nodes_are_not_away_as_their_watch_was_broken_for_long(kube, stepped, lo
 
 def test_a_node_that_is_gone_is_away_also_where_watches_end_at_once(kube, stepped, log, monkeypatch):
     """Lists tell of the others."""
-    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 2.0)
-    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 1.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 2.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 1.0)
     monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.4)
 
     async def scenario():
@@ -547,8 +547,8 @@ def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_
     kube, stepped, log, tmp_path, monkeypatch
 ):
     """They could not report either, and do so some time after it is back."""
-    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 4.0)
-    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 2.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 4.0)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 2.0)
 
     async def scenario():
         install_lease(kube)
@@ -611,7 +611,7 @@ def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(
             super().__init__(*arguments)
             led.append((weakref.ref(self._fleet), sum(fleet() is not None for fleet, _ in led)))
 
-    monkeypatch.setattr("criproxy_cluster.run_command.Controller", Noted)
+    monkeypatch.setattr("criproxy_cluster.commands.run.Controller", Noted)
 
     async def scenario():
         install_lease(kube)
@@ -629,9 +629,9 @@ def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(
 def short(monkeypatch):
     """A lease of a second."""
     for name, value in (("DURATION_S", 1.0), ("RETRY_S", 0.1), ("RENEW_WITHIN_S", 0.5)):
-        monkeypatch.setattr(f"criproxy_cluster.lease_law.{name}", value)
-        monkeypatch.setattr(f"criproxy_cluster.leader.{name}", value)
-    monkeypatch.setattr("criproxy_cluster.leader.REQUEST_S", 0.3)
+        monkeypatch.setattr(f"criproxy_cluster.controller.lease_law.{name}", value)
+        monkeypatch.setattr(f"criproxy_cluster.controller.leader.{name}", value)
+    monkeypatch.setattr("criproxy_cluster.controller.leader.REQUEST_S", 0.3)
 
 
 class Works:

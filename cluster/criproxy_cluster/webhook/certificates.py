@@ -21,8 +21,8 @@ from lightkube.resources.core_v1 import Secret
 from lightkube.types import PatchType
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.authority import Step, Tls, next_step, with_authority, with_certificate
 from criproxy_cluster.requests import Trouble, trouble_of
+from criproxy_cluster.webhook.authority import Step, Tls, next_step, with_authority, with_certificate
 
 SECRET: Final = "criproxy-webhook-tls"
 CONFIGURATION: Final = "criproxy-cluster"

@@ -3,10 +3,10 @@ import tracemalloc
 
 import pytest
 
-from criproxy_cluster.fleet import Fleet
-from criproxy_cluster.node_law import AWAY_S, CALM_S, LONGEST_S, TRUST_S, judge
+from criproxy_cluster.controller.fleet import Fleet
+from criproxy_cluster.controller.node_law import AWAY_S, CALM_S, LONGEST_S, TRUST_S, judge
+from criproxy_cluster.controller.policies import PolicyError, in_order, parsed, told_by
 from criproxy_cluster.objects import Condition, Meta, NodeObject, NodeSpec, NodeStatus, Taint, view
-from criproxy_cluster.policies import PolicyError, in_order, parsed, told_by
 from criproxy_cluster.vocabulary.names import EVICTED_FROM, MANAGED, PRESSURE, SWITCH
 from criproxy_cluster.vocabulary.times import rfc3339
 
