@@ -1,5 +1,5 @@
-"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/operation.md, and what an API server
-refuses of a policy: a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it.
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/operation.md, what an API server
+refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it), and webhook.yaml.
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -17,6 +17,7 @@ from criproxy.observe.metrics import Metrics
 from docs.config_example import render
 from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
+from docs.webhook_entries import webhook
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
@@ -178,6 +179,7 @@ def main() -> int:
         ("docs/operation.md", operation()),
         ("cluster/manifests/base/crd.yaml", policies),
         ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
+        ("cluster/manifests/base/webhook.yaml", webhook()),
     ):
         page = HERE.parent / name
         if "--check" in sys.argv[1:]:

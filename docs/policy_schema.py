@@ -44,17 +44,9 @@ from msgspec.inspect import (
 from criproxy.config.schema import Setting, settings
 from criproxy.config.settings import Config, ResourceTable, RuleTable, WindowTable
 from criproxy.control.resources import RESOURCES
+from criproxy.vocabulary.policy import SCHEDULE
 
 Schema = dict[str, Any]
-
-SCHEDULE: Final = {
-    "time_zone": "timeZone",
-    "windows": "windows",
-    "outside": "outside",
-    "grace_s": "graceSeconds",
-    "on_close": "onClose",
-}
-"""The names that the keys of [schedule] have in spec.schedule."""
 
 BEGIN: Final = "# Made from criproxy/config/settings.py by `.venv/bin/python -m docs.generate`.\n"
 END: Final = "# The end of what is made.\n"
@@ -161,7 +153,8 @@ def _settable() -> Iterator[Setting]:
 
 def _spec_schedule() -> Schema:
     about = "The nodes' own schedule, which goes on by itself."
-    keys = {SCHEDULE[one.name]: _of_setting(one) for one in _settable() if one.section == "schedule"}
+    names = {setting: key for key, setting in SCHEDULE.items()}
+    keys = {names[one.name]: _of_setting(one) for one in _settable() if one.section == "schedule"}
     keys["windows"]["minItems"] = 1
     return _table(keys, about)
 

@@ -46,9 +46,11 @@ from criproxy.kube.extended_resources import LONGER_RATIO, Offer, PublishSetting
 from criproxy.kube.kubeconfig import Kubeconfig, Pem
 from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.objects import Node, annotations_patch, path
-from criproxy.kube.policy import POLICY, POLICY_STATUS, PolicyReport, parsed
+from criproxy.kube.policy import parsed
 from criproxy.kube.publisher import Publisher
 from criproxy.kube.retry import Meaning
+from criproxy.vocabulary.names import POLICY, POLICY_STATUS
+from criproxy.vocabulary.policy import PolicyReport
 
 PAST_S: Final = 70.0
 """The shortest past that a node has; the longest is `MEAN_S` more."""

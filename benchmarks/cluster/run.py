@@ -27,7 +27,7 @@ from benchmarks.node import NodeCriproxy, backend, cpu_seconds, rss_mib, run_req
 from benchmarks.node import connect as connect_to
 from benchmarks.stage import Helper
 from benchmarks.table import table
-from criproxy.kube.times import wall_s
+from criproxy.vocabulary.times import wall_s
 from integration.lab.clean import clean
 from integration.lab.control_plane import ControlPlane, wait_for
 from integration.lab.directory import cgroup_root, claimed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.effect.online import DATA
-from criproxy.hooks.batch import RESOURCES
+from criproxy.vocabulary.names import RESOURCES
 from integration.lab.process import LabError
 
 _BANDWIDTH = """\

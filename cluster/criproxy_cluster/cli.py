@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from criproxy_cluster.conversion import ConversionSettings
-from criproxy_cluster.names import PRESETS
+from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.webhook.conversion import ConversionSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,15 +48,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_preset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--preset", choices=sorted(PRESETS), default="batch", help="what nodes call the resources that they lend"
+        "--preset", choices=sorted(NAMES), default="batch", help="what nodes call the resources that they lend"
     )
 
 
 def _convert(chosen: argparse.Namespace) -> int:
-    from criproxy_cluster.convert_command import ManifestError, convert, lines
+    from criproxy_cluster.commands.convert import convert, lines
+    from criproxy_cluster.commands.manifests import ManifestError
 
     try:
-        text, notes = convert(chosen.file, ConversionSettings(names=PRESETS[chosen.preset]))
+        text, notes = convert(chosen.file, ConversionSettings(names=NAMES[chosen.preset]))
     except ManifestError as error:
         return _complain(str(error))
     for line in lines(notes):
@@ -66,10 +67,10 @@ def _convert(chosen: argparse.Namespace) -> int:
 
 
 def _plan(chosen: argparse.Namespace) -> int:
-    from criproxy_cluster.convert_command import ManifestError
-    from criproxy_cluster.plan import lines
-    from criproxy_cluster.plan_command import plan_change
-    from criproxy_cluster.policies import PolicyError
+    from criproxy_cluster.commands.manifests import ManifestError
+    from criproxy_cluster.commands.plan.changes import lines
+    from criproxy_cluster.commands.plan.command import plan_change
+    from criproxy_cluster.controller.policies import PolicyError
     from criproxy_cluster.requests import Trouble
 
     if chosen.file is None and not chosen.delete:
@@ -84,9 +85,9 @@ def _plan(chosen: argparse.Namespace) -> int:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from criproxy_cluster.run_command import RunSettings, main
+    from criproxy_cluster.commands.run import RunSettings, main
 
-    conversion = ConversionSettings(names=PRESETS[chosen.preset])
+    conversion = ConversionSettings(names=NAMES[chosen.preset])
     return main(RunSettings(conversion=conversion, port=chosen.port, certificates=chosen.certificates))
 
 

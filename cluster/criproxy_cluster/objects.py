@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.names import (
+from criproxy_cluster.vocabulary.names import (
     CONDITION,
     EVICTED,
     EVICTED_FROM,
@@ -17,14 +17,17 @@ from criproxy_cluster.names import (
     POLICIES,
     POLICY,
     POLICY_STATUS,
-    PRESETS,
     PUBLISHES,
 )
-from criproxy_cluster.quantities import amount
+from criproxy_cluster.vocabulary.policy import PolicyReport
+from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.vocabulary.published import names_of
+from criproxy_cluster.vocabulary.quantities import amount
 
-_PRESETS: Final = frozenset(name for preset in PRESETS.values() for name in (preset.cpu, preset.memory))
-_MAX_NAMES: Final = 64
-"""What a node publishes at most: anybody who may change Nodes can write the annotation."""
+Json = dict[str, Any]
+"""An object as Kubernetes has it in JSON."""
+
+_PRESETS: Final = frozenset(name for preset in NAMES.values() for name, _, _ in preset.rows)
 
 
 class Meta(Struct):
@@ -80,16 +83,6 @@ class PolicyObject(Struct):
     status: Any = None
 
 
-class Report(Struct, frozen=True, gc=False, rename="camel"):
-    """What a node says of the policy that it was given (criproxy/kube/policy.py)."""
-
-    version: str
-    in_force: bool
-    problems: tuple[str, ...] = ()
-    refused: Mapping[str, str] | None = None
-    """Policies, and why they are refused. With some, all others are in force. None: as {}, which takes more memory."""
-
-
 class Figures(Struct, frozen=True):
     """Of one Node: `capacity` of "cpu" in cores and "memory" in bytes, and what is published, 0 too, by its name."""
 
@@ -105,7 +98,7 @@ class NodeView(Struct, frozen=True, gc=False):
     labels: Mapping[str, str]
     policy: str | None
     parts: str | None
-    report: Report | None
+    report: PolicyReport | None
     evicted: str | None
     taints: tuple[Taint, ...]
     lent: tuple[str, ...]
@@ -174,8 +167,8 @@ def _amounts(table: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str
 
 
 def _published(text: str | None) -> frozenset[str]:
-    """The names that are the node's to lend. Kubernetes' own, as cpu, have no domain before them, and are not."""
-    return _PRESETS if text is None else frozenset(name for name in text.split(",")[:_MAX_NAMES] if "/" in name)
+    """The names that are the node's to lend. A node of before does not say them."""
+    return _PRESETS if text is None else frozenset(names_of(text))
 
 
 def _some(quantity: Any) -> bool:
@@ -185,9 +178,9 @@ def _some(quantity: Any) -> bool:
         return True
 
 
-def _report(text: str | None) -> Report | None:
+def _report(text: str | None) -> PolicyReport | None:
     try:
-        return msgspec.json.decode(text, type=Report) if text else None
+        return msgspec.json.decode(text, type=PolicyReport) if text else None
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return None
 

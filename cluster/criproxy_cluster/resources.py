@@ -3,11 +3,10 @@
 from lightkube.core.resource import ApiInfo, GlobalResource, GlobalSubResource, ResourceDef
 
 from criproxy_cluster.objects import NodeObject, PolicyObject
-
-GROUP = "colocation.criproxy.io"
+from criproxy_cluster.vocabulary.policy import GROUP, KIND, PLURAL, VERSION
 
 _NODE = ResourceDef("", "v1", "Node")
-_POLICY = ResourceDef(GROUP, "v1alpha1", "ColocationPolicy")
+_POLICY = ResourceDef(GROUP, VERSION, KIND)
 _VERBS = ["get", "list", "watch", "patch", "global_list", "global_watch"]
 
 
@@ -20,8 +19,8 @@ class NodeResource(GlobalResource, NodeObject):
 
 
 class PolicyResource(GlobalResource, PolicyObject):
-    _api_info = ApiInfo(_POLICY, plural="colocationpolicies", verbs=_VERBS)
+    _api_info = ApiInfo(_POLICY, plural=PLURAL, verbs=_VERBS)
 
 
 class PolicyStatusResource(GlobalSubResource, PolicyObject):
-    _api_info = ApiInfo(_POLICY, plural="colocationpolicies", verbs=["patch"], parent=_POLICY, action="status")
+    _api_info = ApiInfo(_POLICY, plural=PLURAL, verbs=["patch"], parent=_POLICY, action="status")

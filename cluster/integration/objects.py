@@ -3,7 +3,7 @@
 import time
 from contextlib import suppress
 
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.vocabulary.times import rfc3339
 
 POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
 PODS = "/api/v1/namespaces/default/pods"

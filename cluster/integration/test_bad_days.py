@@ -11,10 +11,10 @@ from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
 from cluster.integration.objects import CPU, POLICIES, policy, put_node, ready, until
-from criproxy_cluster.controller import Controller
-from criproxy_cluster.lease_law import DURATION_S, RETRY_S
-from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.controller.controller import Controller
+from criproxy_cluster.controller.lease_law import DURATION_S, RETRY_S
+from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
+from criproxy_cluster.vocabulary.times import rfc3339
 from integration.lab.clocks import wrong_clock
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica
 from integration.lab.control_plane import ApiError
@@ -165,7 +165,7 @@ def test_controller_that_begins_while_the_crd_is_not_there_leaves_nodes_as_they_
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 HURRY_AWAY_S = 30.0
-HURRY = f"from criproxy_cluster import node_law; node_law.AWAY_S, node_law.TRUST_S = {HURRY_AWAY_S}, 16.0"
+HURRY = f"from criproxy_cluster.controller import node_law; node_law.AWAY_S, node_law.TRUST_S = {HURRY_AWAY_S}, 16.0"
 """For a replica: a quarter of an hour is 30 s, and a node that lives says so each 8."""
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cluster.integration.objects import CPU, PODS, pod, until
-from criproxy_cluster.certificates import SECRET
+from criproxy_cluster.webhook.certificates import SECRET
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, own_address
 from integration.lab.control_plane import ApiError
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a bu
 SECRETS = f"/api/v1/namespaces/{SYSTEM}/secrets"
 PODS_OF_SYSTEM = f"/api/v1/namespaces/{SYSTEM}/pods"
 OVERLAY = MANIFESTS / "cert-manager"
-OFTEN = "from criproxy_cluster import certificates; certificates.LOOK_S = 1.0\n"
+OFTEN = "from criproxy_cluster.webhook import certificates; certificates.LOOK_S = 1.0\n"
 
 
 # --- cert-manager's --------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def served(replica):
 
 ALWAYS_DUE = """
 from datetime import timedelta
-from criproxy_cluster import authority
+from criproxy_cluster.webhook import authority
 authority.CERTIFICATE_LEFT = authority.CERTIFICATE_LIFE - timedelta(seconds=2)
 authority.AUTHORITY_LEFT = authority.AUTHORITY_LIFE - timedelta(seconds=5)
 """

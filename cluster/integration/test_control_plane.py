@@ -6,8 +6,8 @@ import time
 import pytest
 
 from cluster.integration.objects import CPU, MEMORY, PODS, POLICIES, pod, policy, put_node, ready, until
-from criproxy_cluster.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
-from criproxy_cluster.times import rfc3339
+from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
+from criproxy_cluster.vocabulary.times import rfc3339
 from integration.lab.cluster_side import Replica
 from integration.lab.control_plane import ApiError
 

@@ -10,9 +10,9 @@ def stepped(monkeypatch):
     """Runs a scenario in stepped time, with `kube` in memory. No list of its few nodes is followed by a search for
     garbage in all that the tests hold.
     """
-    monkeypatch.setattr("criproxy_cluster.controller.settle", lambda: None)
+    monkeypatch.setattr("criproxy_cluster.controller.controller.settle", lambda: None)
     for module in ("controller", "leader"):
-        monkeypatch.setattr(f"criproxy_cluster.{module}.time", stepping.SteppedTime())
+        monkeypatch.setattr(f"criproxy_cluster.controller.{module}.time", stepping.SteppedTime())
     return stepping.run
 
 

@@ -11,20 +11,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, running, status, until
 from cluster.tests.fake_kube import patched
-from cluster.tests.test_controller import CPU, annotation, controlling, node, policy, running, status, until
-from cluster.tests.test_serving import REQUIRED
-from criproxy_cluster.certificates import CONFIGURATION, SECRET, CertificateKeeper
-from criproxy_cluster.conversion import ConversionSettings
-from criproxy_cluster.leader import LEASE, Leader
-from criproxy_cluster.names import MARKS, PRESSURE
-from criproxy_cluster.policies import parsed
+from cluster.tests.webhook.test_serving import REQUIRED
+from criproxy_cluster.commands.run import SERVICE, RunSettings
+from criproxy_cluster.controller.leader import LEASE, Leader
+from criproxy_cluster.controller.policies import parsed
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
-from criproxy_cluster.run_command import SERVICE, RunSettings
-from criproxy_cluster.times import rfc3339
-from criproxy_cluster.webhook import CONVERT
+from criproxy_cluster.vocabulary.names import PRESSURE
+from criproxy_cluster.vocabulary.presets import LABELS
+from criproxy_cluster.vocabulary.times import rfc3339
+from criproxy_cluster.webhook.app import CONVERT
+from criproxy_cluster.webhook.certificates import CONFIGURATION, SECRET, CertificateKeeper
+from criproxy_cluster.webhook.conversion import ConversionSettings
 
+MARKS = tuple(mark for marks in LABELS.values() for mark in marks)
 _BASE = Path(__file__).parent.parent / "manifests" / "base"
 
 
@@ -270,8 +272,8 @@ def test_a_replica_that_is_told_to_stop_gives_its_lease_back(kube, tmp_path):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr("criproxy_cluster.node_law.AWAY_S", 0.5)
-    monkeypatch.setattr("criproxy_cluster.node_law.TRUST_S", 0.4)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 0.5)
+    monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 0.4)
 
 
 def test_all_rights_are_used_and_no_other(kube, log, soon):

@@ -1,54 +1,30 @@
-"""What both sides write into Kubernetes' objects has one name and one format."""
+"""What one side writes into Kubernetes' objects, the other reads."""
 
+import msgspec
 import pytest
 
-from criproxy.hooks import batch, offline
-from criproxy.kube import evictions, extended_resources, policy, publisher
+from criproxy.hooks import batch
+from criproxy.kube import publisher
 from criproxy.kube.extended_resources import Offer
+from criproxy.kube.objects import Condition, status_patch
 from criproxy.model import Asked
-from criproxy_cluster import conversion, names
+from criproxy_cluster.objects import NodeObject, view
+from criproxy_cluster.vocabulary import names
+from criproxy_cluster.webhook import conversion
 
 
 @pytest.mark.parametrize(
-    ("node_s", "ours"),
+    ("offered", "reason", "empty"),
     [
-        pytest.param(policy.POLICY, names.POLICY, id="policy"),
-        pytest.param(policy.POLICIES, names.POLICIES, id="policies"),
-        pytest.param(policy.POLICY_STATUS, names.POLICY_STATUS, id="policy-status"),
-        pytest.param(evictions.EVICTED, names.EVICTED, id="evicted"),
-        pytest.param(evictions.EVICTED_FROM, names.EVICTED_FROM, id="evicted-from"),
-        pytest.param(batch.RESOURCES, names.RESOURCES, id="resources"),
-        pytest.param(extended_resources.PUBLISHES, names.PUBLISHES, id="publishes"),
-        pytest.param(publisher.CONDITION, names.CONDITION, id="condition"),
+        pytest.param(Offer({}, held="online waits"), names.HELD, True, id="held"),
+        pytest.param(Offer({}, withheld="off", pods=1), names.OCCUPIED, False, id="occupied"),
     ],
 )
-def test_a_name_is_the_node_s(node_s: str, ours: str) -> None:
-    assert ours == node_s
-
-
-def test_presets_are_the_node_s() -> None:
-    node = extended_resources.PRESETS
-    theirs = {preset: (cpu.name, cpu.per_unit, memory.name, memory.per_unit) for preset, (cpu, memory) in node.items()}
-    ours = {preset: (one.cpu, one.per_core, one.memory, 1) for preset, one in names.PRESETS.items()}
-    assert ours == theirs
-
-
-def test_the_class_is_the_node_s() -> None:
-    marks = {(mark.key, mark.value) for mark in names.MARKS}
-    assert (offline.DEFAULT_RULE.key, offline.DEFAULT_RULE.value) in marks
-    labels = {(rule.key, rule.value) for rules in offline.PRESETS.values() for rule in rules if rule.subject == "label"}
-    assert labels <= marks
-
-
-@pytest.mark.parametrize(
-    ("offered", "ours"),
-    [
-        pytest.param(Offer({}, held="online waits"), names.HELD, id="held"),
-        pytest.param(Offer({}, withheld="off", pods=1), names.OCCUPIED, id="occupied"),
-    ],
-)
-def test_a_reason_is_the_node_s(offered: Offer, ours: str) -> None:
-    assert publisher.reason(offered) == ours
+def test_a_reason_is_understood(offered: Offer, reason: str, empty: bool) -> None:
+    assert publisher.reason(offered) == reason
+    condition = Condition(names.CONDITION, "False", reason, "", "2023-11-14T22:13:20Z", "2023-11-14T22:13:20Z")
+    node = msgspec.json.decode(status_patch({}, condition, {}), type=NodeObject)
+    assert (view(node).reason, view(node).empty) == (reason, empty)
 
 
 def test_what_the_webhook_records_is_what_the_node_s_hook_reads() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.tests.test_fleet import WALL, policy
+from cluster.tests.controller.test_fleet import WALL, policy
 from criproxy.config import OwnFiles
 from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiAnswer, ApiRequest
 from criproxy.kube.objects import Node
 from criproxy.kube.policy import PolicyFollower
-from criproxy_cluster.fleet import Fleet
-from criproxy_cluster.names import SWITCH
+from criproxy_cluster.controller.fleet import Fleet
 from criproxy_cluster.objects import NodeObject, view
+from criproxy_cluster.vocabulary.names import SWITCH
 from tests.fakes.log import FakeLog
 
 TYPO = policy("a", priority=1, settings={"cpu": {"watermark": 0.5}})

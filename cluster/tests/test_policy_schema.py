@@ -9,9 +9,8 @@ import yaml
 
 from cluster.tests.policy_table import BAD, GOOD, ROOT
 from criproxy.config import Override, load
-from criproxy_cluster import policies
-from criproxy_cluster.policies import PolicyError, parsed
-from docs.policy_schema import SCHEDULE, crd, unknown_keys
+from criproxy_cluster.controller.policies import PolicyError, parsed
+from docs.policy_schema import crd, unknown_keys
 
 BASE = ROOT / "cluster" / "manifests" / "base"
 _TEXT = (BASE / "crd.yaml").read_text()
@@ -110,7 +109,3 @@ def test_manifests_are_what_the_settings_make():
 
 def test_schema_that_lost_a_key_is_made_anew():
     assert crd(_TEXT.replace("reserve_cores", "spare_cores")) == _TEXT
-
-
-def test_keys_of_the_schedule_are_those_of_the_controller():
-    assert {theirs: ours for ours, theirs in SCHEDULE.items()} == policies._SCHEDULE

@@ -14,13 +14,14 @@ from criproxy.config import Config
 from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiClient, ApiRequest, UnreachableError
 from criproxy.kube.credential import KUBECONFIG, Credential, CredentialError, node_name
-from criproxy.kube.extended_resources import PUBLISHES, annotation_of, names_of
 from criproxy.kube.objects import Condition, Node, ObjectError, decoded, path, status_of, status_patch
-from criproxy.kube.publisher import CONDITION, resources_of
+from criproxy.kube.publisher import resources_of
 from criproxy.kube.retry import Meaning
-from criproxy.kube.times import rfc3339
 from criproxy.kubelet.process import client
 from criproxy.observe import client as observed
+from criproxy.vocabulary.names import AWAY, CONDITION, PUBLISHES
+from criproxy.vocabulary.published import annotation_of, names_of
+from criproxy.vocabulary.times import rfc3339
 
 _ASK_S: Final = 2.0
 _WHY: Final = "criproxy does not run on this node: nothing is lent"
@@ -62,7 +63,7 @@ async def _publish_nothing(credential: Credential, node: str, names: list[str]) 
     """The names are those of the config. Those that were published before it was changed go."""
     clock = Clock()
     now = rfc3339(clock.wall_s())
-    condition = Condition(CONDITION, "False", "Away", _WHY, now, now)
+    condition = Condition(CONDITION, "False", AWAY, _WHY, now, now)
     client = ApiClient(credential, clock, random.Random())
     found = await _answer(client, ApiRequest("GET", path("nodes", node)))
     try:

@@ -2,7 +2,7 @@
 
 import posixpath
 from datetime import UTC, tzinfo
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,15 @@ from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.model import Bandwidth
+from criproxy.vocabulary.policy import MIN_BYTES, MIN_CORES
+from criproxy.vocabulary.presets import MARKS, NAMES
+
+if TYPE_CHECKING:  # a type checker knows no Literal that is computed
+    MarksName = str
+    ResourcesName = str
+else:
+    MarksName = Literal[tuple(MARKS)]
+    ResourcesName = Literal[tuple(NAMES)]
 
 _SOCKET: Final = r"^(unix://)?/[^\x00]*[^\x00/]$"
 _PATH: Final = r"^/[^\x00]*[^\x00/]$"
@@ -184,7 +193,7 @@ class Colocation(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     presets: Annotated[
-        tuple[Literal["koordinator", "caelus", "bilibili"], ...],
+        tuple[MarksName, ...],
         doc("Other systems' marks of offline pods, taken in addition to the rules."),
     ] = ()
     rules: Annotated[
@@ -208,7 +217,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's CPUs that online and offline may fill.")
     ] = 0.9
-    min_cores: Annotated[Cores, doc("Offline pods keep this much, however busy the node is.")] = 0.1
+    min_cores: Annotated[Cores, doc("Offline pods keep this much, however busy the node is.")] = MIN_CORES
     max_cores: Annotated[Cores, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_cores: Annotated[
         float,
@@ -232,7 +241,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's memory that online and offline may fill.")
     ] = 0.9
-    min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
+    min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = MIN_BYTES
     max_bytes: Annotated[ByteCount, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_bytes: Annotated[
         int, Meta(ge=0, le=1 << 44), doc("Offline pods never get this much of the node, but for min_bytes.")
@@ -603,7 +612,7 @@ class Kubernetes(Struct, frozen=True, kw_only=True):
         bool, doc("Whether the Node's status has the names below, from the prediction for the next hour.")
     ] = True
     names: Annotated[
-        Literal["batch", "mid", "crane", "katalyst", "bilibili", "caelus"],
+        ResourcesName,
         doc(
             "The extended resources: kubernetes.io/batch-cpu and batch-memory, which Koordinator and "
             "Volcano have, too (batch), or another system's."

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from criproxy.model import STARTS, Adjustment, PodRequest, Target
-from criproxy.model.quantity import parse_quantity
+from criproxy.vocabulary.quantities import parse_quantity
 
 EGRESS: Final = "kubernetes.io/egress-bandwidth"
 INGRESS: Final = "kubernetes.io/ingress-bandwidth"

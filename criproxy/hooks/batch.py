@@ -32,23 +32,13 @@ import msgspec
 from msgspec import Struct
 
 from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, NO_LIMIT_BYTES, Asked
-from criproxy.model.quantity import parse_quantity
+from criproxy.vocabulary.names import EXTENDED_SPEC, RESOURCES
+from criproxy.vocabulary.presets import CORES, NAMES, ExtendedNames
+from criproxy.vocabulary.quantities import parse_quantity
 
-RESOURCES: Final = "colocation.criproxy.io/resources"
-EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
-
-
-class _Names(Struct, frozen=True):
-    """What an annotation calls CPU and memory. `per_core`: how much of it one core is."""
-
-    cpu: str
-    memory: str
-    per_core: int
-
-
-_ANNOTATIONS: Final[Mapping[str, _Names]] = {
-    EXTENDED_SPEC: _Names("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory", 1000),
-    RESOURCES: _Names("cpu", "memory", 1),
+_ANNOTATIONS: Final[Mapping[str, ExtendedNames]] = {
+    EXTENDED_SPEC: NAMES["batch"],
+    RESOURCES: ExtendedNames("cpu", "memory", CORES),
 }
 """Of two that name a container, the later one holds."""
 
@@ -98,7 +88,7 @@ def of_pod(containers: Mapping[str, Asked]) -> Asked:
     )
 
 
-def _asked(raw: _RawSpecOfContainer, names: _Names) -> Asked:
+def _asked(raw: _RawSpecOfContainer, names: ExtendedNames) -> Asked:
     times = 1000 // names.per_core
     millicores = _amount(raw.requests, names.cpu, times)
     shares = min(HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from criproxy.model import Pod
+from criproxy.vocabulary.presets import MARKS, OWN_MARK, Mark
 
 _SHOWN: Final = 80
 """Characters of a pod's own text that a reason repeats."""
@@ -67,22 +68,12 @@ class Rule(Struct, frozen=True):
                 return pod.ref.namespace
 
 
-DEFAULT_RULE: Final = Rule(Subject.LABEL, "colocation.criproxy.io/class", Test.EQUALS, "offline")
+def _rule(mark: Mark) -> Rule:
+    return Rule(Subject(mark.of), mark.key, Test.EQUALS, mark.value)
 
-PRESETS: Final[Mapping[str, tuple[Rule, ...]]] = {
-    # koordinator-sh/koordinator: apis/extension/constants.go (LabelPodQoS) and qos.go. Its webhook writes the class of
-    # a matching ClusterColocationProfile into this same label
-    # (pkg/webhook/pod/mutating/cluster_colocation_profile.go), so kubelet sees it on every offline pod.
-    "koordinator": (Rule(Subject.LABEL, "koordinator.sh/qosClass", Test.EQUALS, "BE"),),
-    # Tencent/caelus: contrib/lighthouse-plugin/README.md and pkg/plugin/docker/offline/util.go there.
-    "caelus": (Rule(Subject.ANNOTATION, "mixer.kubernetes.io/app-class", Test.EQUALS, "greedy"),),
-    # Bilibili has written about its colocation platform, but published no code that would confirm key and value; nor
-    # is it known whether this is a label or an annotation. Who needs another mark writes a rule.
-    "bilibili": (
-        Rule(Subject.LABEL, "caster.io/resource-type", Test.EQUALS, "colocation"),
-        Rule(Subject.ANNOTATION, "caster.io/resource-type", Test.EQUALS, "colocation"),
-    ),
-}
+
+DEFAULT_RULE: Final = _rule(OWN_MARK)
+PRESETS: Final[Mapping[str, tuple[Rule, ...]]] = {name: tuple(map(_rule, marks)) for name, marks in MARKS.items()}
 
 
 class OfflineRules(Struct, frozen=True):

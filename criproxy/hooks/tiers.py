@@ -10,14 +10,12 @@ Source: Koordinator, apis/extension/constants.go (LabelPodPriorityClass) and pri
 """
 
 from collections.abc import Mapping
-from typing import Final
 
-LABEL: Final = "colocation.criproxy.io/tier"
-KOORDINATOR_CLASS: Final = "koordinator.sh/priority-class"
+from criproxy.vocabulary.names import KOORDINATOR_CLASS, KOORDINATOR_MID, TIER
 
 
 def is_mid(labels: Mapping[str, str]) -> bool:
     """Whether a pod with these labels is of the higher tier."""
-    if LABEL in labels:
-        return labels[LABEL] == "mid"
-    return labels.get(KOORDINATOR_CLASS) == "koord-mid"
+    if TIER in labels:
+        return labels[TIER] == "mid"
+    return labels.get(KOORDINATOR_CLASS) == KOORDINATOR_MID

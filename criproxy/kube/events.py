@@ -26,7 +26,7 @@ from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import MAX_MESSAGE, Event, Involved, event, path, status_of
 from criproxy.kube.retry import Meaning
-from criproxy.kube.times import rfc3339
+from criproxy.vocabulary.times import rfc3339
 
 MAX_UNTOLD: Final = 96
 """Events that wait to be sent; of more, the oldest are forgotten."""

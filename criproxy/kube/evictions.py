@@ -60,16 +60,9 @@ from criproxy.kube.objects import (
     status_of,
 )
 from criproxy.kube.retry import Meaning, meaning, pause_s
-from criproxy.kube.times import rfc3339, wall_s
 from criproxy.model import PodRef
-
-EVICTED: Final = "colocation.criproxy.io/evicted"
-"""The node's annotation: JSON, what was evicted here -> from when until when it should not come back, FROM/UNTIL (two
-times of RFC 3339; ISO 8601 has such intervals). A key is the uid of the pod's controller, or of the pod.
-"""
-
-EVICTED_FROM: Final = "evicted.colocation.criproxy.io/"
-"""The node's label, followed by such a key: pods of that controller are not to be placed here."""
+from criproxy.vocabulary.names import EVICTED, EVICTED_FROM
+from criproxy.vocabulary.times import interval, interval_s
 
 MARK_S: Final = 1.0
 """So long is waited for the label to be there; then the pod is evicted without."""
@@ -168,7 +161,7 @@ def kept_out(entries: Entries, key: str, one: KeptOut) -> Entries:
 
 def kept_out_for(seconds: float, now_s: float, wall_s: float) -> KeptOut:
     """From now on. `wall_s` is the time of day."""
-    return KeptOut(f"{rfc3339(wall_s)}/{rfc3339(wall_s + seconds)}", now_s + seconds)
+    return KeptOut(interval(wall_s, wall_s + seconds), now_s + seconds)
 
 
 def not_over(entries: Entries, now_s: float) -> dict[str, KeptOut]:
@@ -187,11 +180,10 @@ def entries_of(text: str, now_s: float, wall_now_s: float) -> Entries:
     """
     found = {}
     try:
-        for name, interval in msgspec.json.decode(text, type=dict[str, str]).items():
-            begins, _, ends = interval.partition("/")
-            until_s = wall_s(ends)
-            left_s = min(until_s - wall_now_s, until_s - wall_s(begins))
-            found[name] = KeptOut(interval, now_s + left_s)
+        for name, times in msgspec.json.decode(text, type=dict[str, str]).items():
+            from_s, until_s = interval_s(times)
+            left_s = min(until_s - wall_now_s, until_s - from_s)
+            found[name] = KeptOut(times, now_s + left_s)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
     return found

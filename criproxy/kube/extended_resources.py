@@ -22,40 +22,30 @@ that is placed today must still fit in an hour. It is published
 
 Pauses are random, so that nodes that started together do not write together.
 
-With the numbers goes an annotation, which has their names:
-
-    colocation.criproxy.io/publishes  kubernetes.io/batch-cpu,kubernetes.io/batch-memory
-
-By it a criproxy that begins with other names knows which ones an earlier one has left, and takes them away; and the
-cluster's side knows which names to make 0 when the node is away.
+With the numbers goes an annotation, which has their names (`criproxy.vocabulary.published`). By it a criproxy that
+begins with other names knows which ones an earlier one has left, and takes them away; and the cluster's side knows
+which names to make 0 when the node is away.
 
 What kubelet makes of it: of the names below kubernetes.io/ that a pod requests, it admits no more than allocatable has.
 It asks that of pods that run as well, when it restarts (later versions have the gate NotEvictPodOnKubeletRestart). So
 while a number is 0, a restart of kubelet fails offline pods. Before a restart
 that is ours to make, as in `criproxy attach`, the number has to be above that or the pods gone.
 
-Source: Koordinator, slo-controller/noderesource (the names; 10 %, 300 s); kubelet, pkg/kubelet/lifecycle/predicate.go.
+Source: Koordinator, slo-controller/noderesource (10 %, 300 s); kubelet, pkg/kubelet/lifecycle/predicate.go.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.control.resources import RESOURCES, Resource
-from criproxy.model import CPU, MEMORY, UNLIMITED, Decision, ResourceDecision, ResourceSample, Snapshot
+from criproxy.model import UNLIMITED, Decision, ResourceDecision, ResourceSample, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
-
-PUBLISHES: Final = "colocation.criproxy.io/publishes"
-"""The Node's annotation: the names of what is published, also while it is 0, sorted, with commas between them."""
-
-MAX_NAMES: Final = 64
-"""Of an annotation that is read: anybody who may edit the Node may write there."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]{0,252}/[A-Za-z0-9][-._A-Za-z0-9]{0,62}", re.ASCII)
-"""An extended resource's. All else that a node has (cpu, memory, hugepages-2Mi) has no slash."""
+from criproxy.vocabulary.names import PUBLISHES
+from criproxy.vocabulary.presets import NAMES
+from criproxy.vocabulary.published import annotation_of
 
 QUIET_S: Final = 10.0
 """Between two patches, and up to twice as long."""
@@ -85,33 +75,9 @@ class ExtendedResource(Struct, frozen=True):
         return math.floor(amount * self.per_unit + 1e-6) if 0.0 < amount < math.inf else 0
 
 
-PRESETS: Final[Mapping[str, tuple[ExtendedResource, ...]]] = {
-    "batch": (
-        ExtendedResource("kubernetes.io/batch-cpu", CPU, 1000),
-        ExtendedResource("kubernetes.io/batch-memory", MEMORY),
-    ),
-    "mid": (
-        ExtendedResource("kubernetes.io/mid-cpu", CPU, 1000),
-        ExtendedResource("kubernetes.io/mid-memory", MEMORY),
-    ),
-    "crane": (ExtendedResource("gocrane.io/cpu", CPU), ExtendedResource("gocrane.io/memory", MEMORY)),
-    "katalyst": (
-        ExtendedResource("resource.katalyst.kubewharf.io/reclaimed_millicpu", CPU, 1000),
-        ExtendedResource("resource.katalyst.kubewharf.io/reclaimed_memory", MEMORY),
-    ),
-    "bilibili": (
-        ExtendedResource("caster.io/colocation-cpu", CPU),
-        ExtendedResource("caster.io/colocation-memory", MEMORY),
-    ),
-    "caelus": (
-        ExtendedResource("mixer.kubernetes.io/ext-cpu", CPU),
-        ExtendedResource("mixer.kubernetes.io/ext-memory", MEMORY),
-    ),
-}
-"""Other systems' names. Units: Koordinator, apis/extension/resource.go (milli-cores); Katalyst, its name; Crane,
-pkg/resource/node_resource_manager.go (whole cores). Those of the last two are not public: whole cores are the reading
-that can't promise too much.
-"""
+def resources_called(preset: str) -> tuple[ExtendedResource, ...]:
+    """What a preset with names calls what is lent."""
+    return tuple(ExtendedResource(*row) for row in NAMES[preset].rows)
 
 
 class Lendable(Struct, frozen=True):
@@ -141,7 +107,7 @@ class Offer(Struct, frozen=True):
 class PublishSettings(Struct, frozen=True):
     """`off`: why nothing is to be published; "": it is. Then what was published becomes 0, and no more is written."""
 
-    resources: tuple[ExtendedResource, ...] = PRESETS["batch"]
+    resources: tuple[ExtendedResource, ...] = resources_called("batch")
     change_ratio: float = 0.1
     every_s: float = 300.0
     off: str = ""
@@ -245,17 +211,6 @@ def wanted(offered: Offer, settings: PublishSettings) -> dict[str, int]:
         resource.name: resource.quantity(offered.lendable[resource.of].amount) if resource.of in offered.lendable else 0
         for resource in settings.resources
     }
-
-
-def annotation_of(names: Collection[str]) -> str:
-    """See PUBLISHES."""
-    return ",".join(sorted(names))
-
-
-def names_of(annotation: str | None) -> tuple[str, ...]:
-    """The names in it. What can be no extended resource is left out."""
-    found = (name for name in (annotation or "").split(",", MAX_NAMES)[:MAX_NAMES] if _NAME.fullmatch(name))
-    return tuple(found)
 
 
 # --- when ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ Only the fields that criproxy uses are decoded; all others are skipped, whatever
 Source: Kubernetes API reference, core/v1 and policy/v1.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeVar
@@ -14,21 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from criproxy.model import PodRef
+from criproxy.vocabulary.quantities import amount, rounded_up
 
 T = TypeVar("T")
 
 MAX_MESSAGE: Final = 1024
 """Characters of an event's or a condition's message. Source: core/v1 Event validation, noteLengthLimit."""
-
-_QUANTITY: Final = re.compile(
-    r"([+-]?)([0-9]{1,25}(?:\.[0-9]{0,25})?|\.[0-9]{1,25})([eE][+-]?[0-9]{1,2}|[a-zA-Z]{0,2})"
-)
-_SUFFIXES: Final[Mapping[str, Fraction]] = {
-    "": Fraction(1),
-    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m"), -3)},
-    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
-    **{suffix: Fraction(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
-}
 
 
 class ObjectError(ValueError):
@@ -41,22 +31,6 @@ def decoded(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ObjectError(f"not {kind.__name__} as JSON: {str(error)[:200]}") from error
-
-
-def quantity(text: str) -> Fraction:
-    """The value of a resource.Quantity. Raises ObjectError. Source: apimachinery, api/resource, Quantity."""
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise ObjectError(f"{text[:40]!r} is no quantity")
-    sign, digits, suffix = match.groups()
-    value = Fraction(digits if digits[-1] != "." else digits[:-1])
-    if suffix in _SUFFIXES:
-        value *= _SUFFIXES[suffix]
-    elif suffix[0] in "eE" and suffix[1:].lstrip("+-").isdigit():
-        value *= Fraction(10) ** int(suffix[1:])
-    else:
-        raise ObjectError(f"{text[:40]!r} is no quantity")
-    return -value if sign == "-" else value
 
 
 # --- read ------------------------------------------------------------------------------------------------------------
@@ -210,7 +184,7 @@ def allocated(pods: Sequence[BoundPod], names: Sequence[str]) -> dict[str, int]:
     Source: KEP-753, "Resources calculation for scheduling and pod admission". Raises ObjectError.
     """
     running = [pod for pod in pods if not pod.ended]
-    return {name: sum((-(-_promised(pod.spec, name) // 1) for pod in running), 0) for name in names}
+    return {name: sum((rounded_up(_promised(pod.spec, name)) for pod in running), 0) for name in names}
 
 
 def _promised(spec: PodSpec, name: str) -> Fraction:
@@ -232,7 +206,10 @@ def _request(needs: Needs, name: str) -> Fraction:
 
 
 def _amount(given: Mapping[str, str | int | float] | None, name: str) -> Fraction:
-    return quantity(str((given or {}).get(name, "0")))
+    try:
+        return amount((given or {}).get(name, "0"))
+    except ValueError as error:
+        raise ObjectError(f"{name}: {error}") from error
 
 
 def path(*parts: str) -> str:

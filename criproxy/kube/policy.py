@@ -2,14 +2,10 @@
 
 How it works
 ------------
-    colocation.criproxy.io/policy         {"version": "7", "name": "night.3", "settings": {"cpu": {"reserve_cores": 2}}}
-    colocation.criproxy.io/policies       [{"version": "3", "name": "night", "settings": {"cpu": {"reserve_cores": 2}}}]
-    colocation.criproxy.io/policy-status  {"version": "7", "inForce": true, "problems": [], "refused": {}}
-
-The first two are written by the controller, the third by the node. `settings` has the sections and keys of the config
-file. The first annotation says it all together; the second has the same as the *parts* that it was made of, the one
-that wins last. It counts only while its parts together make the first: a controller of before writes none, nor do
-people who write the first by hand. A node of before reads the first alone.
+`criproxy.vocabulary.policy` shows the annotations: the first two, policy and policies, are written by the controller,
+the third, policy-status, by the node. The first annotation says it all together; the second has the same as the *parts*
+that it was made of, the one that wins last. It counts only while its parts together make the first: a controller of
+before writes none, nor do people who write the first by hand. A node of before reads the first alone.
 
 A policy is *accepted* when the file, as it was when last in order, and it together have no error. Where they have one,
 each part is tried by itself: one that is refused holds up no other. It is left out, or, where a part of its name was in
@@ -33,7 +29,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -45,15 +41,10 @@ from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
+from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy, PolicyReport, merged
 
 T = TypeVar("T")
-
-POLICY: Final = "colocation.criproxy.io/policy"
-POLICIES: Final = "colocation.criproxy.io/policies"
-POLICY_STATUS: Final = "colocation.criproxy.io/policy-status"
-
-MAX_POLICY_BYTES: Final = 64 * 1024
-"""All annotations of an object together have 256 KiB. Source: apimachinery, TotalAnnotationSizeLimitB."""
 
 MAX_PROBLEMS: Final = 5
 MAX_PROBLEM: Final = 300
@@ -67,21 +58,9 @@ class PolicyError(ValueError):
     """The annotation is no policy."""
 
 
-class Policy(Struct, frozen=True, forbid_unknown_fields=True):
-    """`version` and `name` are the controller's, for people. `settings` are sections of the config file.
-
-    A key that is misspelled must not make it a policy without settings.
-    """
-
-    version: str = ""
-    name: str = ""
-    settings: Mapping[str, Any] = {}
-
-    @property
-    def override(self) -> Override:
-        return Override(
-            f"policy {self.name or 'without a name'} ({self.version or 'without a version'})", self.settings
-        )
+def _override(policy: NodePolicy) -> Override:
+    said = f"policy {policy.name or 'without a name'} ({policy.version or 'without a version'})"
+    return Override(said, policy.settings)
 
 
 class InForce(Struct, frozen=True):
@@ -90,28 +69,16 @@ class InForce(Struct, frozen=True):
     No parts: they are not known, or there are none.
     """
 
-    policy: Policy = Policy()
-    parts: tuple[Policy, ...] = ()
+    policy: NodePolicy = NodePolicy()
+    parts: tuple[NodePolicy, ...] = ()
 
     @property
     def overrides(self) -> tuple[Override, ...]:
-        return tuple(one.override for one in self.parts or (self.policy,) if one.settings)
+        return tuple(_override(one) for one in self.parts or (self.policy,) if one.settings)
 
 
 NONE: Final = InForce()
 """The file alone holds."""
-
-
-class PolicyReport(Struct, frozen=True, rename="camel"):
-    """What the node says of the policy that it was given last. `problems`: why it is not in force."""
-
-    version: str
-    in_force: bool
-    problems: tuple[str, ...] = ()
-    instead: str = ""
-    """The version that is in force instead as a whole; "": the file alone, or all parts but the refused."""
-    refused: Mapping[str, str] = {}
-    """By name, the parts that are refused, and why. With some, all others are in force."""
 
 
 class PolicyStatus(Struct, frozen=True):
@@ -124,39 +91,30 @@ class PolicyStatus(Struct, frozen=True):
     trouble: str
 
 
-def parsed(text: str) -> Policy:
+def parsed(text: str) -> NodePolicy:
     """The annotation's value. Raises PolicyError."""
     if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
         raise PolicyError(f"it has more than {MAX_POLICY_BYTES} bytes")
     try:
-        return msgspec.json.decode(text, type=Policy)
+        return msgspec.json.decode(text, type=NodePolicy)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
 
 
-def parts_of(text: str, policy: Policy) -> tuple[Policy, ...]:
+def parts_of(text: str, policy: NodePolicy) -> tuple[NodePolicy, ...]:
     """The parts that `policy` was made of; (): the text does not say."""
     if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
         return ()
     try:
-        parts = msgspec.json.decode(text, type=tuple[Policy, ...])
+        parts = msgspec.json.decode(text, type=tuple[NodePolicy, ...])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return ()
-    return parts if _merged(parts) == policy.settings else ()
+    return parts if merged(part.settings for part in parts) == policy.settings else ()
 
 
-def _merged(parts: Sequence[Policy]) -> dict[str, Any]:
-    """Key by key the last that has it."""
-    together: dict[str, Any] = {}
-    for part in parts:
-        for section, table in part.settings.items():
-            below = together.get(section)
-            together[section] = {**below, **table} if isinstance(below, dict) and isinstance(table, dict) else table
-    return together
-
-
-def _joined(version: str, parts: Sequence[Policy]) -> Policy:
-    return Policy(version, "+".join(f"{part.name}.{part.version}" for part in parts), _merged(parts))
+def _joined(version: str, parts: Sequence[NodePolicy]) -> NodePolicy:
+    name = "+".join(f"{part.name}.{part.version}" for part in parts)
+    return NodePolicy(version, name, merged(part.settings for part in parts))
 
 
 def bounded(problems: list[str]) -> tuple[str, ...]:
@@ -217,7 +175,7 @@ class Judged(Struct, frozen=True):
     `problems` are of what is refused, `refused` of the parts among it.
     """
 
-    policy: Policy = Policy()
+    policy: NodePolicy = NodePolicy()
     in_force: InForce | None = None
     problems: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
@@ -358,20 +316,20 @@ class PolicyFollower:
             found = ["this node's own file has had errors since criproxy began", *map(str, own)]
             return Judged(policy, problems=bounded(found))
         parts = parts_of(parts_text, policy)
-        refused = self._own.refused([one.override for one in parts or (policy,)])
+        refused = self._own.refused([_override(one) for one in parts or (policy,)])
         if not refused:
             return Judged(policy, InForce(policy, parts))
         if not parts:
             return Judged(policy, problems=bounded([str(error) for one in refused for error in one.errors]))
         return self._sifted(policy, parts)
 
-    def _sifted(self, policy: Policy, parts: tuple[Policy, ...]) -> Judged:
+    def _sifted(self, policy: NodePolicy, parts: tuple[NodePolicy, ...]) -> Judged:
         """Without the parts that are refused, but with those that were in force before them. Blocks."""
         former = {one.name: one for one in self.in_force.parts}
         left, problems, why = list(parts), list[str](), dict[str, str]()
-        while refused := self._own.refused([one.override for one in left]):
+        while refused := self._own.refused([_override(one) for one in left]):
             for one in refused:
-                at = [part.override for part in left].index(one.override)
+                at = [_override(part) for part in left].index(one.override)
                 bad = left[at]
                 if bad.name not in why:  # else it is the one before that does not fit any more
                     words = [str(error) for error in one.errors]

@@ -12,8 +12,6 @@ from criproxy.config.settings import Kubernetes
 from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
-    PRESETS,
-    PUBLISHES,
     ExtendedResource,
     Offer,
     OnNode,
@@ -21,10 +19,10 @@ from criproxy.kube.extended_resources import (
     Published,
     PublishSettings,
     due,
-    names_of,
     needs_allocated,
     publication,
     published,
+    resources_called,
     why,
 )
 from criproxy.kube.objects import (
@@ -37,17 +35,14 @@ from criproxy.kube.objects import (
     decoded,
     path,
     pods_path,
-    quantity,
     status_of,
     status_patch,
 )
 from criproxy.kube.retry import Meaning, pause_s
-from criproxy.kube.times import rfc3339
-
-CONDITION: Final = "ColocationReady"
-"""Of the node. Its lastHeartbeatTime tells the controller that the numbers are of today: without it for 15 minutes, the
-controller publishes 0.
-"""
+from criproxy.vocabulary.names import CONDITION, HELD, LENDING, OCCUPIED, PUBLISHES, WITHHELD
+from criproxy.vocabulary.published import names_of
+from criproxy.vocabulary.quantities import amount
+from criproxy.vocabulary.times import rfc3339
 
 LOOK_S: Final = 5.0
 STALE_S: Final = 900.0
@@ -56,14 +51,14 @@ STALE_S: Final = 900.0
 def resources_of(settings: Kubernetes) -> tuple[ExtendedResource, ...]:
     """The names that a config says."""
     own = tuple(ExtendedResource(one.name, one.of, one.per_unit) for one in settings.resources)
-    return own or PRESETS[settings.names]
+    return own or resources_called(settings.names)
 
 
 def reason(offered: Offer) -> str:
-    """The condition's. By "Occupied" the cluster's side knows that a switch is not done yet."""
+    """The condition's."""
     if offered.withheld:
-        return "Occupied" if offered.occupied else "Withheld"
-    return "Held" if offered.held else "Lending"
+        return OCCUPIED if offered.occupied else WITHHELD
+    return HELD if offered.held else LENDING
 
 
 class OfferSource(Protocol):
@@ -233,9 +228,9 @@ class Publisher:
         """Our names in the status. What capacity and allocatable do not both have is left out, to be written."""
         found: dict[str, int] = {}
         for resource in self._settings.resources:
-            with contextlib.suppress(ObjectError):
+            with contextlib.suppress(ValueError):
                 one, other = (
-                    quantity((place or {}).get(resource.name, ""))
+                    amount((place or {}).get(resource.name, ""))
                     for place in (node.status.capacity, node.status.allocatable)
                 )
                 if one == other and one.denominator == 1:

@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import configuration, words_of
-from criproxy.model.quantity import parse_quantity
+from criproxy.vocabulary.quantities import parse_quantity
 
 SIGNAL: Final = "memory.available"
 

@@ -10,7 +10,9 @@ from typing import Final, Literal, Protocol
 
 from msgspec import Struct, field
 
-PLACEMENT_ANNOTATION: Final = "colocation.criproxy.io/placement"
+from criproxy.vocabulary.names import PLACEMENT
+
+PLACEMENT_ANNOTATION: Final = PLACEMENT
 """Set on the sandbox of a placed pod; its value is the pod's cgroup_parent in the box."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from criproxy.kube.times import wall_s
+from criproxy.vocabulary.times import wall_s
 from integration.control_plane.cluster import CPU, SOON_S, Cluster
 from integration.control_plane.test_whole import (
     DEPLOYMENTS,

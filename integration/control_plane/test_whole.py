@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from criproxy.hooks.batch import EXTENDED_SPEC
 from criproxy.pods.stopping import KnownPod
+from criproxy.vocabulary.names import EXTENDED_SPEC
 from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, SOON_S, Cluster
 from integration.lab import cluster_side
 from integration.lab.cluster_side import Replica

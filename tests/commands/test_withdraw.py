@@ -6,9 +6,10 @@ from criproxy.cli import main
 from criproxy.commands.withdraw import NotWithdrawnError, withdraw
 from criproxy.config.settings import Config, Kubernetes, Proxy
 from criproxy.daemon.kubernetes import POLICY_FILE
-from criproxy.kube.extended_resources import PUBLISHES
-from criproxy.kube.policy import InForce, Policy, PolicyFile
+from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
+from criproxy.vocabulary.names import PUBLISHES
+from criproxy.vocabulary.policy import NodePolicy
 from tests.fakes.apiserver import FakeApiServer, Pki
 
 CPU, MEMORY, MID = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory", "kubernetes.io/mid-cpu"
@@ -61,7 +62,7 @@ def test_policy_that_held_last_says_what_was_published(policy, left, tmp_path, a
         kubernetes = {{ enabled = true, kubeconfig = "{authority.kubeconfig(api.port)}" }}
         """
     )
-    PolicyFile(tmp_path / "state" / POLICY_FILE).write(InForce(Policy("1", "night", {"kubernetes": policy})))
+    PolicyFile(tmp_path / "state" / POLICY_FILE).write(InForce(NodePolicy("1", "night", {"kubernetes": policy})))
 
     assert main(["withdraw", "--config", str(file)]) == 0
     assert {name: api.nodes["node1"]["status"]["allocatable"][name] for name in left} == left

@@ -11,12 +11,12 @@ from criproxy.config.settings import Kubernetes as Settings
 from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.daemon.kubernetes import KubernetesPart, load_first, policy_file, publish_settings
-from criproxy.kube.extended_resources import PRESETS, ExtendedResource
-from criproxy.kube.policy import POLICY
+from criproxy.kube.extended_resources import ExtendedResource, resources_called
 from criproxy.model import PodRef
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
+from criproxy.vocabulary.names import POLICY
 from tests.fakes.apiserver import BUDGET, FakeApiServer, Fault, Pki
 from tests.fakes.log import FakeLog
 from tests.kube.test_together import Hurried
@@ -392,6 +392,6 @@ def test_step_of_the_ladder_is_told_on_the_node(bench, api):
 
 def test_names_are_those_of_the_preset_or_ones_own():
     own = ResourceTable(name="example.com/spare-cpu", of="cpu", per_unit=1000)
-    assert publish_settings(Settings(names="mid")).resources == PRESETS["mid"]
+    assert publish_settings(Settings(names="mid")).resources == resources_called("mid")
     found = publish_settings(Settings(names="mid", resources=(own,)))
     assert (found.resources, found.off) == ((ExtendedResource("example.com/spare-cpu", "cpu", 1000),), "")

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.hooks.batch import EXTENDED_SPEC, RESOURCES, asked_by, of_pod
+from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.model import Asked
+from criproxy.vocabulary.names import EXTENDED_SPEC, RESOURCES
 from tests.cost import LONGEST, assert_cheap
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
@@ -19,7 +20,7 @@ def spec(**containers: object) -> dict[str, str]:
 
 
 def ours(**containers: object) -> dict[str, str]:
-    """As criproxy's own webhook writes it: see cluster/criproxy_cluster/conversion.py."""
+    """As criproxy's own webhook writes it: see cluster/criproxy_cluster/webhook/conversion.py."""
     return {RESOURCES: json.dumps({"containers": containers})}
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from criproxy.hooks.notice import ANNOTATION, notice_asked_s
+from criproxy.hooks.notice import notice_asked_s
+from criproxy.vocabulary.names import NOTICE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,7 @@ from criproxy.hooks.notice import ANNOTATION, notice_asked_s
     ],
 )
 def test_notice_is_a_number_of_seconds_and_at_most_a_minute(text: str, seconds: int) -> None:
-    assert notice_asked_s({ANNOTATION: text}) == seconds
+    assert notice_asked_s({NOTICE_SECONDS: text}) == seconds
 
 
 def test_pod_without_the_annotation_asks_for_none() -> None:

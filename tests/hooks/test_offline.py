@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.model import Pod, PodRef
+from criproxy.vocabulary.presets import MARKS
 
 DEFAULT = OfflineRules((DEFAULT_RULE,))
 EVERYTHING = OfflineRules((Rule(Subject.NAMESPACE, "", Test.PREFIX, ""),))
@@ -43,20 +44,15 @@ def test_rule_matches_or_not_and_says_why(rule: Rule, subject: Pod, why: str | N
         assert why in reason
 
 
-@pytest.mark.parametrize(
-    ("preset", "subject"),
-    [
-        pytest.param("koordinator", pod({"koordinator.sh/qosClass": "BE"}), id="koordinator"),
-        pytest.param("caelus", pod(None, {"mixer.kubernetes.io/app-class": "greedy"}), id="caelus"),
-        pytest.param("bilibili", pod({"caster.io/resource-type": "colocation"}), id="bilibili-label"),
-        pytest.param("bilibili", pod(None, {"caster.io/resource-type": "colocation"}), id="bilibili-annotation"),
-    ],
-)
-def test_preset_matches_its_own_mark_only(preset: str, subject: Pod) -> None:
-    for name, rules in PRESETS.items():
-        reason = OfflineRules((), {name: rules}).why(subject)
-        assert (reason is not None) == (name == preset)
-        assert reason is None or reason.endswith(f"(preset {name})")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_matches_its_own_marks_only(preset: str) -> None:
+    for mark in MARKS[preset]:
+        values = {mark.key: mark.value}
+        subject = pod(values) if mark.of == "label" else pod(None, values)
+        for name, rules in PRESETS.items():
+            reason = OfflineRules((), {name: rules}).why(subject)
+            assert (reason is not None) == (name == preset)
+            assert reason is None or reason.endswith(f"(preset {name})")
 
 
 def test_koordinator_pod_of_another_class_is_online() -> None:

@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 from criproxy.config import OwnFiles
 from criproxy.kube.client import ApiClient
 from criproxy.kube.objects import Node, decoded
-from criproxy.kube.policy import (
-    MAX_POLICY_BYTES,
-    NONE,
-    POLICIES,
-    POLICY,
-    POLICY_STATUS,
-    Policy,
-    PolicyError,
-    PolicyFollower,
-    bounded,
-    parsed,
-)
+from criproxy.kube.policy import NONE, PolicyError, PolicyFollower, bounded, parsed
+from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy
 from tests.fakes.log import FakeLog
 
 NIGHT = {"version": "7", "name": "night", "settings": {"cpu": {"watermark_ratio": 0.5}}}
@@ -444,7 +435,7 @@ def test_policy_that_arrives_in_a_pause_is_in_force_at_once(bench, api, monkeypa
 @given(st.text(max_size=200))
 def test_any_text_is_a_policy_or_an_error(text):
     try:
-        assert isinstance(parsed(text), Policy)
+        assert isinstance(parsed(text), NodePolicy)
     except PolicyError:
         return
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from criproxy.kube.client import ApiAnswer, ApiClient
 from criproxy.kube.events import EventWriter
 from criproxy.kube.evictions import (
-    EVICTED,
-    EVICTED_FROM,
     LATER_S,
     MAX_EVICTED,
     TRIES,
@@ -27,8 +25,9 @@ from criproxy.kube.evictions import (
     outcome,
 )
 from criproxy.kube.objects import Involved, Meta, Node
-from criproxy.kube.times import rfc3339
 from criproxy.model import PodRef
+from criproxy.vocabulary.names import EVICTED, EVICTED_FROM
+from criproxy.vocabulary.times import rfc3339
 from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
 

@@ -11,21 +11,19 @@ from msgspec.structs import replace
 from criproxy.control.resources import RESOURCES
 from criproxy.kube.extended_resources import (
     ALLOCATED_S,
-    PRESETS,
     QUIET_S,
     Lendable,
     Offer,
     OnNode,
     Published,
     PublishSettings,
-    annotation_of,
     due,
     lendable,
-    names_of,
     needs_allocated,
     offer,
     publication,
     published,
+    resources_called,
     wanted,
     why,
 )
@@ -41,9 +39,10 @@ from criproxy.model import (
     Snapshot,
 )
 from criproxy.model.modes import Mode, Modes
+from criproxy.vocabulary.published import annotation_of, names_of
 
 GIB = 2**30
-BATCH_CPU, BATCH_MEMORY = (resource.name for resource in PRESETS["batch"])
+BATCH_CPU, BATCH_MEMORY = (resource.name for resource in resources_called("batch"))
 SETTINGS = PublishSettings()
 BOUNDS = Bounds(floor=0.1, ceiling=None, reserve=0.0, watermark_ratio=0.9)
 SAMPLE = ResourceSample(capacity=16.0, node=4.0, box=1.0, online=3.0)
@@ -135,25 +134,17 @@ def test_offer_of_a_drained_node_withholds():
     ("preset", "cpu", "memory"),
     [
         ("batch", ("kubernetes.io/batch-cpu", 3999), ("kubernetes.io/batch-memory", 8 * GIB)),
-        ("mid", ("kubernetes.io/mid-cpu", 3999), ("kubernetes.io/mid-memory", 8 * GIB)),
         ("crane", ("gocrane.io/cpu", 3), ("gocrane.io/memory", 8 * GIB)),
-        (
-            "katalyst",
-            ("resource.katalyst.kubewharf.io/reclaimed_millicpu", 3999),
-            ("resource.katalyst.kubewharf.io/reclaimed_memory", 8 * GIB),
-        ),
-        ("bilibili", ("caster.io/colocation-cpu", 3), ("caster.io/colocation-memory", 8 * GIB)),
-        ("caelus", ("mixer.kubernetes.io/ext-cpu", 3), ("mixer.kubernetes.io/ext-memory", 8 * GIB)),
     ],
 )
 def test_presets_publish_in_their_units_rounded_down(preset, cpu, memory):
-    settings = PublishSettings(PRESETS[preset])
+    settings = PublishSettings(resources_called(preset))
     assert wanted(offered(3.9999, 8 * GIB + 0.5), settings) == dict([cpu, memory])
 
 
 @given(st.integers(0, 10**6))
 def test_whole_milli_cores_stay_what_they_are(milli):
-    assert PRESETS["batch"][0].quantity(milli / 1000) == milli
+    assert resources_called("batch")[0].quantity(milli / 1000) == milli
 
 
 # --- when ------------------------------------------------------------------------------------------------------------
@@ -266,7 +257,7 @@ def test_pods_are_asked_for_when_the_node_lends_again_as_they_may_run_on():
 
 
 def test_pods_are_asked_for_when_a_name_comes_anew_as_they_may_have_been_promised_it_before():
-    assert needs_allocated(offered(4.0), taken(offered(4.0)), PublishSettings(PRESETS["crane"]))
+    assert needs_allocated(offered(4.0), taken(offered(4.0)), PublishSettings(resources_called("crane")))
 
 
 def test_number_that_pods_hold_up_is_looked_at_again():
@@ -282,7 +273,7 @@ def test_publication_is_what_can_be_lent_or_was_promised(before, cores, promised
     last = taken(offered(before))
     known = {BATCH_CPU: promised} if needs_allocated(one, last, SETTINGS) else {}
     amount = publication(one, known, last, SETTINGS, "").quantities[BATCH_CPU]
-    milli = PRESETS["batch"][0].quantity(cores)
+    milli = resources_called("batch")[0].quantity(cores)
     if withheld:
         assert amount == 0
     elif held:
@@ -294,7 +285,7 @@ def test_publication_is_what_can_be_lent_or_was_promised(before, cores, promised
 
 
 def test_other_names_take_the_place_of_the_old_ones():
-    other = PublishSettings(PRESETS["crane"])
+    other = PublishSettings(resources_called("crane"))
     last = taken(offered())
     assert due(offered(), None, last, other, 100.0) == "other names are to be published"
     made = publication(offered(), {}, last, other, "")

@@ -1,67 +1,14 @@
 """What is read of objects, and what is written to them."""
 
 import json
-from fractions import Fraction
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from criproxy.kube.objects import (
-    BoundPod,
-    Involved,
-    Node,
-    ObjectError,
-    allocated,
-    decoded,
-    event,
-    eviction,
-    quantity,
-    status_of,
-)
+from criproxy.kube.objects import BoundPod, Involved, Node, ObjectError, allocated, decoded, event, eviction, status_of
 from criproxy.model import PodRef
 
 NAME = "kubernetes.io/batch-cpu"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("0", 0),
-        ("4000", 4000),
-        ("-3", -3),
-        ("+3", 3),
-        ("0.5", Fraction(1, 2)),
-        (".5", Fraction(1, 2)),
-        ("5.", 5),
-        ("200m", Fraction(1, 5)),
-        ("4k", 4000),
-        ("1M", 10**6),
-        ("8Gi", 8 * 2**30),
-        ("1Ki", 1024),
-        ("12e6", 12 * 10**6),
-        ("1E3", 1000),
-        ("1E", 10**18),
-        ("2n", Fraction(2, 10**9)),
-    ],
-)
-def test_quantity(text, value):
-    assert quantity(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "x", "1K", "1e", "1ee3", "--1", "1 Gi", "1e999", "१", "1" * 40, "NaN", "."])
-def test_quantity_that_is_none(text):
-    with pytest.raises(ObjectError):
-        quantity(text)
-
-
-@given(st.text(max_size=12))
-def test_any_text_is_a_quantity_or_an_error(text):
-    try:
-        quantity(text)
-    except ObjectError:
-        return
 
 
 def container(amount, field="requests", **more):

@@ -7,14 +7,15 @@ import msgspec
 import pytest
 
 from criproxy.kube.client import ApiClient
-from criproxy.kube.extended_resources import PRESETS, PUBLISHES, Lendable, Offer, PublishSettings
+from criproxy.kube.extended_resources import Lendable, Offer, PublishSettings, resources_called
 from criproxy.kube.objects import Node, decoded
-from criproxy.kube.publisher import CONDITION, STALE_S, Publisher
+from criproxy.kube.publisher import STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
+from criproxy.vocabulary.names import CONDITION, PUBLISHES
 from tests.fakes.log import FakeLog
 
 GIB = 2**30
-BATCH_CPU, BATCH_MEMORY = (resource.name for resource in PRESETS["batch"])
+BATCH_CPU, BATCH_MEMORY = (resource.name for resource in resources_called("batch"))
 
 
 class Source:
@@ -254,7 +255,7 @@ def test_after_hours_without_an_api_server_the_newest_is_published(bench, api):
 
 def test_other_names_replace_the_old_ones(bench):
     bench.look()
-    bench.publisher.configure(PublishSettings(PRESETS["katalyst"]))
+    bench.publisher.configure(PublishSettings(resources_called("katalyst")))
     assert bench.look(30) == {
         "resource.katalyst.kubewharf.io/reclaimed_millicpu": "4000",
         "resource.katalyst.kubewharf.io/reclaimed_memory": str(8 * GIB),
@@ -265,7 +266,7 @@ def test_other_names_replace_the_old_ones(bench):
 def test_other_names_replace_those_of_an_earlier_process(bench, watched):
     bench.look()
     assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}"
-    bench.begin(PublishSettings(PRESETS["crane"]))
+    bench.begin(PublishSettings(resources_called("crane")))
     if watched:
         bench.see()
     assert bench.look(30) == {"gocrane.io/cpu": "4", "gocrane.io/memory": str(8 * GIB)}
@@ -304,13 +305,13 @@ def test_names_that_were_left_to_others_stay_when_other_names_are_published(benc
     bench.publisher.configure(OFF)
     bench.look(30)
     publish_as_another(bench, **{BATCH_CPU: "7000", BATCH_MEMORY: "1"})
-    bench.publisher.configure(PublishSettings(PRESETS["crane"]))
+    bench.publisher.configure(PublishSettings(resources_called("crane")))
     found = bench.look(30)
     assert (found[BATCH_CPU], found[BATCH_MEMORY], found["gocrane.io/cpu"]) == ("7000", "1", "4")
 
 
 def test_start_that_leaves_names_to_others_takes_away_those_of_the_annotation_alone(bench):
-    bench.begin(PublishSettings(PRESETS["crane"]))
+    bench.begin(PublishSettings(resources_called("crane")))
     bench.look()
     publish_as_another(bench, **{BATCH_CPU: "7000", BATCH_MEMORY: "1"})
     bench.begin(OFF)

@@ -13,9 +13,10 @@ from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.extended_resources import QUIET_S, Lendable, Offer, PublishSettings
 from criproxy.kube.node_watch import NodeWatch
-from criproxy.kube.policy import POLICY, POLICY_STATUS, PolicyFollower
+from criproxy.kube.policy import PolicyFollower
 from criproxy.kube.publisher import Publisher
 from criproxy.model import CPU, MEMORY
+from criproxy.vocabulary.names import POLICY, POLICY_STATUS
 from tests.fakes.log import FakeLog
 
 

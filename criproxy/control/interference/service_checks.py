@@ -48,8 +48,9 @@ from msgspec.structs import replace
 
 from criproxy.control.interference.signals import SignalValue
 from criproxy.model import PodRef
+from criproxy.vocabulary import names
 
-ANNOTATION: Final = "colocation.criproxy.io/service-check"
+ANNOTATION: Final = names.SERVICE_CHECK
 
 SERVICE_CHECK: Final = "service_check"
 """The detector's name."""

@@ -25,11 +25,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.model import Pod, PodRef
-
-EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
-EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
-KOORDINATOR_PRIORITY: Final = "koordinator.sh/priority"
-PRIORITY: Final = "colocation.criproxy.io/priority"
+from criproxy.vocabulary.names import EVICTION_ENABLED, EVICTION_PRIORITY, KOORDINATOR_PRIORITY, PRIORITY
 
 
 class Candidate(Struct, frozen=True):

@@ -5,17 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.interference.victim import (
-    EVICTION_ENABLED,
-    EVICTION_PRIORITY,
-    KOORDINATOR_PRIORITY,
-    PRIORITY,
-    Candidate,
-    candidate,
-    choose,
-    rank,
-)
+from criproxy.control.interference.victim import Candidate, candidate, choose, rank
 from criproxy.model import Pod, PodRef
+from criproxy.vocabulary.names import EVICTION_ENABLED, EVICTION_PRIORITY, KOORDINATOR_PRIORITY, PRIORITY
 
 
 def one(name, use=100.0, started_s=0.0, **values):

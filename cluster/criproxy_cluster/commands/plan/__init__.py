@@ -1,0 +1,1 @@
+"""What policies would change on which nodes (`changes`), and what these would lend then (`outlook`)."""

@@ -1,0 +1,75 @@
+"""An AdmissionReview is answered: what the API server asks about a pod, and what it is told. Pure.
+
+| the pod | the answer |
+|---|---|
+| is offline | allowed, with the patch that converts it |
+| is not, or nothing is to change | allowed |
+| is offline, with a quantity that can't be meant | refused, 422, with the remedy |
+
+A question that can't be read raises `ReviewError`; then, as when nobody answers, the API server does what the webhook's
+failurePolicy says, which is of marked pods only.
+
+Source: admission.k8s.io/v1, AdmissionReview.
+"""
+
+import base64
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from criproxy_cluster.objects import Json
+from criproxy_cluster.webhook.conversion import ConversionError, ConversionSettings, converted, warnings
+from criproxy_cluster.webhook.jsonpatch import difference
+
+VERSION: Final = "admission.k8s.io/v1"
+MAX_WARNING: Final = 240
+"""Characters; the API server cuts those that are longer than 256."""
+
+
+class ReviewError(ValueError):
+    """What came is no AdmissionReview of a pod."""
+
+
+class Question(Struct, frozen=True):
+    """Source: AdmissionRequest."""
+
+    uid: str
+    operation: str
+    object: Json | None = None
+
+
+class Review(Struct, frozen=True, rename="camel"):
+    api_version: str
+    kind: str
+    request: Question
+
+
+def answer(body: bytes, settings: ConversionSettings) -> bytes:
+    """The AdmissionReview with the response, as JSON. Raises ReviewError."""
+    try:
+        review = msgspec.json.decode(body, type=Review)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReviewError(f"it is no AdmissionReview: {str(error)[:200]}") from error
+    if review.api_version != VERSION or review.kind != "AdmissionReview":
+        raise ReviewError(f"it is {review.kind} of {review.api_version}, not AdmissionReview of {VERSION}")
+    response = {"uid": review.request.uid, **_verdict(review.request, settings)}
+    return msgspec.json.encode({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
+
+
+def _verdict(question: Question, settings: ConversionSettings) -> dict[str, Any]:
+    pod = question.object
+    if question.operation != "CREATE" or pod is None:  # what a pod asks for can't be changed later
+        return {"allowed": True}
+    try:
+        patch = list(difference(pod, converted(pod, settings)))
+        said = [words[:MAX_WARNING] for words in warnings(pod, settings)]
+    except ConversionError as error:
+        return {"allowed": False, "status": {"code": 422, "reason": "Invalid", "message": f"criproxy: {error}"}}
+    verdict: dict[str, Any] = {"allowed": True}
+    if patch:
+        verdict["patchType"] = "JSONPatch"
+        verdict["patch"] = base64.b64encode(msgspec.json.encode(patch)).decode()
+    if said:
+        verdict["warnings"] = said
+    return verdict

@@ -1,0 +1,439 @@
+"""An offline pod is made to ask for what nodes lend, instead of what online pods are promised. Pure.
+
+How it works
+------------
+`converted` takes a pod as Kubernetes has it in JSON and returns another one; the one that came stays as it is.
+
+- Requests and limits of CPU and memory, of all containers, become the extended resources that nodes publish:
+
+      cpu: 1500m, memory: 1Gi   ──▶   kubernetes.io/batch-cpu: "1500", kubernetes.io/batch-memory: "1073741824"
+
+  What was asked for stays in an annotation (`names.RESOURCES`), which the node's hook reads: the container runtime is
+  told of CPU and memory only. An author may also ask for extended resources, of these or of another system's names, in
+  the container or as Koordinator's annotation has it. They win over CPU and memory in the same container, which is what
+  a LimitRange adds: to its requests, to its limits or to both.
+- Of CPU and memory themselves, nothing is left; huge pages stay, with a request of 0 beside them that makes them valid.
+- A pod that asks for nothing asks for the least, or it would be placed on nodes that lend nothing.
+- A quantity that can't be meant is refused, with what to write instead.
+- It gets our priority class, unless it has one of the priorities that are meant for offline pods: with a high one it
+  could preempt online pods. The API server fills in the number.
+- It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
+  evicted a pod of the same controller: such a node has a label for as long.
+- A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
+  first.
+
+`spec.overhead` stays: the API server's RuntimeClass admission refuses a pod whose overhead is not its RuntimeClass's,
+also after a webhook. `warnings` says so, and that the RuntimeClass may have its overhead in extended resources.
+
+Converting a second time changes nothing, and a container that another webhook adds in between is converted then.
+
+Source: Koordinator, pkg/webhook/pod/mutating (its labels, annotation and priorities); Kubernetes,
+plugin/pkg/admission/{runtimeclass,priority}/admission.go, pkg/apis/core/validation (what an extended resource may be).
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from criproxy_cluster.objects import Json
+from criproxy_cluster.vocabulary.names import (
+    CLASS,
+    EVICTED_FROM,
+    EXTENDED_SPEC,
+    FOR_OFFLINE,
+    KEEP_REQUESTS,
+    OFFLINE,
+    RESOURCES,
+)
+from criproxy_cluster.vocabulary.presets import LABELS, NAMES, ExtendedNames
+from criproxy_cluster.vocabulary.quantities import amount, rounded_up
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""
+
+SPARK_DRIVER: Final = ("spark-role", "driver")
+
+LEAST: Final[Mapping[str, tuple[str, Fraction]]] = {
+    "cpu": ("10m", Fraction(1, 100)),
+    "memory": ("4Mi", Fraction(4 << 20)),
+}
+"""What a pod asks for that asks for nothing."""
+
+MOST_CORES: Final = 4096
+LEAST_MILLICORES: Final = 10
+LEAST_BYTES: Final = 1 << 20
+
+MAX_CONTAINERS: Final = 512
+
+_KINDS: Final = ("requests", "limits")
+_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
+_OFFLINE_PRIORITIES: Final = range(3000, 8000)
+"""Koordinator's: free 3000-3999, batch 5000-5999, mid 7000-7999. Below 0 no default online pod is preempted either."""
+
+Asked = dict[str, tuple[str, Fraction]]
+"""Of "cpu" (in cores) and "memory" (in bytes): the quantity as it was written, and what it is."""
+
+
+class ConversionError(ValueError):
+    """The pod can't be converted as it is. The message names the place, the value and the remedy."""
+
+    def __init__(self, where: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{where}: {problem}: {remedy}")
+
+
+class ConversionSettings(Struct, frozen=True):
+    names: ExtendedNames = NAMES["batch"]
+    priority_class: str = "colocation-offline"
+    tolerated: str = FOR_OFFLINE
+    """The taint's key."""
+
+
+def is_offline(pod: Json) -> bool:
+    """Whether a label marks it so. The API's copies of static pods do not count."""
+    meta = _table(pod.get("metadata"), "metadata")
+    labels = _table(meta.get("labels"), "metadata.labels")
+    if MIRROR in _table(meta.get("annotations"), "metadata.annotations"):
+        return False
+    return any(labels.get(mark.key) == mark.value for marks in LABELS.values() for mark in marks)
+
+
+def converted(pod: Json, settings: ConversionSettings) -> Json:
+    """The pod as it should be; one that is not offline comes back as it is. Raises ConversionError."""
+    if not is_offline(pod):
+        return pod
+    pod = _copied(pod)
+    meta, spec = pod["metadata"], pod["spec"]
+    meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
+    if not keeps_requests(pod):
+        _convert_resources(meta, spec, settings)
+    _set_priority(spec, settings)
+    _tolerate(spec, settings)
+    _keep_away(spec, meta)
+    return pod
+
+
+def _copied(pod: Json) -> Json:
+    """Copied is what may be changed. All else, such as environments, is the same object, which need not be compared."""
+    spec = dict(_table(pod.get("spec"), "spec"))
+    for kind in _LISTS:
+        if isinstance(spec.get(kind), list):
+            spec[kind] = [_copied_container(one) for one in spec[kind]]
+    if "affinity" in spec:
+        spec["affinity"] = copy.deepcopy(spec["affinity"])
+    return {**pod, "metadata": dict(pod["metadata"]), "spec": spec}
+
+
+def _copied_container(container: Any) -> Any:
+    if not isinstance(container, dict) or not isinstance(container.get("resources"), dict):
+        return dict(container) if isinstance(container, dict) else container
+    return {**container, "resources": dict(container["resources"])}
+
+
+def keeps_requests(pod: Json) -> bool:
+    meta = pod["metadata"]
+    key, value = SPARK_DRIVER
+    return (meta.get("annotations") or {}).get(KEEP_REQUESTS) == "true" or meta["labels"].get(key) == value
+
+
+def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
+    """What the author should know of a pod that is converted all the same."""
+    if not is_offline(pod) or keeps_requests(pod):
+        return ()
+    plain = sorted({"cpu", "memory"} & _table(_table(pod.get("spec"), "spec").get("overhead"), "spec.overhead").keys())
+    if not plain:
+        return ()
+    return (
+        f"spec.overhead: {' and '.join(plain)} of the pod's RuntimeClass still count as online's: give the "
+        f"RuntimeClass an overhead in {settings.names.cpu} and {settings.names.memory}",
+    )
+
+
+# --- resources -------------------------------------------------------------------------------------------------------
+
+
+def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> None:
+    if spec.get("resources"):
+        raise ConversionError(
+            "spec.resources", "an offline pod can't ask as a whole", "write requests and limits for its containers"
+        )
+    annotations = dict(_table(meta.get("annotations"), "metadata.annotations"))
+    before = _recorded(annotations.get(RESOURCES))
+    by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
+    record: Json = {}
+    for where, container in _containers(spec):
+        name = str(container.get("name", ""))
+        resources = dict(_table(container.get("resources"), f"{where}.resources"))  # YAML may have one for several
+        known = _plain(before.get(name, {}))
+        record[name] = _convert(where, resources, by_annotation.get(name, {}), known, settings)
+        if resources:
+            container["resources"] = resources
+    for what in LEAST:
+        _ask_for_the_least(what, spec, record, settings)
+    annotations[RESOURCES] = msgspec.json.encode({"containers": record}, order="deterministic").decode()
+    meta["annotations"] = annotations
+
+
+def _convert(where: str, resources: Json, spare: Json, before: Json, settings: ConversionSettings) -> Json:
+    """Changes `resources`, and returns what is to be recorded of them.
+
+    `spare` is used when they name no extended resource. `before` is what was recorded, perhaps by somebody else: it is
+    believed when it makes what is there, which then need not look as if people had written it.
+    """
+    if not any(_table(resources.get(kind), f"{where}.resources.{kind}").keys() & _EXTENDED for kind in _KINDS):
+        for kind in _KINDS:
+            if said := {name: text for name, text in _table(spare.get(kind), where).items() if name in _EXTENDED}:
+                resources[kind] = {**(resources.get(kind) or {}), **said}
+    old = {kind: dict(resources.get(kind) or {}) for kind in _KINDS}
+    extended = {_EXTENDED[name] for table in old.values() for name in table if name in _EXTENDED}
+    said = old
+    if believed := _makes(before, old, settings):
+        plain = {"cpu", "memory"} - extended
+        said = {
+            kind: {name: text for name, text in old[kind].items() if name in plain} | before.get(kind, {})
+            for kind in _KINDS
+        }
+        extended = set()
+    asked = {kind: _asked(said[kind], f"{where}.resources.{kind}", settings, extended) for kind in _KINDS}
+    asked["requests"] = {**asked["limits"], **asked["requests"]}
+    named = dict.fromkeys(asked["requests"], "0") if _has_huge_pages(old) else {}
+    for kind, table in _extended(asked, settings).items():
+        kept = {name: text for name, text in old[kind].items() if name not in _KNOWN}
+        if kind == "requests":
+            kept |= named
+        wanted = {name: _as_it_was(text, old[kind].get(name)) for name, text in table.items()}
+        if kept or wanted or kind in resources:
+            resources[kind] = {**kept, **wanted}
+    recorded = {kind: {what: text for what, (text, _) in asked[kind].items()} for kind in _KINDS if asked[kind]}
+    if believed and all((resources.get(kind) or {}) == old[kind] for kind in _KINDS):
+        return before
+    return recorded
+
+
+def _has_huge_pages(resources: Json) -> bool:
+    """Then it has to name CPU or memory, though it be with 0, or the API server refuses the pod.
+
+    Source: pkg/apis/core/validation, "HugePages require cpu or memory".
+    """
+    return any(name.startswith("hugepages-") for kind in _KINDS for name in resources.get(kind) or {})
+
+
+def _asked(table: Json, where: str, settings: ConversionSettings, extended: Collection[str] = ()) -> Asked:
+    """CPU in cores and memory in bytes, by the first name that is there: the published one, any other system's, the
+    plain one. Of `extended`, by no plain one: the container names them otherwise, here or in its other table.
+    """
+    found: Asked = {}
+    plain = [(what, what, 0) for what in ("cpu", "memory") if what not in extended]
+    for what, name, per_core in (*_named((settings.names, *NAMES.values())), *plain):
+        if what not in found and name in table:
+            found[what] = _understood(what, name, per_core, table[name], f"{where}[{name}]")
+    return found
+
+
+def _named(presets: Any) -> Iterator[tuple[str, str, int]]:
+    for names in presets:
+        yield "cpu", names.cpu, names.per_core
+        yield "memory", names.memory, 0
+
+
+_EXTENDED: Final = {name: what for what, name, _ in _named(NAMES.values())}
+_KNOWN: Final = frozenset({"cpu", "memory", *_EXTENDED})
+
+
+def _understood(what: str, name: str, per_core: int, text: Any, where: str) -> tuple[str, Fraction]:
+    """One quantity: how it is recorded, and what it is. `per_core` 0: it is a plain CPU, or memory."""
+    try:
+        value = amount(text)
+    except ValueError as error:
+        example = "500m" if name == "cpu" else "1000" if what == "cpu" else "1Gi"
+        raise ConversionError(where, str(error), f'write "{example}", or the like') from None
+    shown = f'"{text}"'
+    if value < 0:
+        raise ConversionError(where, f"{shown} is negative", "write 0 or more")
+    if what == "memory":
+        if 0 < value < LEAST_BYTES:
+            meant = f"{shown} is {float(value):g} bytes"
+            digits = "".join(letter for letter in str(text) if letter.isdigit()) or "512"
+            raise ConversionError(where, meant, f'for {digits} MiB write "{digits}Mi"')
+        return str(text) if name == "memory" else str(rounded_up(value)), value
+    if per_core:
+        _check_extended_cpu(name, per_core, value, shown, where)
+        value /= per_core
+    if value > MOST_CORES:
+        raise ConversionError(where, f"{shown} is {float(value):g} cores", _fewer(per_core, value))
+    return str(text) if not per_core else f"{rounded_up(value * 1000)}m", value
+
+
+def _check_extended_cpu(name: str, per_core: int, value: Fraction, shown: str, where: str) -> None:
+    """A number that is small or has a fraction was written by somebody who thinks of another unit."""
+    cores = f"{float(value):g}"
+    if per_core == 1 and value.denominator != 1:
+        raise ConversionError(where, f"{shown} is a part of a core, but {name} counts whole ones", 'write "1"')
+    if per_core == 1000 and value.denominator != 1:
+        problem = f"{shown} is {cores} thousandths of a core, as {name} counts thousandths"
+        raise ConversionError(where, problem, f'for {cores} cores write "{rounded_up(value * 1000)}"')
+    if per_core == 1000 and 0 < value < LEAST_MILLICORES:
+        problem = f"{shown} is {cores} thousandths of a core, as {name} counts thousandths"
+        raise ConversionError(where, problem, f'for {cores} cores write "{rounded_up(value * 1000)}"')
+
+
+def _fewer(per_core: int, value: Fraction) -> str:
+    meant = rounded_up(value / 1000)
+    return f'for {meant} cores write "{meant * (per_core or 1)}"'
+
+
+def _extended(asked: Mapping[str, Asked], settings: ConversionSettings) -> dict[str, Json]:
+    """In the published names. Whole numbers, rounded up; equal, where Kubernetes does not let them differ."""
+    names = settings.names
+
+    def made(found: Asked) -> Json:
+        table: Json = {}
+        if "cpu" in found:
+            table[names.cpu] = str(rounded_up(found["cpu"][1] * names.per_core))
+        if "memory" in found:
+            table[names.memory] = str(rounded_up(found["memory"][1]))
+        return table
+
+    requests = made(asked["requests"])
+    return {"requests": requests, "limits": made(asked["limits"]) if names.native else dict(requests)}
+
+
+def _as_it_was(text: str, before: Any) -> Any:
+    """The API server writes 1000 as 1k: between two calls of this webhook, too."""
+    return text if before is None or amount(before) != amount(text) else before
+
+
+def _makes(record: Json, resources: Json, settings: ConversionSettings) -> bool:
+    """Whether these amounts in CPU and memory are the ones in `resources`."""
+    try:
+        asked = {kind: _asked(_table(record.get(kind), ""), "", settings) for kind in _KINDS}
+        now = {
+            kind: {
+                name: str(rounded_up(amount(text)))
+                for name, text in (resources.get(kind) or {}).items()
+                if name in _EXTENDED
+            }
+            for kind in _KINDS
+        }
+    except ValueError:  # what is wrong is said where `resources` are read
+        return False
+    return _extended({**asked, "requests": {**asked["limits"], **asked["requests"]}}, settings) == now
+
+
+def _ask_for_the_least(what: str, spec: Json, record: Json, settings: ConversionSettings) -> None:
+    name = settings.names.cpu if what == "cpu" else settings.names.memory
+    containers = _list(spec.get("containers"), "spec.containers")
+    tables = [((one.get("resources") or {}).get("requests") or {}) for one in containers]
+    if not containers or any(amount(table.get(name, "0")) for table in tables):
+        return
+    first = containers[0]
+    resources = first["resources"] = first.get("resources") or {}
+    least = _extended({"requests": {what: LEAST[what]}, "limits": {}}, settings)
+    for kind in _KINDS:
+        # A limit of 0 is none; with one, the request may not be above it.
+        if least[kind] or name in (resources.get(kind) or {}):
+            resources[kind] = {**(resources.get(kind) or {}), **(least[kind] or least["requests"])}
+    if _has_huge_pages(resources):
+        resources["requests"][what] = "0"
+    entry = record.setdefault(str(first.get("name", "")), {})
+    entry["requests"] = {**entry.get("requests", {}), what: LEAST[what][0]}
+    if what in entry.get("limits", {}):
+        entry["limits"] = {**entry["limits"], what: LEAST[what][0]}
+
+
+def _recorded(text: Any, required: str = "") -> dict[str, Json]:
+    """The containers of such an annotation. Raises ConversionError for one that is `required`, else it is {}."""
+    try:
+        found = msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, dict[str, str | int | float]]]])
+    except (msgspec.DecodeError, TypeError, RecursionError, UnicodeEncodeError) as error:
+        if required:
+            shape = '{"containers": {NAME: {"requests": {…}, "limits": {…}}}}'
+            where = f"metadata.annotations[{required}]"
+            raise ConversionError(where, f"it can't be read: {str(error)[:200]}", f"write {shape}") from None
+        return {}
+    return found.get("containers", {})
+
+
+def _plain(record: Json) -> Json:
+    """What `_convert` records: of CPU and memory alone. Another name could say what is there, and these much more."""
+    tables = {kind: {what: text for what, text in record.get(kind, {}).items() if what in LEAST} for kind in _KINDS}
+    return {kind: table for kind, table in tables.items() if table}
+
+
+def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
+    for kind in _LISTS:
+        for number, container in enumerate(_list(spec.get(kind), f"spec.{kind}")):
+            where = f"spec.{kind}[{number}]"
+            one = _table(container, where)
+            yield f"{where} ({one['name']})" if "name" in one else where, one
+
+
+# --- where it may run ------------------------------------------------------------------------------------------------
+
+
+def _set_priority(spec: Json, settings: ConversionSettings) -> None:
+    """The number is the API server's to fill in: it refuses one that is not the class's."""
+    chosen, number = spec.get("priorityClassName"), spec.get("priority")
+    if chosen and chosen != settings.priority_class and isinstance(number, int):
+        kept = number < 0 or number in _OFFLINE_PRIORITIES
+    else:
+        kept = bool(chosen) and not str(chosen).startswith("system-")
+    if kept:
+        return
+    spec["priorityClassName"] = settings.priority_class
+    spec.pop("priority", None)
+    spec.pop("preemptionPolicy", None)
+
+
+def _tolerate(spec: Json, settings: ConversionSettings) -> None:
+    tolerations = _list(spec.get("tolerations"), "spec.tolerations")
+    wanted = {"key": settings.tolerated, "operator": "Exists"}
+    if wanted not in tolerations:
+        spec["tolerations"] = [*tolerations, wanted]
+
+
+def _keep_away(spec: Json, meta: Json) -> None:
+    """From nodes with the label for this pod's controller, wherever its affinity would let it go."""
+    owners = _list(meta.get("ownerReferences"), "metadata.ownerReferences")
+    uid = next((str(one.get("uid", "")) for one in owners if _table(one, "").get("controller")), "")
+    if not uid:
+        return
+    wanted = {"key": f"{EVICTED_FROM}{uid}", "operator": "DoesNotExist"}
+    affinity = _table(spec.get("affinity"), "spec.affinity")
+    node = _table(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity")
+    required = _table(node.get("requiredDuringSchedulingIgnoredDuringExecution"), "spec.affinity.nodeAffinity")
+    terms = _list(required.get("nodeSelectorTerms"), "nodeSelectorTerms") or [{"matchExpressions": [wanted]}]
+    required["nodeSelectorTerms"] = [_narrowed(_table(term, "nodeSelectorTerms"), wanted) for term in terms]
+    node["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    affinity["nodeAffinity"] = node
+    spec["affinity"] = affinity
+
+
+def _narrowed(term: Json, wanted: Json) -> Json:
+    """An empty term matches no node, and would match some with a condition in it."""
+    known = _list(term.get("matchExpressions"), "matchExpressions")
+    if wanted in known or not (known or term.get("matchFields")):
+        return term
+    return {**term, "matchExpressions": [*known, wanted]}
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _table(value: Any, where: str) -> Json:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConversionError(where, f"{str(value)[:40]!r} is no table", "write names and values")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_CONTAINERS:
+        raise ConversionError(where, f"it is no list of at most {MAX_CONTAINERS}", "write a list")
+    return value

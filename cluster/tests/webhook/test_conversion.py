@@ -1,0 +1,504 @@
+import copy
+import json
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
+from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.vocabulary.quantities import amount
+from criproxy_cluster.webhook.conversion import LEAST, MIRROR, ConversionError, ConversionSettings, converted, warnings
+from criproxy_cluster.webhook.jsonpatch import difference
+
+BATCH = ConversionSettings()
+CPU, MEMORY = BATCH.names.cpu, BATCH.names.memory
+
+
+def pod(*containers, labels=None, annotations=None, owner=None, **spec):
+    meta = {"name": "p", "labels": {CLASS: "offline"} if labels is None else labels}
+    if annotations is not None:
+        meta["annotations"] = annotations
+    if owner:
+        meta["ownerReferences"] = [{"kind": "Job", "uid": "other"}, {"kind": "Job", "uid": owner, "controller": True}]
+    return {"metadata": meta, "spec": {"containers": list(containers) or [container()], **spec}}
+
+
+def container(name="c", requests=None, limits=None):
+    resources = {kind: table for kind, table in (("requests", requests), ("limits", limits)) if table is not None}
+    return {"name": name, "resources": resources} if resources else {"name": name}
+
+
+def resources(found, number=0, kind="containers"):
+    return found["spec"][kind][number]["resources"]
+
+
+def recorded(found):
+    return json.loads(found["metadata"]["annotations"][RESOURCES])["containers"]
+
+
+def applied(document, patch):
+    """A JSON patch done by hand, for what `difference` makes."""
+    document = copy.deepcopy(document)
+    for change in patch:
+        steps = [step.replace("~1", "/").replace("~0", "~") for step in change["path"].split("/")[1:]]
+        if not steps:
+            document = change["value"]
+            continue
+        place = document
+        for step in steps[:-1]:
+            place = place[int(step) if isinstance(place, list) else step]
+        last = int(steps[-1]) if isinstance(place, list) else steps[-1]
+        if change["op"] == "remove":
+            del place[last]
+        else:
+            assert (change["op"] == "replace") == (isinstance(place, list) or last in place)
+            place[last] = copy.deepcopy(change["value"])
+    return document
+
+
+# --- resources -------------------------------------------------------------------------------------------------------
+
+AMOUNTS = {
+    "as they are": ({"cpu": "1500m", "memory": "1Gi"}, {CPU: "1500", MEMORY: "1073741824"}),
+    "whole and broken": ({"cpu": "0.5", "memory": "1.5Gi"}, {CPU: "500", MEMORY: "1610612736"}),
+    "rounded up": ({"cpu": "10.1m", "memory": "2097152.5"}, {CPU: "11", MEMORY: "2097153"}),
+    "bare numbers": ({"cpu": 2, "memory": 2097152}, {CPU: "2000", MEMORY: "2097152"}),
+    "exponents": ({"cpu": "1e1", "memory": "2E6"}, {CPU: "10000", MEMORY: "2000000"}),
+    "batch already": ({CPU: "1k", MEMORY: "1Gi"}, {CPU: "1k", MEMORY: "1Gi"}),
+    "another system's": ({"gocrane.io/cpu": "2", "gocrane.io/memory": "4Mi"}, {CPU: "2000", MEMORY: "4194304"}),
+    "batch before cpu, which a LimitRange adds": (
+        {CPU: "1000", "cpu": "7", MEMORY: "4Mi", "memory": "1Gi"},
+        {CPU: "1000", MEMORY: "4Mi"},
+    ),
+    "another system's before cpu, which a LimitRange adds": (
+        {"gocrane.io/cpu": "2", "cpu": "100m", "gocrane.io/memory": "4Mi", "memory": "1Gi"},
+        {CPU: "2000", MEMORY: "4194304"},
+    ),
+    "others stay": (
+        {"cpu": "1", "memory": "4Mi", "ephemeral-storage": "1Gi", "nvidia.com/gpu": "1"},
+        {CPU: "1000", MEMORY: "4194304", "ephemeral-storage": "1Gi", "nvidia.com/gpu": "1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "wanted"), AMOUNTS.values(), ids=AMOUNTS)
+def test_an_amount_of_cpu_and_memory_becomes_what_nodes_lend(asked, wanted):
+    found = converted(pod(container(requests=asked, limits=asked)), BATCH)
+
+    assert resources(found) == {"requests": wanted, "limits": wanted}
+
+
+def test_requests_and_limits_are_converted_each_and_a_missing_request_is_the_limit():
+    found = converted(pod(container(requests={"cpu": "1"}, limits={"cpu": "2", "memory": "1Gi"})), BATCH)
+
+    assert resources(found) == {
+        "requests": {CPU: "1000", MEMORY: "1073741824"},
+        "limits": {CPU: "2000", MEMORY: "1073741824"},
+    }
+
+
+@pytest.mark.parametrize("kind", ["initContainers", "containers", "ephemeralContainers"])
+def test_containers_of_every_kind_are_converted(kind):
+    one = container("x", requests={"cpu": "1", "memory": "4Mi"})
+    found = converted(pod(**{kind: [one, {**copy.deepcopy(one), "name": "y", "restartPolicy": "Always"}]}), BATCH)
+
+    assert [resources(found, n, kind)["requests"] for n in (0, 1)] == [{CPU: "1000", MEMORY: "4194304"}] * 2
+    assert recorded(found)["y"] == {"requests": {"cpu": "1", "memory": "4Mi"}}
+
+
+def test_a_limit_range_s_limit_is_not_below_an_extended_request():
+    """It gives a container limits of CPU and memory that has none, whatever its requests are."""
+    added = {"cpu": "500m", "memory": "512Mi"}
+    found = converted(pod(container(requests={CPU: "2000", MEMORY: "4Gi", **added}, limits=added)), BATCH)
+
+    assert resources(found) == {"requests": {CPU: "2000", MEMORY: "4Gi"}, "limits": {}}
+    assert recorded(found)["c"] == {"requests": {"cpu": "2000m", "memory": "4294967296"}}
+
+
+def test_huge_pages_stay_valid_beside_a_request_of_nothing():
+    asked = {"cpu": "1", "memory": "4Mi", "hugepages-2Mi": "4Mi"}
+    found = converted(pod(container(requests=asked, limits=asked)), BATCH)
+
+    lent = {CPU: "1000", MEMORY: "4194304", "hugepages-2Mi": "4Mi"}
+    assert resources(found) == {"requests": {**lent, "cpu": "0", "memory": "0"}, "limits": lent}
+    assert recorded(found)["c"]["requests"] == {"cpu": "1", "memory": "4Mi"}
+
+
+def test_what_was_asked_for_stays_in_the_annotation():
+    asked = {"cpu": "1.5", "memory": "1Gi"}
+    found = converted(pod(container(requests=asked, limits={"cpu": "2"}), container("d", {CPU: "250"})), BATCH)
+
+    assert recorded(found) == {
+        "c": {"requests": asked, "limits": {"cpu": "2"}},
+        "d": {"requests": {"cpu": "250m"}},
+    }
+
+
+def test_a_pod_that_asks_for_nothing_asks_for_the_least():
+    found = converted(pod(container(), container("d", {"memory": "0"})), BATCH)
+
+    assert resources(found)["requests"] == {CPU: "10", MEMORY: "4194304"}
+    assert "limits" not in resources(found)
+    assert recorded(found)["c"]["requests"] == {what: text for what, (text, _) in LEAST.items()}
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_resources_that_say_nothing_ask_for_the_least(nothing):
+    before = pod({"name": "c", "resources": nothing})
+    found = converted(before, BATCH)
+
+    assert resources(found)["requests"] == {CPU: "10", MEMORY: "4194304"}
+    assert resources(before) == nothing
+
+
+def test_what_does_not_change_is_not_copied():
+    before = pod({"name": "c", "env": [{"name": "A", "value": "a"}]})
+
+    assert converted(before, BATCH)["spec"]["containers"][0]["env"] is before["spec"]["containers"][0]["env"]
+
+
+def test_a_limit_of_nothing_is_not_below_the_least_request():
+    found = converted(pod(container(limits={"cpu": "0"})), BATCH)
+
+    assert resources(found)["limits"] == {CPU: "10"}
+    assert resources(found)["requests"][CPU] == "10"
+
+
+def test_names_that_may_not_differ_have_one_amount_in_whole_cores():
+    crane = ConversionSettings(names=NAMES["crane"])
+    found = converted(pod(container(requests={"cpu": "1500m", "memory": "4Mi"}, limits={"cpu": "4"})), crane)
+
+    both = {"gocrane.io/cpu": "2", "gocrane.io/memory": "4194304"}
+    assert resources(found) == {"requests": both, "limits": both}
+    assert recorded(found)["c"] == {"requests": {"cpu": "1500m", "memory": "4Mi"}, "limits": {"cpu": "4"}}
+
+
+REFUSED = {
+    "a part of a thousandth": ({CPU: "200m"}, 'for 0.2 cores write "200"'),
+    "cores for thousandths": ({CPU: "2"}, 'for 2 cores write "2000"'),
+    "a fraction of cores for thousandths": ({CPU: "2.5"}, 'for 2.5 cores write "2500"'),
+    "a part of a whole core": ({"gocrane.io/cpu": "500m"}, 'write "1"'),
+    "thousandths for cores": ({"gocrane.io/cpu": "8000"}, 'for 8 cores write "8"'),
+    "thousandths for plain cores": ({"cpu": "5000"}, 'for 5 cores write "5"'),
+    "bytes for MiB": ({MEMORY: "512"}, 'for 512 MiB write "512Mi"'),
+    "thousandths of bytes": ({"memory": "512m"}, 'for 512 MiB write "512Mi"'),
+    "negative": ({"cpu": "-1"}, "write 0 or more"),
+    "no quantity": ({"cpu": "two"}, "is no quantity"),
+    "a truth": ({"cpu": True}, "is no quantity"),
+    "a list": ({"cpu": [1]}, "is no quantity"),
+}
+
+
+@pytest.mark.parametrize(("asked", "remedy"), REFUSED.values(), ids=REFUSED)
+def test_a_quantity_that_cannot_be_meant_is_refused_with_the_remedy(asked, remedy):
+    with pytest.raises(ConversionError) as refused:
+        converted(pod(container("main", limits=asked)), BATCH)
+
+    assert remedy in str(refused.value)
+    assert "spec.containers[0] (main).resources.limits[" in str(refused.value)
+
+
+def marked(requests=None, spec=None):
+    annotations = {} if spec is None else {EXTENDED_SPEC: json.dumps({"containers": {"c": {"requests": spec}}})}
+    return pod(container(requests=requests), annotations=annotations)
+
+
+BAD_EXTENDED = {
+    "in the container": marked({CPU: "2 cores"}),
+    "of another system's names": marked({"gocrane.io/cpu": "2 cores"}),
+    "null in the container": marked({CPU: None}),
+    "in the annotation": marked(spec={CPU: "2 cores"}),
+    "null in the annotation": marked(spec={CPU: None}),
+}
+
+
+@pytest.mark.parametrize("recorded_before", [False, True], ids=["new", "recorded"])
+@pytest.mark.parametrize("bad", BAD_EXTENDED.values(), ids=BAD_EXTENDED)
+def test_an_extended_quantity_that_is_none_is_refused_in_words(bad, recorded_before):
+    bad = copy.deepcopy(bad)
+    if recorded_before:
+        record = {"containers": {"c": {"requests": {"cpu": "2"}}}}
+        bad["metadata"]["annotations"][RESOURCES] = json.dumps(record)
+
+    with pytest.raises(ConversionError):
+        converted(bad, BATCH)
+
+
+def test_resources_of_the_whole_pod_are_refused():
+    with pytest.raises(ConversionError, match="for its containers"):
+        converted(pod(resources={"requests": {"cpu": "1"}}), BATCH)
+
+
+MALFORMED = {
+    "containers": {"containers": {"name": "c"}},
+    "container": {"containers": ["c"]},
+    "resources": {"containers": [{"resources": "1"}]},
+    "requests": {"containers": [{"resources": {"requests": [1]}}]},
+    "tolerations": {"tolerations": "all"},
+    "affinity": {"affinity": [1]},
+    "too many": {"containers": [{}] * 1000},
+}
+
+
+@pytest.mark.parametrize("spec", MALFORMED.values(), ids=MALFORMED)
+def test_a_pod_of_another_shape_is_refused_in_words(spec):
+    with pytest.raises(ConversionError):
+        converted({**pod(owner="u"), "spec": spec}, BATCH)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"annotations": {KEEP_REQUESTS: "true"}},
+        {"labels": {CLASS: "offline", "spark-role": "driver"}},
+    ],
+    ids=["annotated", "spark driver"],
+)
+def test_a_pod_that_keeps_its_requests_is_offline_all_the_same(kept):
+    before = pod(container(requests={"cpu": "1"}), **kept)
+    found = converted(before, BATCH)
+
+    assert found["spec"]["containers"] == before["spec"]["containers"]
+    assert found["spec"]["priorityClassName"] == BATCH.priority_class
+    assert RESOURCES not in found["metadata"].get("annotations", {})
+
+
+def test_overhead_stays_with_a_warning():
+    before = pod(overhead={"cpu": "250m"}, runtimeClassName="kata")
+
+    assert converted(before, BATCH)["spec"]["overhead"] == {"cpu": "250m"}
+    assert "RuntimeClass" in warnings(before, BATCH)[0]
+    assert warnings(pod(overhead={CPU: "250"}), BATCH) == ()
+    assert warnings(pod(), BATCH) == ()
+
+
+# --- who, and where --------------------------------------------------------------------------------------------------
+
+ONLINE = {
+    "without a mark": pod(labels={}),
+    "without labels": {"metadata": {"name": "p"}, "spec": {"containers": [container()]}},
+    "with another class": pod(labels={CLASS: "online"}),
+    "the copy of a static pod": pod(annotations={MIRROR: "x"}),
+}
+
+
+@pytest.mark.parametrize("before", ONLINE.values(), ids=ONLINE)
+def test_what_is_not_offline_stays_as_it_is(before):
+    assert converted(before, BATCH) == before
+
+
+def test_koordinator_s_manifest_works_unchanged():
+    """Shaped as Koordinator's own: the label, a class, batch resources, and the annotation that its webhook writes."""
+    amounts = {CPU: "1k", MEMORY: "1Gi"}
+    spec = json.dumps({"containers": {"c": {"requests": amounts, "limits": amounts}}})
+    before = pod(
+        container(requests=amounts, limits=amounts),
+        labels={"koordinator.sh/qosClass": "BE", "koordinator.sh/priority": "5500"},
+        annotations={EXTENDED_SPEC: spec},
+        priorityClassName="koord-batch",
+        priority=5500,
+        schedulerName="koord-scheduler",
+    )
+    found = converted(before, BATCH)
+
+    assert found["metadata"]["labels"][CLASS] == "offline"
+    assert found["metadata"]["annotations"][EXTENDED_SPEC] == spec
+    assert resources(found)["limits"] == amounts
+    kept = ("priorityClassName", "priority", "schedulerName")
+    assert [found["spec"][name] for name in kept] == ["koord-batch", 5500, "koord-scheduler"]
+    assert recorded(found) == {
+        "c": {"requests": {"cpu": "1000m", "memory": "1073741824"}, "limits": {"cpu": "1000m", "memory": "1073741824"}}
+    }
+
+
+def test_koordinator_s_annotation_speaks_for_a_container_that_says_nothing():
+    spec = json.dumps({"containers": {"c": {"requests": {CPU: "500"}, "limits": {CPU: "1000"}}}})
+    found = converted(pod(container(), container("d", {"cpu": "1"}), annotations={EXTENDED_SPEC: spec}), BATCH)
+
+    assert (resources(found)["requests"][CPU], resources(found)["limits"][CPU]) == ("500", "1000")
+    assert resources(found, 1)["requests"][CPU] == "1000"
+
+
+def test_koordinator_s_annotation_speaks_for_a_container_to_which_a_limit_range_has_added():
+    spec = json.dumps({"containers": {"c": {"requests": {CPU: "500"}}}})
+    added = {"cpu": "2", "memory": "4Mi"}
+    found = converted(pod(container(requests=added, limits=added), annotations={EXTENDED_SPEC: spec}), BATCH)
+
+    assert resources(found) == {"requests": {CPU: "500", MEMORY: "4194304"}, "limits": {MEMORY: "4194304"}}
+
+
+def test_koordinator_s_annotation_that_cannot_be_read_is_refused():
+    with pytest.raises(ConversionError, match="extended-resource-spec"):
+        converted(pod(annotations={EXTENDED_SPEC: "{"}), BATCH)
+
+
+PRIORITIES = {
+    "none": ({}, "ours"),
+    "the default": ({"priority": 0}, "ours"),
+    "a default class": ({"priorityClassName": "normal", "priority": 1000}, "ours"),
+    "above online": ({"priorityClassName": "production", "priority": 9500}, "ours"),
+    "a system's, unresolved": ({"priorityClassName": "system-node-critical"}, "ours"),
+    "koordinator's batch": ({"priorityClassName": "koord-batch", "priority": 5000}, "koord-batch"),
+    "koordinator's mid": ({"priorityClassName": "koord-mid", "priority": 7999}, "koord-mid"),
+    "below all": ({"priorityClassName": "low", "priority": -100}, "low"),
+    "unresolved": ({"priorityClassName": "koord-batch"}, "koord-batch"),
+}
+
+
+@pytest.mark.parametrize(("spec", "wanted"), PRIORITIES.values(), ids=PRIORITIES)
+def test_a_priority_that_could_preempt_online_pods_is_replaced(spec, wanted):
+    found = converted(pod(**spec, preemptionPolicy="PreemptLowerPriority"), BATCH)["spec"]
+
+    if wanted == "ours":
+        assert found["priorityClassName"] == BATCH.priority_class
+        assert "priority" not in found and "preemptionPolicy" not in found, "the API server fills them in"
+    else:
+        assert (found["priorityClassName"], found.get("priority")) == (wanted, spec.get("priority"))
+
+
+def test_a_pod_tolerates_nodes_that_are_there_for_offline_pods():
+    mine = {"key": "x", "operator": "Exists"}
+
+    assert converted(pod(tolerations=[mine]), BATCH)["spec"]["tolerations"] == [
+        mine,
+        {"key": BATCH.tolerated, "operator": "Exists"},
+    ]
+
+
+AWAY = {"key": f"{EVICTED_FROM}u1", "operator": "DoesNotExist"}
+SSD = {"key": "disk", "operator": "In", "values": ["ssd"]}
+FIELD = {"key": "metadata.name", "operator": "In", "values": ["node1"]}
+AFFINITIES: dict = {
+    "none": (None, [{"matchExpressions": [AWAY]}]),
+    "each term": (
+        [{"matchExpressions": [SSD]}, {"matchFields": [FIELD]}],
+        [{"matchExpressions": [SSD, AWAY]}, {"matchFields": [FIELD], "matchExpressions": [AWAY]}],
+    ),
+    "an empty term, which matches no node": ([{}, {"matchExpressions": []}], [{}, {"matchExpressions": []}]),
+}
+
+
+@pytest.mark.parametrize(("terms", "wanted"), AFFINITIES.values(), ids=AFFINITIES)
+def test_a_pod_keeps_away_from_nodes_that_evicted_its_like(terms, wanted):
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    spec = {} if terms is None else {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}}
+    found = converted(pod(owner="u1", **spec), BATCH)
+
+    assert found["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"] == wanted
+
+
+def test_a_pod_without_a_controller_has_no_like():
+    assert "affinity" not in converted(pod(), BATCH)["spec"]
+
+
+# --- what holds for all ----------------------------------------------------------------------------------------------
+
+cpus = st.sampled_from(["1", "1500m", "0.5", "0", 2, "10m", "33.4m", "1m", "5m"])
+memories = st.sampled_from(["1Gi", "1.5Gi", "100M", "0", 2097153, "1e8"])
+batch_cpus = st.sampled_from(["1k", "1500", 20, "0"])
+
+
+@st.composite
+def tables(draw):
+    table = {}
+    other = ("gocrane.io/cpu", st.sampled_from(["1", "2"]))
+    more = ((name, st.just("1")) for name in ("nvidia.com/gpu", "hugepages-2Mi"))
+    for name, values in (("cpu", cpus), ("memory", memories), (CPU, batch_cpus), other, *more):
+        if draw(st.booleans()):
+            table[name] = draw(values)
+    return table
+
+
+@st.composite
+def pods(draw):
+    made = [
+        container(name, *(draw(st.none() | tables()) for _ in range(2)))
+        for name in draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True))
+    ]
+    annotations = draw(st.none() | st.fixed_dictionaries({}, optional={KEEP_REQUESTS: st.just("true")}))
+    more: dict[str, Any] = {"initContainers": [container("i", draw(tables()))] if draw(st.booleans()) else []}
+    if draw(st.booleans()):
+        term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+        required = {"nodeSelectorTerms": [term]}
+        more["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return pod(*made, annotations=annotations, owner=draw(st.none() | st.just("u1")), **more)
+
+
+@given(pods(), st.sampled_from(sorted(NAMES)))
+def test_a_second_conversion_changes_nothing_and_the_patch_makes_the_first(before, preset):
+    settings = ConversionSettings(names=NAMES[preset])
+    untouched = copy.deepcopy(before)
+    once = converted(before, settings)
+
+    assert before == untouched
+    assert converted(once, settings) == once
+    assert list(difference(once, converted(once, settings))) == []
+    assert applied(before, difference(before, once)) == once
+
+
+@given(pods())
+def test_nothing_asks_for_online_s_cpu_and_memory_and_no_request_is_above_its_limit(before):
+    found = converted(before, BATCH)
+    if KEEP_REQUESTS in before["metadata"].get("annotations", {}):
+        return
+    asked = Fraction(0)
+    given = [*before["spec"]["containers"], *before["spec"]["initContainers"]]
+    for old, one in zip(given, (*found["spec"]["containers"], *found["spec"]["initContainers"]), strict=True):
+        requests, limits = (one.get("resources", {}).get(kind, {}) for kind in ("requests", "limits"))
+        assert not {"cpu", "memory"} & limits.keys()
+        assert not any(amount(requests.get(name, 0)) for name in ("cpu", "memory"))
+        assert "hugepages-2Mi" in {**requests, **limits} or not {"cpu", "memory"} & requests.keys()
+        if "requests" not in old.get("resources", {}):  # else it may be above the limit as it came
+            assert all(amount(requests[name]) <= amount(limits[name]) for name in (CPU, MEMORY) if name in limits)
+    for one in found["spec"]["containers"]:
+        asked += amount(one.get("resources", {}).get("requests", {}).get(CPU, 0))
+    assert asked > 0, "a pod that asks for nothing could be placed on a node that lends nothing"
+
+
+def test_a_container_that_another_webhook_adds_is_converted_then():
+    once = converted(pod(container(requests={"cpu": "1.5"})), BATCH)
+    once["spec"]["containers"].append(container("sidecar", {"cpu": "100m"}))
+    twice = converted(once, BATCH)
+
+    assert resources(twice, 1)["requests"][CPU] == "100"
+    assert recorded(twice)["c"] == recorded(once)["c"]
+
+
+def test_amounts_that_the_api_server_writes_otherwise_in_between_are_the_same():
+    once = converted(pod(container(requests={"cpu": "1", "memory": "1G"})), BATCH)
+    resources(once)["requests"].update({CPU: "1k", MEMORY: "1G"})
+
+    assert converted(once, BATCH) == once
+    assert recorded(once)["c"]["requests"] == {"cpu": "1", "memory": "1G"}
+
+
+def test_less_than_the_least_that_people_may_write_is_believed_of_a_record_that_makes_it():
+    once = converted(pod(container(requests={"cpu": "5m"}, limits={"cpu": "0.4m"})), BATCH)
+    assert resources(once) == {"requests": {CPU: "5", MEMORY: "4194304"}, "limits": {CPU: "1"}}
+    assert converted(once, BATCH) == once
+
+    added = copy.deepcopy(once)
+    resources(added)["limits"]["memory"] = "8Mi"  # by a LimitRange
+    twice = converted(added, BATCH)
+    assert resources(twice) == {"requests": resources(once)["requests"], "limits": {CPU: "1"}}
+    assert recorded(twice) == recorded(once)
+
+
+def test_a_record_that_somebody_else_wrote_is_not_believed():
+    forged = json.dumps({"containers": {"c": {"requests": {"cpu": "64"}}}})
+    found = converted(pod(container(requests={"cpu": "1"}), annotations={RESOURCES: forged}), BATCH)
+
+    assert recorded(found)["c"]["requests"]["cpu"] == "1"
+    again = pod(container(requests={CPU: "1000", MEMORY: "4194304"}), annotations={RESOURCES: forged})
+    assert recorded(converted(again, BATCH))["c"]["requests"] == {"cpu": "1000m", "memory": "4194304"}
+
+
+def test_a_record_with_another_name_that_makes_what_is_there_is_not_believed_of_cpu_and_memory():
+    """Or a pod that asks for one core would have the weight of 64."""
+    forged = json.dumps({"containers": {"c": {"requests": {"cpu": "64", CPU: "1000", "memory": "4Mi"}}}})
+    before = pod(container(requests={CPU: "1000", MEMORY: "4194304"}), annotations={RESOURCES: forged})
+
+    assert recorded(converted(before, BATCH))["c"]["requests"] == {"cpu": "1000m", "memory": "4194304"}

@@ -1,0 +1,106 @@
+"""The names that criproxy reads and writes in Kubernetes' objects. Pure. Those of what is lent are in `presets`."""
+
+from typing import Final
+
+PREFIX: Final = "colocation.criproxy.io/"
+
+# --- of pods ---------------------------------------------------------------------------------------------------------
+
+CLASS: Final = f"{PREFIX}class"
+OFFLINE: Final = "offline"
+"""The label that makes a pod an offline one, and its value."""
+
+TIER: Final = f"{PREFIX}tier"
+"""A pod's label: "mid" puts it into the higher of two tiers of offline pods."""
+
+RESOURCES: Final = f"{PREFIX}resources"
+"""A pod's annotation, written by the webhook: JSON, the CPU and memory that its containers asked for, in Kubernetes'
+own quantities: {"containers": {NAME: {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}}.
+"""
+
+KEEP_REQUESTS: Final = f"{PREFIX}keep-requests"
+"""A pod's annotation, "true": it is offline, but its requests stay as they are."""
+
+NOTICE_SECONDS: Final = f"{PREFIX}notice-seconds"
+"""A pod's annotation: how much notice it wants before its sandbox is stopped."""
+
+PRIORITY: Final = f"{PREFIX}priority"
+"""A pod's annotation: of two offline ones, that with the lower one goes first."""
+
+SERVICE_CHECK: Final = f"{PREFIX}service-check"
+"""An online pod's annotation: how criproxy asks it whether it serves well."""
+
+PLACEMENT: Final = f"{PREFIX}placement"
+"""An annotation of a placed pod's sandbox at the runtime, written by the node: its cgroup_parent in the box."""
+
+# --- of nodes --------------------------------------------------------------------------------------------------------
+
+PUBLISHES: Final = f"{PREFIX}publishes"
+"""A Node's annotation, written by the node: see `published`. None: the node is of before, and publishes a preset's."""
+
+POLICY: Final = f"{PREFIX}policy"
+"""A Node's annotation, written by the controller: the settings that hold above the node's own file."""
+
+POLICIES: Final = f"{PREFIX}policies"
+"""A Node's annotation, written by the controller: what that policy was made of, so that each is tried by itself."""
+
+POLICY_STATUS: Final = f"{PREFIX}policy-status"
+"""A Node's annotation, written by the node: what it makes of the policy."""
+
+EVICTED: Final = f"{PREFIX}evicted"
+"""A Node's annotation, written by the node: JSON, what was evicted here -> from when until when it should not come
+back, FROM/UNTIL (`times.interval`). A key is the uid of the pod's controller, or of the pod.
+"""
+
+EVICTED_FROM: Final = f"evicted.{PREFIX}"
+"""A Node's label, followed by such a key: pods of that controller are not to be placed here for now.
+
+The node writes it before it evicts; the controller makes good what is missing, and takes it away in time.
+"""
+
+SWITCH: Final = f"{PREFIX}switch"
+"""A Node's label, written by people: "off" drains the node and publishes nothing, whatever its policies say."""
+
+MANAGED: Final = f"{PREFIX}managed"
+"""A Node's label, written by people: "false" leaves its policy annotation alone, for a change by hand.
+
+Above it is the switch alone.
+"""
+
+PRESSURE: Final = f"{PREFIX}pressure"
+"""The taint of a node whose offline pods are held back."""
+
+FOR_OFFLINE: Final = f"{PREFIX}offline"
+"""The taint that people may give to nodes that are there for offline pods alone."""
+
+CONDITION: Final = "ColocationReady"
+"""A Node's condition, written by the node each few minutes. Its lastHeartbeatTime tells the controller that the numbers
+are of today: without it for 15 minutes, the controller publishes 0. Its reason is one of the following.
+"""
+
+LENDING: Final = "Lending"
+HELD: Final = "Held"
+"""Offline pods are held back, as they hurt online ones or an operator holds criproxy off."""
+
+WITHHELD: Final = "Withheld"
+"""Nothing is lent, and no offline pod is here."""
+
+OCCUPIED: Final = "Occupied"
+"""Nothing is lent, and offline pods run on: a switch is not done yet."""
+
+AWAY: Final = "Away"
+"""criproxy does not run here, or says nothing."""
+
+# --- Koordinator's, which mean the same here -------------------------------------------------------------------------
+# Source: Koordinator, apis/extension/constants.go, resource.go and priority.go.
+
+EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+"""A pod's annotation, as RESOURCES, but in the names and quantities of the preset "batch"."""
+
+KOORDINATOR_CLASS: Final = "koordinator.sh/priority-class"
+KOORDINATOR_MID: Final = "koord-mid"
+"""A pod's label, and its value for the higher tier."""
+
+KOORDINATOR_PRIORITY: Final = "koordinator.sh/priority"
+EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
+EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"

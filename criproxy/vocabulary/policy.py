@@ -1,0 +1,68 @@
+"""The ColocationPolicy, and the three annotations of a Node by which it gets there and is answered. Pure.
+
+    colocation.criproxy.io/policy         {"version": "7", "name": "night.3", "settings": {"cpu": {"reserve_cores": 2}}}
+    colocation.criproxy.io/policies       [{"version": "3", "name": "night", "settings": {"cpu": {"reserve_cores": 2}}}]
+    colocation.criproxy.io/policy-status  {"version": "7", "inForce": true, "problems": [], "refused": {}}
+
+The first two are written by the controller, the third by the node. `settings` has the sections and keys of the node's
+config file: criproxy/config/settings.py has them, and docs/policy_schema.py makes the CRD of them.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+GROUP: Final = "colocation.criproxy.io"
+VERSION: Final = "v1alpha1"
+KIND: Final = "ColocationPolicy"
+PLURAL: Final = "colocationpolicies"
+
+MAX_POLICY_BYTES: Final = 64 * 1024
+"""Of each annotation. All of an object together have 256 KiB. Source: apimachinery, TotalAnnotationSizeLimitB."""
+
+SCHEDULE: Final[Mapping[str, str]] = {
+    "timeZone": "time_zone",
+    "windows": "windows",
+    "outside": "outside",
+    "graceSeconds": "grace_s",
+    "onClose": "on_close",
+}
+"""The keys of spec.schedule, and what [schedule] of a node's settings calls them."""
+
+MIN_CORES: Final = 0.1
+MIN_BYTES: Final = 128 << 20
+"""What the keys cpu.min_cores and memory.min_bytes are where nobody sets them."""
+
+
+class NodePolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a Node is given, or a part of it. `version` and `name` are the controller's, for people.
+
+    A key that is misspelled must not make it a policy without settings.
+    """
+
+    version: str = ""
+    name: str = ""
+    settings: Mapping[str, Any] = {}
+
+
+class PolicyReport(Struct, frozen=True, gc=False, rename="camel"):
+    """What a node says of the policy that it was given last. `problems`: why it is not in force."""
+
+    version: str
+    in_force: bool
+    problems: tuple[str, ...] = ()
+    instead: str = ""
+    """The version that is in force instead as a whole; "": the file alone, or all parts but the refused."""
+    refused: Mapping[str, str] = {}
+    """By name, the parts that are refused, and why. With some, all others are in force."""
+
+
+def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings together: key by key the last that has it. What is no table wins as a whole."""
+    together: dict[str, Any] = {}
+    for document in documents:
+        for section, table in document.items():
+            below = together.get(section)
+            together[section] = {**below, **table} if isinstance(below, dict) and isinstance(table, dict) else table
+    return together

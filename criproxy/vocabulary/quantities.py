@@ -1,0 +1,66 @@
+"""Amounts as Kubernetes writes them: `1500m`, `2`, `100Mi`, `1e3`. Pure. Source: apimachinery, resource.Quantity."""
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+MOST_CHARACTERS: Final = 64
+"""Of a quantity. Kubernetes keeps some 19 digits of one: a longer text is a mistake, or hostile."""
+
+MOST: Final = Fraction(2**63 - 1)
+"""Kubernetes makes this of all that is more."""
+
+_FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
+_FACTORS: Final[Mapping[str, Fraction]] = {
+    "": Fraction(1),
+    **{suffix: Fraction(1000) ** -power for power, suffix in enumerate("mun", 1)},
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
+    **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+_MOST_EXPONENT: Final = 99
+"""Beyond it, whatever the digits are, a value is above `MOST` or next to nothing."""
+
+_REMEMBERED: Final = 1024
+"""Pods and nodes write the same few quantities again and again."""
+
+
+def amount(quantity: str | float) -> Fraction:
+    """The exact value of a quantity, which may be a bare number; of more than `MOST`, that. Raises ValueError."""
+    if isinstance(quantity, bool):
+        raise ValueError(f"{str(quantity)!r} is no quantity")
+    text = str(quantity)
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(
+            f"{text[:40]!r} and so on has {len(text)} characters, and a quantity at most {MOST_CHARACTERS}"
+        )
+    return _amount(text)
+
+
+@lru_cache(_REMEMBERED)
+def _amount(text: str) -> Fraction:
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no quantity")
+    sign, digits, suffix, exponent = match.groups()
+    if exponent:
+        factor = Fraction(10) ** max(-_MOST_EXPONENT, min(int(exponent), _MOST_EXPONENT))
+    else:
+        factor = _FACTORS[suffix or ""]
+    value = min(Fraction(f"0{digits.rstrip('.')}") * factor, MOST)
+    return -value if sign == "-" else value
+
+
+def parse_quantity(text: str) -> float:
+    """The value of one that may not be negative, as a float; inf is more than any node has. Raises ValueError."""
+    value = amount(text)
+    if value < 0:
+        raise ValueError(f"{text[:40]!r} is no quantity that is not negative")
+    return float(value) if value < MOST else math.inf
+
+
+def rounded_up(value: Fraction) -> int:
+    """As Kubernetes rounds what can't be divided further."""
+    return -(-value.numerator // value.denominator)
