@@ -54,7 +54,6 @@ from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
-from criproxy.hooks import offline_chain
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.above_bound import AboveBound
@@ -284,16 +283,15 @@ class Daemon:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
+        self._child_quota = driver.version == 2
         self._interceptor = HookInterceptor(
-            settings.admission(),
-            offline_chain(),
+            settings.placing(child_quota=self._child_quota),
             self._inventory,
             self._admissions,
             cpu_manager=self._cpu_manager,
             kubelets_driver=self._kubelets_driver,
             holds=self._holds,
             counters=self._metrics,
-            child_quota=driver.version == 2,
             log=self._log,
         )
         self._engine = ChosenEngine(
@@ -413,7 +411,7 @@ class Daemon:
         """The one way in for settings."""
         parts: tuple[tuple[Configurable, Callable[[PartSettings], object]], ...] = (
             (self._box, PartSettings.box),
-            (self._interceptor, PartSettings.admission),
+            (self._interceptor, partial(PartSettings.placing, child_quota=self._child_quota)),
             (self._loop, PartSettings.loop),
             (self._guard, PartSettings.guard),
             (self._holds, PartSettings.stops_by),

@@ -18,6 +18,7 @@ from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSet
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
+from criproxy.hooks import offline_chain
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode, Modes
@@ -25,6 +26,7 @@ from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.memory_relief import ReliefSettings
+from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 from criproxy.pods.service_checks import ServiceChecksSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
@@ -125,7 +127,10 @@ class PartSettings(Struct, frozen=True):
     def admission(self) -> AdmissionSettings:
         modes, rules = self.modes, self.config.colocation.offline_rules()
         closed = self.held_off or self.stage.closed
-        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed, self.config.network.bandwidth)
+        return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed)
+
+    def placing(self, *, child_quota: bool) -> PlacingSettings:
+        return PlacingSettings(self.admission(), offline_chain(self.config.hooks(child_quota=child_quota)))
 
     def box(self) -> BoxSettings:
         shares = {name: getattr(self.config, name).max_ratio for name in SHARES}

@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import STARTS, UPDATES, Bandwidth, Operation, Pod, Resources, Sandbox
+from criproxy.model import STARTS, UPDATES, Operation, Pod, Resources, Sandbox
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 _FOLLOWS: Final = "its sandbox is in the box"
@@ -41,7 +41,6 @@ _FOLLOWS: Final = "its sandbox is in the box"
 
 class AdmissionSettings(Struct, frozen=True):
     """What a reload may change. `closed`: why no new offline pod is let in now, "" when pods are let in.
-    `bandwidth`: the most that a new offline pod gets of the network.
 
     With `dry_run`, no new pod is placed; pods that are in the box already, from a run before, are kept there.
     """
@@ -50,7 +49,6 @@ class AdmissionSettings(Struct, frozen=True):
     rules: OfflineRules
     dry_run: bool = False
     closed: str = ""
-    bandwidth: Bandwidth = Bandwidth()
 
     def why_offline(self, pod: Pod) -> str | None:
         """Why the pod is to be treated as offline; None when it is online, or colocation is off."""

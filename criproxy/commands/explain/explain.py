@@ -7,28 +7,26 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
-from criproxy.hooks import offline_chain
+from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.batch import asked_by
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Adjustment, Bandwidth, PodRequest
+from criproxy.model import Adjustment, PodRequest
 from criproxy.observe.status_text import printable
 
 _MAX_CELL = 72
 
 
 class NodeFacts(Struct, frozen=True):
-    """What an explanation needs to know of the node. `child_quota`: whether a pod in the box may have a CPU quota.
+    """What an explanation needs to know of the node.
 
-    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `bandwidth`: the most that an
-    offline pod gets of the network.
+    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `hooks`: what they go by.
     """
 
     enabled: bool
     rules: OfflineRules
-    child_quota: bool
     box: BoxPath
     origin: str
-    bandwidth: Bandwidth = Bandwidth()
+    hooks: HookSettings
 
 
 class Explanation(Struct, frozen=True):
@@ -54,9 +52,8 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
         place = parse_kubelet_parent(PodParent(node.box, name).at_kubelet[0]).in_box
     except ValueError as error:
         return Explanation(why, str(error))
-    facts = {"placement": place, "child_quota": node.child_quota, "bandwidth": node.bandwidth}
-    calls = [replace(one, **facts) for one in manifest.requests]
-    return Explanation(why, None, place, tuple((call, offline_chain().adjust(call)) for call in calls))
+    chain, calls = offline_chain(node.hooks), [replace(one, placement=place) for one in manifest.requests]
+    return Explanation(why, None, place, tuple((call, chain.adjust(call)) for call in calls))
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
@@ -82,7 +79,8 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
         yield f"refused        {explanation.refused}"
         return
     yield f"place          {explanation.place} ({node.box.driver} driver, {node.origin})"
-    yield f"CPU quota      {'its own stays (cgroup v2)' if node.child_quota else 'only the box has one (cgroup v1)'}"
+    quota = "its own stays (cgroup v2)" if node.hooks.child_quota else "only the box has one (cgroup v1)"
+    yield f"CPU quota      {quota}"
     yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
     yield "CPUs           on as many of the box's as its CPU limit, rounded up; without one on all (cpuset.pin_pods)"
     try:

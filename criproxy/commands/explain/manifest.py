@@ -123,7 +123,7 @@ def _manifest(document: Any) -> Manifest:
     limited = any(one.has_cpu_limit for one in (spec.resources, *(each.resources for each in containers)) if one)
     pod = _pod(raw.metadata)
     resources, annotations = _resources(limited), pod.annotations
-    sandbox = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "", resources, False, annotations=annotations)
+    sandbox = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "", resources, annotations=annotations)
     names = frozenset(one.name for one in inits)
     return Manifest(pod, names, (sandbox, *(_request(pod, one) for one in containers)))
 
@@ -137,7 +137,6 @@ def _request(pod: Pod, raw: _RawContainer) -> PodRequest:
         Target.CONTAINER,
         "",
         resources,
-        False,
         raw.name,
         added,
         annotations=pod.annotations,

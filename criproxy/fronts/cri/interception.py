@@ -14,7 +14,6 @@ from criproxy.fronts.cri import codec
 from criproxy.fronts.cri.methods import APIS
 from criproxy.fronts.engine import AnswerError, Forward, Learner, Verdict
 from criproxy.fronts.http2.codes import Code
-from criproxy.hooks import Chain
 from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.hooks.tiers import is_mid
 from criproxy.model import (
@@ -35,6 +34,7 @@ from criproxy.pods import admission
 from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.kubelets_driver import KubeletsDriver
+from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.stopping import Holds
 
 _CODES: Final = {
@@ -69,20 +69,18 @@ _OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
 
 
 class HookInterceptor(Struct, eq=False):
-    """The `engine.Interceptor` that judges, and applies the hook chain. `child_quota`: see `PodRequest`."""
+    """The `engine.Interceptor` that judges, and applies the hook chain."""
 
-    settings: admission.AdmissionSettings
-    chain: Chain
+    settings: PlacingSettings
     inventory: Inventory
     box: admission.AdmitsPods
     cpu_manager: CpuManager
     kubelets_driver: KubeletsDriver
     holds: Holds
     counters: Counters
-    child_quota: bool
     log: FilteringBoundLogger
 
-    def configure(self, settings: admission.AdmissionSettings) -> None:
+    def configure(self, settings: PlacingSettings) -> None:
         self.settings = settings
 
     def wants(self, method: str) -> bool:
@@ -103,7 +101,7 @@ class HookInterceptor(Struct, eq=False):
 
     def _undecodable(self, operation: Operation, message: bytes, error: codec.CodecError) -> Verdict:
         facts = admission.Facts(operation, undecodable=str(error), any_placed=bool(self.inventory.placed))
-        judgement = admission.judge(facts, self.settings)
+        judgement = admission.judge(facts, self.settings.admission)
         self.log.warning(
             "request_undecodable", method=operation, error=str(error), refused=not isinstance(judgement, admission.Pass)
         )
@@ -130,10 +128,12 @@ class HookInterceptor(Struct, eq=False):
 
     def _judge_start(self, operation: Operation, pod: Pod) -> admission.Judgement:
         try:
-            return admission.judge(admission.Facts(operation, pod, held=self.holds.held(pod.ref)), self.settings)
+            return admission.judge(
+                admission.Facts(operation, pod, held=self.holds.held(pod.ref)), self.settings.admission
+            )
         except Exception as error:
             self.log.error("interceptor_failed", method=operation, exc_info=error)
-            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self.settings)
+            return admission.judge(admission.Facts(operation, pod, fault=_fault(error)), self.settings.admission)
 
     async def _follow(self, request: codec.Request, message: bytes) -> Verdict:
         """CreateContainer and the updates: containers follow their sandbox."""
@@ -153,7 +153,7 @@ class HookInterceptor(Struct, eq=False):
                 self.log.warning("update_not_judged", method=request.operation, error=str(error))
         held = self.holds.held_itself(sandbox.pod) if creates and sandbox is not None else ""
         facts = admission.Facts(request.operation, pod, sandbox, unknown=unknown, held=held)
-        judgement = admission.judge(facts, self.settings)
+        judgement = admission.judge(facts, self.settings.admission)
         learn = self._learn_container(request, sandbox) if creates and not unknown else None
         if not creates and sandbox is not None and sandbox.placement is not None:
             self.inventory.resize_asked(sandbox)
@@ -226,14 +226,12 @@ class HookInterceptor(Struct, eq=False):
                 target=part.target,
                 placement=place.parent.in_box,
                 resources=part.resources,
-                child_quota=self.child_quota,
                 container=part.container,
                 added_capabilities=part.added_capabilities,
                 cpus=cpus,
                 annotations=described.annotations if described is not None else {},
-                bandwidth=self.settings.bandwidth,
             )
-            entries += [codec.apply(part, adjustment) for adjustment in self.chain.adjust(facts)]
+            entries += [codec.apply(part, adjustment) for adjustment in self.settings.chain.adjust(facts)]
         message = request.encode()
         if event == "rewrite":
             self.counters.count("rewrites", request.operation)

@@ -12,17 +12,17 @@ from criproxy.commands.explain import command
 from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
 from criproxy.config.settings import Config
-from criproxy.hooks.bandwidth import EGRESS
+from criproxy.hooks import HookSettings
+from criproxy.hooks.bandwidth import EGRESS, Bandwidth
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
-from criproxy.model import Bandwidth
 
 CGROUPFS, SYSTEMD = BoxPath("/offline"), BoxPath("offline.slice")
 NODE = NodeFacts(
     enabled=True,
     rules=OfflineRules((DEFAULT_RULE,)),
-    child_quota=False,
     box=CGROUPFS,
     origin="by a flag of kubelet's",
+    hooks=HookSettings(child_quota=False),
 )
 LIMITED = {"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m"}}
 
@@ -58,7 +58,7 @@ def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
 
 
 def test_offline_pod_is_told_the_bandwidth_that_it_gets() -> None:
-    node = replace(NODE, bandwidth=Bandwidth(egress=5_000_000))
+    node = replace(NODE, hooks=HookSettings(False, Bandwidth(egress=5_000_000)))
     pod = manifest(annotations={EGRESS: "1G"})
 
     (row,) = [line.split() for line in text(pod, node).splitlines() if EGRESS in line]
@@ -67,7 +67,7 @@ def test_offline_pod_is_told_the_bandwidth_that_it_gets() -> None:
 
 
 def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:
-    node = replace(NODE, child_quota=True)
+    node = replace(NODE, hooks=HookSettings(child_quota=True))
     assert ("main", "cpu_quota") not in changes(explain(manifest(), node))
     assert "its own stays (cgroup v2)" in text(manifest(), node)
 

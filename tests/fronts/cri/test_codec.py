@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.fronts.cri import codec
-from criproxy.hooks import offline_chain
+from criproxy.hooks import HookSettings, offline_chain
 from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRequest, Resources
 from integration.lab import cri_client_pb2 as whole
 
@@ -58,10 +58,9 @@ def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[dict[str, An
             part.target,
             PLACE,
             part.resources,
-            child_quota=False,
             added_capabilities=part.added_capabilities,
         )
-        audit += [codec.apply(part, adjustment) for adjustment in offline_chain().adjust(call)]
+        audit += [codec.apply(part, adjustment) for adjustment in offline_chain(HookSettings(False)).adjust(call)]
     return request.encode(), audit
 
 

@@ -13,15 +13,14 @@ from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.interception import HookInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.engine import AnswerError, Forward
-from criproxy.hooks import Chain, offline_chain
-from criproxy.hooks.bandwidth import EGRESS
+from criproxy.hooks import Chain, HookSettings, offline_chain
+from criproxy.hooks.bandwidth import EGRESS, Bandwidth
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     UNLIMITED,
     Adjustment,
     AdmissionError,
-    Bandwidth,
     Pod,
     PodRef,
     PodRequest,
@@ -33,6 +32,7 @@ from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
+from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.runtime import Running
 from tests.fakes.box import FakeAdmissions
 from tests.fakes.counters import FakeCounters
@@ -41,6 +41,7 @@ RULES = OfflineRules((Rule(Subject.LABEL, "class", Test.EQUALS, "offline"),))
 V1 = "/runtime.v1.RuntimeService/"
 KUBELET = "/kubepods/besteffort/pod1"
 BOXED = "/offline/pod1"
+CHAIN = offline_chain(HookSettings(child_quota=False))
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Bench(PodObserver):
     """A HookInterceptor with everything around it scripted."""
 
     enabled: bool = True
-    chain: Chain = field(default_factory=offline_chain)
+    chain: Chain = CHAIN
     runtime: Runtime = field(default_factory=Runtime)
     box: FakeAdmissions = field(default_factory=FakeAdmissions)
     counters: FakeCounters = field(default_factory=FakeCounters)
@@ -139,17 +140,18 @@ class Bench(PodObserver):
         log = structlog.get_logger()
         self.kubelets_driver = KubeletsDriver(self.inventory, runtime, None, log=log)  # type: ignore[arg-type]
         self.intercept = HookInterceptor(
-            AdmissionSettings(self.enabled, RULES),
-            self.chain,
+            PlacingSettings(AdmissionSettings(self.enabled, RULES), self.chain),
             self.inventory,
             self.box,
             cpu_manager=self.cpu_manager,  # type: ignore[arg-type]
             kubelets_driver=self.kubelets_driver,
             holds=self.holds,  # type: ignore[arg-type]
             counters=self.counters,
-            child_quota=False,
             log=log,
         )
+
+    def configure(self, admission: AdmissionSettings, hooks: HookSettings | None = None) -> None:
+        self.intercept.configure(PlacingSettings(admission, self.chain if hooks is None else offline_chain(hooks)))
 
     def resize_asked(self, sandbox: Sandbox) -> None:
         self.resizes.append(f"asked {sandbox.id}")
@@ -245,8 +247,7 @@ def test_offline_pod_is_given_its_bandwidth_and_all_else_stays_as_it_came(asked:
         config.annotations.append(_entry(EGRESS, asked))
     came = cri.RunPodSandboxRequest(config=config).SerializeToString() + UNKNOWN_FIELD
     plain = forwarded(bench.run_pod(came))
-    bandwidth = Bandwidth(egress=5_000_000)
-    bench.intercept.configure(AdmissionSettings(True, RULES, bandwidth=bandwidth))
+    bench.configure(AdmissionSettings(True, RULES), HookSettings(False, Bandwidth(egress=5_000_000)))
     message = forwarded(bench.run_pod(came))
     online = forwarded(bench.run_pod(run_request(False)))
 
@@ -450,7 +451,7 @@ def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(brok
 
 def test_fault_on_the_way_of_a_dry_run_passes_the_offline_pod() -> None:
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
+    bench.configure(AdmissionSettings(True, RULES, dry_run=True))
     bench.holds.broken = True
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert bench.counters.labelled("refusals") == []
@@ -480,7 +481,7 @@ def test_fault_of_the_box_refuses_the_update_of_a_placed_sandbox() -> None:
 def test_create_container_follows_its_sandbox_after_colocation_is_switched_off() -> None:
     bench = Bench()
     bench.run_pod(run_request(True))
-    bench.intercept.configure(AdmissionSettings(False, RULES))
+    bench.configure(AdmissionSettings(False, RULES))
     verdict = bench.send(V1 + "CreateContainer", create_request("s1", True))
     assert parent_of_created(verdict) == BOXED
     resources = cri.CreateContainerRequest.FromString(forwarded(verdict)).config.linux.resources
@@ -490,7 +491,7 @@ def test_create_container_follows_its_sandbox_after_colocation_is_switched_off()
 def test_create_container_of_a_pod_that_started_as_ordinary_stays_there() -> None:
     bench = Bench(enabled=False)
     bench.run_pod(run_request(True))
-    bench.intercept.configure(AdmissionSettings(True, RULES))
+    bench.configure(AdmissionSettings(True, RULES))
     message = create_request("s1", True)
     assert forwarded(bench.send(V1 + "CreateContainer", message)) == message
 
@@ -686,20 +687,20 @@ def test_rules_are_not_asked_when_colocation_is_off() -> None:
             raise AssertionError
 
     bench = Bench(enabled=False)
-    bench.intercept.configure(AdmissionSettings(False, NoRules(())))
+    bench.configure(AdmissionSettings(False, NoRules(())))
     forwarded(bench.run_pod(run_request(True)))
 
 
 def test_dry_run_passes_the_offline_pod_without_a_place() -> None:
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
+    bench.configure(AdmissionSettings(True, RULES, dry_run=True))
     assert forwarded(bench.run_pod(run_request(True, "/elsewhere/pod1"))) == run_request(True, "/elsewhere/pod1")
     assert bench.counters.labelled("refusals") == []
 
 
 def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
+    bench.configure(AdmissionSettings(True, RULES, dry_run=True))
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert bench.box.admitted == []
     assert bench.inventory.placed == ()
@@ -708,7 +709,7 @@ def test_dry_run_forwards_the_bytes_that_came_and_admits_nobody() -> None:
 
 def test_dry_run_keeps_a_placed_pod_in_the_box_and_writes_no_limit_of_its_cgroup() -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
-    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True))
+    bench.configure(AdmissionSettings(True, RULES, dry_run=True))
     assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=b"s1", resources={"memory_limit_in_bytes": 100})
     forwarded(bench.send(V1 + "UpdatePodSandboxResources", request.SerializeToString()))
@@ -720,7 +721,7 @@ CLOSED = "the schedule is off until Mon 22:00 CET"
 
 def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, RULES, closed=CLOSED))
+    bench.configure(AdmissionSettings(True, RULES, closed=CLOSED))
     verdict = bench.run_pod(run_request(True))
     assert verdict == AnswerError(
         9, f"criproxy refuses RunPodSandbox of offline pod batch/job: {CLOSED}; kubelet tries again by itself"
@@ -730,20 +731,20 @@ def test_closed_door_refuses_the_offline_pod_and_says_until_when() -> None:
 
 def test_closed_door_passes_online_pods_and_containers_of_placed_ones() -> None:
     bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
-    bench.intercept.configure(AdmissionSettings(True, RULES, closed=CLOSED))
+    bench.configure(AdmissionSettings(True, RULES, closed=CLOSED))
     assert forwarded(bench.run_pod(run_request(False), "s2")) == run_request(False)
     assert parent_of_created(bench.send(V1 + "CreateContainer", create_request("s1", True))) == BOXED
 
 
 def test_closed_door_of_a_node_that_is_off_lets_the_pod_start_as_an_ordinary_one() -> None:
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(False, RULES, closed=CLOSED))
+    bench.configure(AdmissionSettings(False, RULES, closed=CLOSED))
     assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
 
 
 def test_closed_door_in_a_dry_run_refuses_nobody() -> None:
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, RULES, dry_run=True, closed=CLOSED))
+    bench.configure(AdmissionSettings(True, RULES, dry_run=True, closed=CLOSED))
     with structlog.testing.capture_logs() as logs:
         assert forwarded(bench.run_pod(run_request(True))) == run_request(True)
     assert [(line["event"], line["error"]) for line in logs] == [

@@ -94,7 +94,7 @@ def is_bounded(verdict: Forward | AnswerError) -> bool:
 def test_crafted_request_that_gogo_takes_starts_no_offline_pod_outside_the_box(request_bytes: bytes) -> None:
     gogo.run_pod_sandbox(request_bytes)
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, TWO_RULES))
+    bench.configure(AdmissionSettings(True, TWO_RULES))
     assert is_bounded(bench.run_pod(request_bytes))
 
 
@@ -160,7 +160,7 @@ def _crafted(chance: random.Random) -> bytes:
 
 def test_whatever_the_spelling_no_offline_pod_starts_outside_the_box() -> None:
     bench, chance, offline, ours = Bench(), random.Random(12), 0, 0
-    bench.intercept.configure(AdmissionSettings(True, TWO_RULES))
+    bench.configure(AdmissionSettings(True, TWO_RULES))
     with structlog.testing.capture_logs():
         for _ in range(6000):
             data = _crafted(chance)
@@ -220,7 +220,7 @@ def test_undecodable_request_is_refused_while_colocation_is_on(operation: str) -
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_undecodable_request_passes_where_nothing_is_placed(operation: str, settings: AdmissionSettings) -> None:
     bench = Bench()
-    bench.intercept.configure(settings)
+    bench.configure(settings)
     assert bench.send(V1 + operation, UNDECODABLE) == Forward(UNDECODABLE)
     assert bench.counters.labelled("refusals") == []
 
@@ -229,7 +229,7 @@ def test_undecodable_request_passes_where_nothing_is_placed(operation: str, sett
 def test_undecodable_request_that_could_be_of_a_pod_in_the_box_is_refused_after_a_switch_off(operation: str) -> None:
     bench = Bench()
     bench.run_pod(run_request(True))
-    bench.intercept.configure(AdmissionSettings(False, RULES))
+    bench.configure(AdmissionSettings(False, RULES))
     starts = operation in ("RunPodSandbox", "RestorePod")
     assert isinstance(bench.send(V1 + operation, UNDECODABLE), Forward if starts else AnswerError)
 
