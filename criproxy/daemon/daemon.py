@@ -48,7 +48,7 @@ from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
-from criproxy.fronts.cri.interception import HookInterceptor
+from criproxy.fronts.cri.interception import CriInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.event_loop import EventLoop
@@ -79,6 +79,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OverheadReader, OverheadWatch
 from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.placing import Placing
 from criproxy.pods.pod_limits import PodLimitsUpkeep
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.realtime import RealtimeWatch
@@ -284,7 +285,7 @@ class Daemon:
         self._admissions = Admissions(self._box)
         self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
         self._child_quota = driver.version == 2
-        self._interceptor = HookInterceptor(
+        self._placing = Placing(
             settings.placing(child_quota=self._child_quota),
             self._inventory,
             self._admissions,
@@ -299,7 +300,7 @@ class Daemon:
             self._link.path,
             self._socket,
             pid=os.getpid(),
-            interceptor=self._interceptor,
+            interceptor=CriInterceptor(self._placing, self._log),
             metrics=self._metrics,
             clock=self._clock,
             log=self._log,
@@ -411,7 +412,7 @@ class Daemon:
         """The one way in for settings."""
         parts: tuple[tuple[Configurable, Callable[[PartSettings], object]], ...] = (
             (self._box, PartSettings.box),
-            (self._interceptor, partial(PartSettings.placing, child_quota=self._child_quota)),
+            (self._placing, partial(PartSettings.placing, child_quota=self._child_quota)),
             (self._loop, PartSettings.loop),
             (self._guard, PartSettings.guard),
             (self._holds, PartSettings.stops_by),
