@@ -13,6 +13,7 @@ of its own. All rules are here:
 | container, update        | the sandbox is in the box                   | Admit: a pod keeps the placement that it |
 |                          |                                             | started with, whatever the config says   |
 |                          | the sandbox is not in the box, or unknown   | Pass                                     |
+|                          | the sandbox is in the box, and we fail      | Refuse (hook_failed)                     |
 | container                | the sandbox is in the box, and its pod was  | Refuse (closed): kubelet would start in  |
 |                          | just stopped                                | it anew what was killed                  |
 |                          | offline, and the runtime does not answer    | Refuse (unknown_sandbox)                 |
@@ -184,6 +185,8 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
         return Refuse(Cause.UNKNOWN_SANDBOX, facts.unknown) if follows_offline else Pass()
     if facts.sandbox is None or facts.sandbox.placement is None:
         return Pass()
+    if facts.fault:
+        return Refuse(Cause.HOOK_FAILED, facts.fault)
     if facts.held and not settings.dry_run:
         return _closed(facts.held)
     resize = facts.operation in UPDATES  # kubelet resizes its own cgroup, we the box's

@@ -275,7 +275,7 @@ class Placing(Struct, eq=False):
             case Refuse() as refusal:
                 return self._refuse(call, pod.ref, refusal)
             case Admit() as admitted:
-                return self._place(call, pod.ref, admitted, None, learns=True)
+                return self._place(call, pod.ref, admitted, None)
 
     def _judge_start(self, operation: Operation, pod: Pod) -> Judgement:
         try:
@@ -313,27 +313,29 @@ class Placing(Struct, eq=False):
         return Proceed(learns=False)
 
     def _follow(self, call: Call, sandbox: Sandbox | None) -> PlacingOutcome | Awaitable[PlacingOutcome]:
-        creates, resizes, held, whose = call.operation is Operation.CREATE_CONTAINER, False, "", _NOBODY
+        creates, whose, resizes = call.operation is Operation.CREATE_CONTAINER, _NOBODY, False
+        held = fault = ""
         if sandbox is not None:
-            whose = sandbox.pod
-            held = self.holds.held_itself(whose) if creates else ""
-            resizes = not creates and sandbox.placement is not None
-        judgement = judge(Facts(call.operation, sandbox=sandbox, held=held), self.settings.admission)
-        if resizes and sandbox is not None:
-            self.inventory.resize_asked(sandbox)
+            whose, resizes = sandbox.pod, not creates and sandbox.placement is not None
+            try:
+                held = self.holds.held_itself(whose) if creates else ""
+                if resizes:
+                    self.inventory.resize_asked(sandbox)
+            except Exception as error:
+                self.log.error("interceptor_failed", method=call.operation, exc_info=error)
+                fault = _fault(error)
+        judgement = judge(Facts(call.operation, None, sandbox, "", "", held, fault), self.settings.admission)
         match judgement:
             case Pass():
                 return Proceed(None, creates or resizes, None, sandbox)
             case Refuse():
                 return self._refuse(call, whose, judgement)
             case Admit():
-                return self._place(call, whose, judgement, sandbox, learns=True)
+                return self._place(call, whose, judgement, sandbox)
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
-    async def _place(
-        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, learns: bool
-    ) -> PlacingOutcome:
+    async def _place(self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None) -> PlacingOutcome:
         """Have the box do its steps, then adjust the call."""
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
@@ -354,7 +356,7 @@ class Placing(Struct, eq=False):
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
         self.counters.count("rewrites", call.operation)
         self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
-        return Proceed(message, learns, admitted.parent, sandbox)
+        return Proceed(message, True, admitted.parent, sandbox)
 
     async def _admit(self, call: Call, parent: PodParent) -> None:
         """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import UNLIMITED, Adjustment, Operation, Pod, PodRequest, Resources, Target, Unlimited
+from criproxy.model import UNLIMITED, Adjustment, Operation, Pod, PodRequest, Resources, Sandbox, Target, Unlimited
 from criproxy.model.cpulist import Cpus
 from criproxy.pods.admission import AdmissionSettings, Cause
+from criproxy.pods.inventory import PodObserver
 from criproxy.pods.placing import Made, PlacingOutcome, Proceed, RefusedCall, asked_of_box
 from tests.fakes.box import FakeAdmissions
 from tests.fakes.placing import (
@@ -275,6 +276,23 @@ def test_fault_on_the_way_refuses_the_offline_pod_and_passes_the_online_one(benc
     assert refused(bench.run_pod(OFFLINE)) is Cause.HOOK_FAILED
     assert bench.counters.labelled("refusals") == ["hook_failed"]
     assert passes(bench.run_pod(ONLINE))
+
+
+def test_fault_on_the_way_refuses_the_container_in_the_box_and_passes_the_others() -> None:
+    bench = PlacingBench(runtime=placed(), holds=FakeHolds(broken=True))
+    assert refused(bench.place(create(OFFLINE))) is Cause.HOOK_FAILED
+    assert passes(bench.place(create(ONLINE, "s2")))
+
+
+def test_fault_of_an_observer_refuses_the_update_in_the_box_and_passes_the_others() -> None:
+    class Broken(PodObserver):
+        def resize_asked(self, sandbox: Sandbox) -> None:
+            raise RuntimeError("boom")
+
+    bench = PlacingBench(runtime=placed())
+    bench.inventory.watch(Broken())
+    assert refused(bench.place(update("c1"))) is Cause.HOOK_FAILED
+    assert passes(bench.place(update("c2")))
 
 
 def test_call_that_can_not_be_encoded_is_refused_and_in_a_dry_run_passes() -> None:
