@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
-from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S
+from criproxy.hooks import HookSettings
+from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidth
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
-from criproxy.model import Bandwidth
 from criproxy.vocabulary.policy import MIN_BYTES, MIN_CORES
 from criproxy.vocabulary.presets import MARKS, NAMES
 
@@ -359,10 +359,6 @@ class Network(Struct, frozen=True, kw_only=True):
         | None
     ) = None
 
-    @property
-    def bandwidth(self) -> Bandwidth:
-        return Bandwidth(self.max_egress_bits_per_s, self.max_ingress_bits_per_s)
-
 
 class Control(Struct, frozen=True, kw_only=True):
     """The loop that measures, predicts and sets the box's limits."""
@@ -683,6 +679,11 @@ class Config(Struct, frozen=True, kw_only=True):
     interference: Interference = Interference()
     kubernetes: Kubernetes = Kubernetes()
     observe: Observe = Observe()
+
+    def hooks(self, *, child_quota: bool) -> HookSettings:
+        """What the hooks go by on a node whose kernel takes a CPU quota in the box, or does not."""
+        network = self.network
+        return HookSettings(child_quota, Bandwidth(network.max_egress_bits_per_s, network.max_ingress_bits_per_s))
 
 
 def _socket_path(value: str) -> str:

@@ -48,13 +48,12 @@ from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
-from criproxy.fronts.cri.interception import HookInterceptor
+from criproxy.fronts.cri.interception import CriInterceptor
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
-from criproxy.hooks import offline_chain
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
 from criproxy.observe.above_bound import AboveBound
@@ -75,6 +74,7 @@ from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import InForce, Ports
+from criproxy.pods.placing import Placing
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
@@ -273,16 +273,15 @@ class Daemon:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
-        self._interceptor = HookInterceptor(
-            settings_of.admission(settings),
-            offline_chain(),
+        self._child_quota = driver.version == 2
+        self._placing = Placing(
+            settings_of.placing(settings, child_quota=self._child_quota),
             self._inventory,
             self._admissions,
             cpu_manager=self._cpu_manager,
             kubelets_driver=self._kubelets_driver,
             holds=self._holds,
             counters=self._metrics,
-            child_quota=driver.version == 2,
             log=self._log,
         )
         self._engine = ChosenEngine(
@@ -290,7 +289,7 @@ class Daemon:
             self._link.path,
             self._socket,
             pid=os.getpid(),
-            interceptor=self._interceptor,
+            interceptor=CriInterceptor(self._placing, self._log),
             metrics=self._metrics,
             clock=self._clock,
             log=self._log,
@@ -386,7 +385,7 @@ class Daemon:
         """The one way in for settings."""
         of = settings_of
         self._box.configure(of.box(settings))
-        self._interceptor.configure(of.admission(settings))
+        self._placing.configure(of.placing(settings, child_quota=self._child_quota))
         self._loop.configure(of.loop(settings))
         self._guard.configure(of.guard(settings))
         self._holds.configure(settings.stops_by)

@@ -13,6 +13,7 @@ from criproxy.control.policy import DynamicSettings, PolicySettings, ResourceSet
 from criproxy.control.resources import RESOURCES, SHARES, Resource
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, WindowMode, clock_in_words, phase_at, phase_in_words
 from criproxy.control.series import PredictorSettings
+from criproxy.hooks import offline_chain
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode
 from criproxy.pods.admission import AdmissionSettings
@@ -20,6 +21,7 @@ from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.part import InForce, Stage
+from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
@@ -73,7 +75,11 @@ class Timetable:
 def admission(now: InForce) -> AdmissionSettings:
     modes, rules = now.modes, now.config.colocation.offline_rules()
     closed = now.held_off or now.stage.closed
-    return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed, now.config.network.bandwidth)
+    return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed)
+
+
+def placing(now: InForce, *, child_quota: bool) -> PlacingSettings:
+    return PlacingSettings(admission(now), offline_chain(now.config.hooks(child_quota=child_quota)))
 
 
 def box(now: InForce) -> BoxSettings:

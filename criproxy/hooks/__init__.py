@@ -1,6 +1,7 @@
 """What may change in a pod's request: hooks get facts and return adjustments, and the chain merges them.
 
-A hook never mutates, does no I/O and knows no protobuf type, so that any front (CRI, NRI) can use it.
+A hook never mutates, does no I/O and knows no protobuf type, so that any front (CRI, NRI) can use it. What it goes by
+beside the request is given to it when the chain is built; whatever is set otherwise is a chain built anew.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from criproxy.hooks.bandwidth import BandwidthHook
+from criproxy.hooks.bandwidth import Bandwidth, BandwidthHook
 from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
 
@@ -44,6 +45,19 @@ class Chain(Struct, frozen=True):
         return tuple(adjustment for _, adjustment in merged.values())
 
 
-def offline_chain() -> Chain:
+class HookSettings(Struct, frozen=True):
+    """What hooks go by beside the request.
+
+    `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably), and
+    `bandwidth` the most that the node allows an offline pod of the network.
+    """
+
+    child_quota: bool
+    bandwidth: Bandwidth = Bandwidth()
+
+
+def offline_chain(settings: HookSettings) -> Chain:
     """The hooks of an offline pod."""
-    return Chain((PlacementHook(), ResourcesHook(), RealtimeHook(), BandwidthHook()))
+    return Chain(
+        (PlacementHook(), ResourcesHook(settings.child_quota), RealtimeHook(), BandwidthHook(settings.bandwidth))
+    )

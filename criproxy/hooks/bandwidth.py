@@ -12,7 +12,9 @@ toCNIBandWidth.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
+
+from msgspec import Struct
 
 from criproxy.model import STARTS, Adjustment, PodRequest, Target
 from criproxy.vocabulary.quantities import parse_quantity
@@ -25,15 +27,23 @@ MOST_BITS_PER_S: Final = 10**15
 """The runtime refuses a pod that asks for less or more. Source: Kubernetes, pkg/util/bandwidth, validateBandwidth."""
 
 
-class BandwidthHook:
-    """Sets the annotations of a pod that starts; see the module."""
+class Bandwidth(Struct, frozen=True):
+    """The most that an offline pod's network may do, from the pod and to it, in bits per second; None: not bounded."""
 
-    name = "bandwidth"
+    egress: int | None = None
+    ingress: int | None = None
+
+
+class BandwidthHook(Struct, frozen=True):
+    """Sets the annotations of a pod that starts; see the module. `most` is what the node allows one."""
+
+    most: Bandwidth
+    name: ClassVar[str] = "bandwidth"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
         if request.operation not in STARTS or request.target is not Target.SANDBOX:
             return
-        for key, most in ((EGRESS, request.bandwidth.egress), (INGRESS, request.bandwidth.ingress)):
+        for key, most in ((EGRESS, self.most.egress), (INGRESS, self.most.ingress)):
             if most is not None and not _is_within(request.annotations.get(key), most):
                 yield Adjustment("annotations", str(most), "no offline pod may take more of the network", key)
 

@@ -1,7 +1,9 @@
 """What is rewritten in an offline pod's requests, a small hook per concern: its place, its resources, real time."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
+
+from msgspec import Struct
 
 from criproxy.cgroup.naming import directory_of
 from criproxy.model import (
@@ -27,7 +29,7 @@ SYS_NICE: Final = "SYS_NICE"
 _GIVING: Final = frozenset({SYS_NICE, "ALL"})
 
 
-class PlacementHook:
+class PlacementHook(Struct, frozen=True):
     """Sets `cgroup_parent` to the pod's place in the box, and records the place on the sandbox.
 
     The runtime keeps the annotation with the sandbox, so the placement outlives criproxy without a state file.
@@ -36,7 +38,7 @@ class PlacementHook:
     words, and one that it does not find costs ListPodSandboxStats the statistics of all pods.
     """
 
-    name = "placement"
+    name: ClassVar[str] = "placement"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
         parent = directory_of(request.placement)
@@ -48,7 +50,7 @@ class PlacementHook:
             yield Adjustment("annotations", request.placement, reason, PLACEMENT_ANNOTATION)
 
 
-class ResourcesHook:
+class ResourcesHook(Struct, frozen=True):
     """Highest oom_score_adj, no CPU quota of its own on cgroup v1; CPU shares and memory limits stay.
 
     Shares compare siblings only: in the box they divide what the box gets, whose own weight is what keeps online first.
@@ -57,10 +59,11 @@ class ResourcesHook:
     They stay, but for CPUs that have become an online pod's alone since: for these, kubelet sends an update later.
 
     A quota on cgroup v1: a child's ratio above its parent's is EINVAL, when the child is made and when the box
-    shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays.
+    shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays (`child_quota`).
     """
 
-    name = "resources"
+    child_quota: bool
+    name: ClassVar[str] = "resources"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
         now = request.resources
@@ -70,7 +73,7 @@ class ResourcesHook:
             )
         if (cpus := _left_of(now.cpuset_cpus, request.cpus)) != now.cpuset_cpus:
             yield Adjustment("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
-        if not request.child_quota:
+        if not self.child_quota:
             reason = "cgroup v1 refuses a quota above the box's, also when the box shrinks later"
             if now.cpu_quota_us:
                 yield Adjustment("cpu_quota", None, reason)
@@ -81,7 +84,7 @@ class ResourcesHook:
                 yield Adjustment("unified", None, _UNIFIED_DROPPED[key], key)
 
 
-class RealtimeHook:
+class RealtimeHook(Struct, frozen=True):
     """Drops CAP_SYS_NICE where a container asks for it, by itself or with all others.
 
     A thread under SCHED_FIFO, SCHED_RR or SCHED_DEADLINE goes before all others, and neither cpu.idle nor a weight nor
@@ -90,7 +93,7 @@ class RealtimeHook:
     Source: sched(7); containerd, internal/cri/opts, WithCapabilities.
     """
 
-    name = "realtime"
+    name: ClassVar[str] = "realtime"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
         asked = {name.upper().removeprefix("CAP_") for name in request.added_capabilities}

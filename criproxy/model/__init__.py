@@ -75,13 +75,6 @@ HIGHEST_SHARES: Final = 262144
 """Source: Linux, kernel/sched/sched.h, MAX_SHARES."""
 
 
-class Bandwidth(Struct, frozen=True):
-    """The most that an offline pod's network may do, from the pod and to it, in bits per second; None: not bounded."""
-
-    egress: int | None = None
-    ingress: int | None = None
-
-
 class Asked(Struct, frozen=True):
     """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing."""
 
@@ -122,23 +115,19 @@ class PodRequest(Struct, frozen=True):
     """The facts of one rewrite: one sandbox or one container of one of kubelet's requests.
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
-    `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably).
     `added_capabilities` are those that the container asks for, as CRI has them (`SYS_NICE`, `ALL`).
     `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
-    `annotations` are the pod's, {} where the request does not carry the pod. `bandwidth` is the most that the
-    node allows.
+    `annotations` are the pod's, {} where the request does not carry the pod.
     """
 
     operation: Operation
     target: Target
     placement: str
     resources: Resources
-    child_quota: bool
     container: str = ""
     added_capabilities: tuple[str, ...] = ()
     cpus: frozenset[int] | Unlimited = UNLIMITED
     annotations: Mapping[str, str] = field(default_factory=dict)
-    bandwidth: Bandwidth = Bandwidth()
 
 
 class Adjustment(Struct, frozen=True):

@@ -13,6 +13,7 @@ of its own. All rules are here:
 | container, update        | the sandbox is in the box                   | Admit: a pod keeps the placement that it |
 |                          |                                             | started with, whatever the config says   |
 |                          | the sandbox is not in the box, or unknown   | Pass                                     |
+|                          | the sandbox is in the box, and we fail      | Refuse (hook_failed)                     |
 | container                | the sandbox is in the box, and its pod was  | Refuse (closed): kubelet would start in  |
 |                          | just stopped                                | it anew what was killed                  |
 |                          | offline, and the runtime does not answer    | Refuse (unknown_sandbox)                 |
@@ -33,7 +34,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.naming import PodParent, parse_kubelet_parent, parse_placement
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import STARTS, UPDATES, Bandwidth, Operation, Pod, Resources, Sandbox
+from criproxy.model import STARTS, UPDATES, Operation, Pod, Resources, Sandbox
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 _FOLLOWS: Final = "its sandbox is in the box"
@@ -41,7 +42,6 @@ _FOLLOWS: Final = "its sandbox is in the box"
 
 class AdmissionSettings(Struct, frozen=True):
     """What a reload may change. `closed`: why no new offline pod is let in now, "" when pods are let in.
-    `bandwidth`: the most that a new offline pod gets of the network.
 
     With `dry_run`, no new pod is placed; pods that are in the box already, from a run before, are kept there.
     """
@@ -50,7 +50,6 @@ class AdmissionSettings(Struct, frozen=True):
     rules: OfflineRules
     dry_run: bool = False
     closed: str = ""
-    bandwidth: Bandwidth = Bandwidth()
 
     def why_offline(self, pod: Pod) -> str | None:
         """Why the pod is to be treated as offline; None when it is online, or colocation is off."""
@@ -186,6 +185,8 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
         return Refuse(Cause.UNKNOWN_SANDBOX, facts.unknown) if follows_offline else Pass()
     if facts.sandbox is None or facts.sandbox.placement is None:
         return Pass()
+    if facts.fault:
+        return Refuse(Cause.HOOK_FAILED, facts.fault)
     if facts.held and not settings.dry_run:
         return _closed(facts.held)
     resize = facts.operation in UPDATES  # kubelet resizes its own cgroup, we the box's

@@ -158,6 +158,12 @@ class Inventory(Struct, eq=False):
         for observer in self._observers:
             observer.pods_listed()
 
+    def known(self, sandbox_id: str, container_id: str = "") -> Sandbox | None:
+        """The sandbox with this id, or the one of this container, unless the runtime has to be asked for it."""
+        if not sandbox_id and (container := self._containers.get(container_id)):
+            sandbox_id = container.sandbox_id
+        return self._sandboxes.get(sandbox_id)
+
     async def sandbox(self, sandbox_id: str) -> Sandbox | None:
         """A sandbox, asked for at the runtime when it is not known; None when the runtime does not know it either.
 

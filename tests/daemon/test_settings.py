@@ -7,12 +7,14 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, Interference, Io, Memory
+from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, Interference, Io, Memory, Network
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon import settings as of
 from criproxy.daemon.settings import Timetable, policy, predictor
+from criproxy.hooks import HookSettings, offline_chain
+from criproxy.hooks.bandwidth import Bandwidth
 from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
 from criproxy.pods.cache_share import cache_asked
@@ -232,6 +234,18 @@ def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> N
 def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
     config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
     assert of.loop(InForce(config, Timetable(config).stage(0.0), False, False)).cpu_by_evidence is by_evidence
+
+
+@pytest.mark.parametrize("child_quota", [True, False])
+def test_chain_is_built_with_the_settings_of_the_config_that_holds(child_quota: bool) -> None:
+    config = Config(network=Network(max_egress_bits_per_s=1000))
+    before, after = (
+        of.placing(InForce(one, Timetable(one).stage(0.0), False, False), child_quota=child_quota)
+        for one in (Config(), config)
+    )
+
+    assert before.chain == offline_chain(HookSettings(child_quota))
+    assert after.chain == offline_chain(HookSettings(child_quota, Bandwidth(egress=1000)))
 
 
 def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evicting_online_pods_goes_on() -> None:

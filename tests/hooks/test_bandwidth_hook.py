@@ -3,15 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
-from criproxy.hooks.bandwidth import EGRESS, INGRESS, BandwidthHook
-from criproxy.model import Bandwidth, Operation, PodRequest, Resources, Target
+from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
+from criproxy.model import Operation, PodRequest, Resources, Target
 
-START = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/pod1", Resources(), True)
+START = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/pod1", Resources())
 BOTH = Bandwidth(egress=10_000_000, ingress=20_000_000)
 
 
-def given(call: PodRequest) -> dict[str, object]:
-    found = list(BandwidthHook().adjust(call))
+def given(most: Bandwidth, call: PodRequest = START) -> dict[str, object]:
+    found = list(BandwidthHook(most).adjust(call))
     assert {one.field for one in found} <= {"annotations"}
     return {one.key: one.value for one in found}
 
@@ -26,7 +26,7 @@ def given(call: PodRequest) -> dict[str, object]:
     ],
 )
 def test_pod_that_asks_for_nothing_gets_what_the_node_allows(bandwidth: Bandwidth, expected: dict[str, str]) -> None:
-    assert given(replace(START, bandwidth=bandwidth)) == expected
+    assert given(bandwidth) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_pod_that_asks_for_nothing_gets_what_the_node_allows(bandwidth: Bandwidt
     ],
 )
 def test_less_that_a_pod_asks_for_stays_and_more_or_nonsense_does_not(asked: str, expected: str | None) -> None:
-    call = replace(START, bandwidth=Bandwidth(egress=10_000_000), annotations={EGRESS: asked, INGRESS: "9P"})
+    found = given(Bandwidth(egress=10_000_000), replace(START, annotations={EGRESS: asked, INGRESS: "9P"}))
 
-    assert given(call).get(EGRESS) == expected
-    assert INGRESS not in given(call), "nothing was said of that direction"
+    assert found.get(EGRESS) == expected
+    assert INGRESS not in found, "nothing was said of that direction"
 
 
 @pytest.mark.parametrize("operation", list(Operation))
 def test_only_a_pod_that_starts_is_given_annotations(operation: Operation) -> None:
     starts = operation in (Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD)
-    assert bool(given(replace(START, operation=operation, bandwidth=BOTH))) is starts
-    assert given(replace(START, operation=operation, target=Target.CONTAINER, bandwidth=BOTH)) == {}
+    assert bool(given(BOTH, replace(START, operation=operation))) is starts
+    assert given(BOTH, replace(START, operation=operation, target=Target.CONTAINER)) == {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from criproxy.hooks import Chain, HookConflictError, offline_chain
+from criproxy.hooks import Chain, HookConflictError, HookSettings, offline_chain
 from criproxy.model import PLACEMENT_ANNOTATION, UNLIMITED, Adjustment, Operation, PodRequest, Resources, Target
 
 PLACE = "/offline/pod1"
@@ -15,14 +15,13 @@ CALL = PodRequest(
     target=Target.CONTAINER,
     placement=PLACE,
     resources=Resources(),
-    child_quota=False,
     container="main",
 )
 LAST = {("oom_score_adj", "", 1000)}
 
 
-def changes(call: PodRequest) -> set[tuple[str, str, str | int | None]]:
-    return {(c.field, c.key, c.value) for c in offline_chain().adjust(call)}
+def changes(call: PodRequest, *, child_quota: bool = False) -> set[tuple[str, str, str | int | None]]:
+    return {(c.field, c.key, c.value) for c in offline_chain(HookSettings(child_quota)).adjust(call)}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,8 @@ def test_slice_is_named_with_its_path_and_recorded_by_its_name() -> None:
     ],
 )
 def test_resources_by_field_lose_what_lifts_them(resources: Resources, child_quota: bool, expected: set) -> None:
-    call = replace(CALL, operation=Operation.UPDATE_CONTAINER_RESOURCES, resources=resources, child_quota=child_quota)
-    assert changes(call) == expected
+    call = replace(CALL, operation=Operation.UPDATE_CONTAINER_RESOURCES, resources=resources)
+    assert changes(call, child_quota=child_quota) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_resources_by_field_lose_what_lifts_them(resources: Resources, child_quo
 )
 def test_cpus_that_online_pods_have_alone_are_left_out(asked: str, cpus: frozenset[int], passed: str) -> None:
     call = replace(CALL, resources=Resources(cpuset_cpus=asked), cpus=cpus)
-    given = {c.field: c.value for c in offline_chain().adjust(call)}
+    given = {c.field: c.value for c in offline_chain(HookSettings(False)).adjust(call)}
     assert given.get("cpuset_cpus", asked) == passed
 
 

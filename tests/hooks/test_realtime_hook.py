@@ -2,7 +2,7 @@
 
 import pytest
 
-from criproxy.hooks import offline_chain
+from criproxy.hooks import HookSettings, offline_chain
 from criproxy.model import Operation, PodRequest, Resources, Target
 
 
@@ -23,8 +23,8 @@ def test_capability_for_real_time_is_dropped_where_it_is_asked_for(added: tuple[
         target=Target.CONTAINER,
         placement="/offline/pod1",
         resources=Resources(),
-        child_quota=True,
         added_capabilities=added,
     )
-    changes = [change for change in offline_chain().adjust(call) if change.field == "drop_capabilities"]
+    adjustments = offline_chain(HookSettings(child_quota=True)).adjust(call)
+    changes = [change for change in adjustments if change.field == "drop_capabilities"]
     assert [change.value for change in changes] == dropped

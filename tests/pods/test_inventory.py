@@ -159,6 +159,17 @@ def test_what_a_pod_asks_for_of_what_nodes_lend_is_read_of_those_in_the_box(plac
     assert sandbox.cpu_shares == shares
 
 
+def test_sandbox_is_known_by_its_id_or_by_a_container_s_without_asking_the_runtime() -> None:
+    inventory = inventory_of(Gate(b"", b""), Cgroups())
+    sandbox = described("s1", POD, None, {}, {})
+    inventory.sandbox_started(sandbox)
+    inventory.container_created("c1", "s1", "main")
+    inventory.container_created("c2", "s2", "main")
+
+    found = [inventory.known(*ids) for ids in (("s1",), ("", "c1"), ("s1", "c2"), ("s2", "c1"), ("", "c2"), ("",))]
+    assert found == [sandbox, sandbox, sandbox, None, None, None]
+
+
 def test_placement_without_a_cgroup_is_not_believed() -> None:
     async def go() -> Inventory:
         gate = Gate(_sandboxes("a"), _containers())

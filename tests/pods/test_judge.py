@@ -115,6 +115,14 @@ def test_judge_container_of_a_pod_that_is_itself_held(
     assert judge(Facts(CREATE, OFFLINE, sandbox, held="it printed"), settings) == expected
 
 
+@pytest.mark.parametrize("operation", [CREATE, UPDATE, RESIZE])
+@pytest.mark.parametrize(("sandbox", "expected"), [(PLACED, FAULT), (ELSEWHERE, Pass()), (None, Pass())])
+def test_judge_follower_amid_a_fault_goes_by_its_sandbox_alone(
+    operation: Operation, sandbox: Sandbox | None, expected: Judgement
+) -> None:
+    assert judge(Facts(operation, sandbox=sandbox, fault="KeyError: 7"), ON) == expected
+
+
 def test_judge_follower_of_a_sandbox_whose_place_is_none_is_denied() -> None:
     judged = judge(Facts(UPDATE, sandbox=Sandbox("s1", REF, "nowhere")), ON)
     assert isinstance(judged, Refuse)

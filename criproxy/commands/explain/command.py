@@ -36,10 +36,9 @@ def run(pod: str, config: Config) -> str:
         NodeFacts(
             enabled=config.colocation.enabled,
             rules=config.colocation.offline_rules(),
-            child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
             box=box,
             origin=origin,
-            bandwidth=config.network.bandwidth,
+            hooks=config.hooks(child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists()),
         )
         for box in boxes
     ]

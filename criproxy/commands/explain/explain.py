@@ -1,34 +1,37 @@
-"""`criproxy explain`: what criproxy would do to a pod, and why, from its manifest alone."""
+"""`criproxy explain`: what criproxy would do to a pod, and why, from its manifest alone.
+
+It is said by the very code that does it to kubelet's calls (`pods.admission`, `pods.placing`).
+"""
 
 from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.cgroup.naming import BoxPath, Driver, PodParent, parse_kubelet_parent, pod_names
-from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest
-from criproxy.hooks import offline_chain
-from criproxy.hooks.batch import asked_by
+from criproxy.cgroup.naming import BoxPath, Driver, PodParent, pod_names
+from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest, ManifestPart
+from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import Adjustment, Bandwidth, PodRequest
+from criproxy.model import STARTS, Resources
 from criproxy.observe.status_text import printable
+from criproxy.pods.admission import AdmissionSettings, Admit, Facts, Refuse, judge
+from criproxy.pods.inventory import described
+from criproxy.pods.placing import AppliedAdjustment, adjust, asked_of_box
 
 _MAX_CELL = 72
 
 
 class NodeFacts(Struct, frozen=True):
-    """What an explanation needs to know of the node. `child_quota`: whether a pod in the box may have a CPU quota.
+    """What an explanation needs to know of the node.
 
-    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `bandwidth`: the most that an
-    offline pod gets of the network.
+    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `hooks`: what they go by.
     """
 
     enabled: bool
     rules: OfflineRules
-    child_quota: bool
     box: BoxPath
     origin: str
-    bandwidth: Bandwidth = Bandwidth()
+    hooks: HookSettings
 
 
 class Explanation(Struct, frozen=True):
@@ -40,7 +43,7 @@ class Explanation(Struct, frozen=True):
     why: str | None
     refused: str | None = None
     place: str = ""
-    changes: tuple[tuple[PodRequest, tuple[Adjustment, ...]], ...] = ()
+    changes: tuple[tuple[ManifestPart, tuple[AppliedAdjustment, ...]], ...] = ()
 
 
 def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
@@ -48,15 +51,20 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
     why = node.rules.why(manifest.pod)
     if why is None:
         return Explanation(None)
+    chain = offline_chain(node.hooks)
     plain, underscored = pod_names(manifest.pod.ref.uid)
     name = underscored if node.box.driver is Driver.SYSTEMD else plain
-    try:
-        place = parse_kubelet_parent(PodParent(node.box, name).at_kubelet[0]).in_box
-    except ValueError as error:
-        return Explanation(why, str(error))
-    facts = {"placement": place, "child_quota": node.child_quota, "bandwidth": node.bandwidth}
-    calls = [replace(one, **facts) for one in manifest.requests]
-    return Explanation(why, None, place, tuple((call, offline_chain().adjust(call)) for call in calls))
+    pod = replace(manifest.pod, cgroup_parent=PodParent(node.box, name).at_kubelet[0])
+    place, changes = "", []
+    for call in manifest.calls:
+        sandbox = None if call.operation in STARTS else described("", pod.ref, place, pod.labels, pod.annotations)
+        judgement = judge(Facts(call.operation, pod, sandbox), AdmissionSettings(True, node.rules))
+        if isinstance(judgement, Refuse):
+            return Explanation(why, judgement.detail)
+        assert isinstance(judgement, Admit)
+        place = judgement.parent.in_box
+        changes.append((call.parts[0], tuple(adjust(call, judgement.parent, chain))))
+    return Explanation(why, None, place, tuple(changes))
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
@@ -82,11 +90,12 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
         yield f"refused        {explanation.refused}"
         return
     yield f"place          {explanation.place} ({node.box.driver} driver, {node.origin})"
-    yield f"CPU quota      {'its own stays (cgroup v2)' if node.child_quota else 'only the box has one (cgroup v1)'}"
+    quota = "its own stays (cgroup v2)" if node.hooks.child_quota else "only the box has one (cgroup v1)"
+    yield f"CPU quota      {quota}"
     yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
     yield "CPUs           on as many of the box's as its CPU limit, rounded up; without one on all (cpuset.pin_pods)"
     try:
-        asked_by(pod.annotations)
+        asked_of_box(pod, Resources())
     except ValueError as error:
         yield f"ignored        {error}"
     yield "pids           kubelet's podPidsLimit, and the box's limit together with all offline pods (pids.max_ratio)"
@@ -96,21 +105,15 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
 
 def _rows(manifest: Manifest, explanation: Explanation) -> Iterator[tuple[str, str, str, str, str]]:
     yield ("of", "field", "old", "new", "reason")
-    for call, changes in explanation.changes:
-        kind = "init container" if call.container in manifest.init_containers else str(call.target)
-        target = f"{kind} {call.container}".rstrip()
+    for part, changes in explanation.changes:
+        kind = "init container" if part.container in manifest.init_containers else str(part.target)
+        target = f"{kind} {part.container}".rstrip()
         if not changes:
             yield (target, "", "", "", "nothing changes")
         for change in changes:
-            yield (target, change.place, _old(manifest, change), _shown(change.value), change.reason)
+            one = change.adjustment
+            yield (target, one.place, _shown(change.old), _shown(one.value), one.reason)
             target = ""
-
-
-def _old(manifest: Manifest, change: Adjustment) -> str:
-    """The field's value before, as far as the manifest says it."""
-    if change.field == "annotations":
-        return _shown(manifest.pod.annotations.get(change.key))
-    return "(none)" if change.field == "drop_capabilities" else "kubelet's"
 
 
 def _shown(value: str | int | None) -> str:

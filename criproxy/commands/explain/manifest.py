@@ -1,4 +1,4 @@
-"""Reads Pod manifests: of them, what criproxy decides by, and what its hooks look at."""
+"""Reads Pod manifests as the calls that kubelet makes of them, as far as criproxy looks at those."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
+from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Target
 
 PLACEHOLDER_UID: Final = "UID"
 """Stands for the uid that the API server, or kubelet for a static pod, has not given yet."""
@@ -64,15 +64,36 @@ class _RawPod(Struct, frozen=True):
     spec: _RawSpec
 
 
-class Manifest(Struct, frozen=True):
-    """A Pod as far as criproxy looks at it: `requests` are those for its sandbox and its containers, not placed yet.
+class ManifestPart(Struct, frozen=True):
+    """A `placing.CallPart`. Its resources say whether there is a CPU quota, not which: kubelet works that out."""
 
-    Their resources say to the hooks whether there is a CPU quota, not which: kubelet works that out.
-    """
+    pod: Pod
+    target: Target
+    container: str
+    resources: Resources
+    added_capabilities: tuple[str, ...] = ()
+
+    def apply(self, adjustment: Adjustment) -> str | int | None:
+        """The value before, as far as the manifest says it."""
+        if adjustment.field == "annotations":
+            return self.pod.annotations.get(adjustment.key)
+        return None if adjustment.field == "drop_capabilities" else "kubelet's"
+
+
+class ManifestCall(Struct, frozen=True):
+    """A `placing.Opened`: the call that makes the sandbox, or a container."""
+
+    operation: Operation
+    pod: Pod
+    parts: tuple[ManifestPart]
+
+
+class Manifest(Struct, frozen=True):
+    """A Pod as far as criproxy looks at it: the `calls` for its sandbox and its containers, in kubelet's order."""
 
     pod: Pod
     init_containers: frozenset[str]
-    requests: tuple[PodRequest, ...]
+    calls: tuple[ManifestCall, ...]
 
 
 def read_manifests(text: str) -> tuple[Manifest, ...]:
@@ -122,26 +143,17 @@ def _manifest(document: Any) -> Manifest:
     # The pod's own limits go before the sum of its containers'. Source: kubelet, calculateSandboxResources.
     limited = any(one.has_cpu_limit for one in (spec.resources, *(each.resources for each in containers)) if one)
     pod = _pod(raw.metadata)
-    resources, annotations = _resources(limited), pod.annotations
-    sandbox = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "", resources, False, annotations=annotations)
-    names = frozenset(one.name for one in inits)
-    return Manifest(pod, names, (sandbox, *(_request(pod, one) for one in containers)))
+    sandbox = ManifestPart(pod, Target.SANDBOX, "", _resources(limited))
+    start = ManifestCall(Operation.RUN_POD_SANDBOX, pod, (sandbox,))
+    creates = (ManifestCall(Operation.CREATE_CONTAINER, pod, (_container(pod, one),)) for one in containers)
+    return Manifest(pod, frozenset(one.name for one in inits), (start, *creates))
 
 
-def _request(pod: Pod, raw: _RawContainer) -> PodRequest:
+def _container(pod: Pod, raw: _RawContainer) -> ManifestPart:
     capabilities = raw.securityContext.capabilities if raw.securityContext else None
     resources = _resources(raw.resources is not None and raw.resources.has_cpu_limit)
     added = (capabilities.add if capabilities else None) or ()
-    return PodRequest(
-        Operation.CREATE_CONTAINER,
-        Target.CONTAINER,
-        "",
-        resources,
-        False,
-        raw.name,
-        added,
-        annotations=pod.annotations,
-    )
+    return ManifestPart(pod, Target.CONTAINER, raw.name, resources, added)
 
 
 def _resources(has_cpu_limit: bool) -> Resources:

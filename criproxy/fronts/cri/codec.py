@@ -25,6 +25,7 @@ from criproxy.model import (
     Resources,
     Target,
 )
+from criproxy.pods.placing import Made
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 
 _M = TypeVar("_M", bound=Message)
@@ -45,8 +46,8 @@ class CodecError(ValueError):
     """
 
 
-class Part(Struct, frozen=True):
-    """One sandbox or container of a request: its facts, and the protobuf messages that adjustments go into."""
+class MessagePart(Struct, frozen=True):
+    """A `placing.CallPart`: its facts, and the protobuf messages that adjustments go into."""
 
     target: Target
     container: str
@@ -56,9 +57,22 @@ class Part(Struct, frozen=True):
     container_message: cri.ContainerConfig | None = None
     added_capabilities: tuple[str, ...] = ()
 
+    def apply(self, adjustment: Adjustment) -> str | int | None:
+        match adjustment.field:
+            case "annotations" if self.sandbox_message is not None:
+                return _set_entry(self.sandbox_message.annotations, adjustment)
+            case "unified":
+                return _set_entry(self.resources_message.unified, adjustment)
+            case "drop_capabilities" if self.container_message is not None:
+                return _add_dropped(self.container_message, adjustment)
+            case "cgroup_parent" if self.sandbox_message is not None:
+                return _set_scalar(self.sandbox_message.linux, adjustment)
+            case _:
+                return _set_scalar(self.resources_message, adjustment)
+
 
 class Request:
-    """A hooked request, decoded; what is asked of it is read then. Raises CodecError when `data` does not decode."""
+    """A `placing.Call`, decoded; what is asked of it is read then. Raises CodecError when `data` does not decode."""
 
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
@@ -93,18 +107,18 @@ class Request:
         """ "" where the request does not carry it."""
         return text(getattr(self._message, "container_id", b""))
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """As they are now, with what was applied."""
+    @cached_property
+    def parts(self) -> tuple[MessagePart, ...]:
+        """Their facts are those that came, whatever was applied."""
         match self._message:
             case cri.RunPodSandboxRequest(config=config):
                 return (_sandbox_part(config),)
             case cri.CreateContainerRequest(config=config, sandbox_config=sandbox):
                 return (_container_part(config, sandbox),)
             case cri.UpdateContainerResourcesRequest(linux=resources):
-                return (Part(Target.CONTAINER, "", _resources(resources), None, resources),)
+                return (MessagePart(Target.CONTAINER, "", _resources(resources), None, resources),)
             case cri.UpdatePodSandboxResourcesRequest(resources=resources):
-                return (Part(Target.SANDBOX, "", _resources(resources), None, resources),)
+                return (MessagePart(Target.SANDBOX, "", _resources(resources), None, resources),)
             case cri.RestorePodRequest(config=config, container_configs=containers):
                 return (_sandbox_part(config), *(_container_part(container, None) for container in containers))
             case _:
@@ -141,6 +155,21 @@ class Request:
     def encode(self) -> bytes:
         return self._message.SerializeToString()
 
+    def made(self, answer: bytes) -> Made:
+        """What was made, by the answer to this; those to updates say nothing. Raises CodecError."""
+        match self._message:
+            case cri.RunPodSandboxRequest():
+                return Made(text(decode(cri.RunPodSandboxResponse, answer).pod_sandbox_id))
+            case cri.CreateContainerRequest(config=config):
+                container_id = text(decode(cri.CreateContainerResponse, answer).container_id)
+                return Made(containers=[(container_id, text(config.metadata.name))])
+            case cri.RestorePodRequest():
+                restored = decode(cri.RestorePodResponse, answer)
+                containers = [(text(c.container_id), text(c.name)) for c in restored.restored_containers]
+                return Made(text(restored.pod_sandbox_id), containers)
+            case _:
+                return Made()
+
 
 def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
     """The sandboxes of a ListPodSandboxResponse."""
@@ -169,20 +198,6 @@ def listed_containers(data: bytes) -> list[ListedContainer]:
         )
         for container in decode(cri.ListContainersResponse, data).containers
     ]
-
-
-def started_sandbox(operation: Operation, data: bytes) -> tuple[str, list[tuple[str, str]]]:
-    """The sandbox id, and id and name of containers made with it, of a RunPodSandbox or RestorePod answer."""
-    if operation is Operation.RESTORE_POD:
-        restored = decode(cri.RestorePodResponse, data)
-        containers = [(text(c.container_id), text(c.name)) for c in restored.restored_containers]
-        return text(restored.pod_sandbox_id), containers
-    return text(decode(cri.RunPodSandboxResponse, data).pod_sandbox_id), []
-
-
-def created_container(data: bytes) -> str:
-    """The container id of a CreateContainerResponse."""
-    return text(decode(cri.CreateContainerResponse, data).container_id)
 
 
 def requested_id(method: str, data: bytes) -> str:
@@ -268,36 +283,15 @@ def _resources(message: cri.LinuxContainerResources) -> Resources:
     )
 
 
-def _sandbox_part(config: cri.PodSandboxConfig) -> Part:
-    return Part(Target.SANDBOX, "", _resources(config.linux.resources), config, config.linux.resources)
+def _sandbox_part(config: cri.PodSandboxConfig) -> MessagePart:
+    return MessagePart(Target.SANDBOX, "", _resources(config.linux.resources), config, config.linux.resources)
 
 
-def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> Part:
+def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> MessagePart:
     name, resources = text(config.metadata.name), config.linux.resources
     asked = config.linux.security_context.capabilities
     added = tuple(text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
-    return Part(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
-
-
-def apply(part: Part, adjustment: Adjustment) -> dict[str, object]:
-    """Write it into the part's messages; returns what has changed, for the log.
-
-    Raises ValueError for a field that this part does not have.
-    """
-    old: str | int | None
-    match adjustment.field:
-        case "annotations" if part.sandbox_message is not None:
-            old = _set_entry(part.sandbox_message.annotations, adjustment)
-        case "unified":
-            old = _set_entry(part.resources_message.unified, adjustment)
-        case "drop_capabilities" if part.container_message is not None:
-            old = _add_dropped(part.container_message, adjustment)
-        case "cgroup_parent" if part.sandbox_message is not None:
-            old = _set_scalar(part.sandbox_message.linux, adjustment)
-        case _:
-            old = _set_scalar(part.resources_message, adjustment)
-    where = {"container": part.container} if part.container else {}
-    return {**where, "field": adjustment.place, "old": old, "new": adjustment.value, "reason": adjustment.reason}
+    return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
 
 
 def _set_scalar(message: Message, adjustment: Adjustment) -> str | int:

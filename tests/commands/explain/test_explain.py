@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath
@@ -12,17 +13,20 @@ from criproxy.commands.explain import command
 from criproxy.commands.explain.explain import Explanation, NodeFacts, explain, render
 from criproxy.commands.explain.manifest import Manifest, read_manifests
 from criproxy.config.settings import Config
-from criproxy.hooks.bandwidth import EGRESS
+from criproxy.fronts.cri import messages as cri
+from criproxy.hooks import HookSettings, offline_chain
+from criproxy.hooks.bandwidth import EGRESS, Bandwidth
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
-from criproxy.model import Bandwidth
+from criproxy.pods.admission import AdmissionSettings
+from tests.fronts.cri.test_intercept import V1, Bench
 
 CGROUPFS, SYSTEMD = BoxPath("/offline"), BoxPath("offline.slice")
 NODE = NodeFacts(
     enabled=True,
     rules=OfflineRules((DEFAULT_RULE,)),
-    child_quota=False,
     box=CGROUPFS,
     origin="by a flag of kubelet's",
+    hooks=HookSettings(child_quota=False),
 )
 LIMITED = {"limits": {"cpu": "500m", "memory": "1Gi"}, "requests": {"cpu": "100m"}}
 
@@ -38,7 +42,11 @@ def manifest(offline: bool = True, **meta: Any) -> Manifest:
 
 
 def changes(explanation: Explanation) -> dict[tuple[str, str], object]:
-    return {(call.container, change.field): change.value for call, changed in explanation.changes for change in changed}
+    return {
+        (part.container, change.adjustment.field): change.adjustment.value
+        for part, changed in explanation.changes
+        for change in changed
+    }
 
 
 def text(pod: Manifest, node: NodeFacts = NODE) -> str:
@@ -57,8 +65,34 @@ def test_offline_pod_moves_into_the_box_with_all_its_containers() -> None:
     assert ("main", "memory_limit_in_bytes") not in found
 
 
+@pytest.mark.parametrize("hooks", [HookSettings(False), HookSettings(True, Bandwidth(egress=5_000_000))])
+def test_what_is_said_of_a_pod_is_what_placing_does_to_kubelet_s_calls(hooks: HookSettings) -> None:
+    """By the changes that placing logs of a real call, but for the values before, which a manifest does not say."""
+    pod = manifest(annotations={EGRESS: "1G", "colocation.criproxy.io/placement": "/"})
+    said = explain(pod, replace(NODE, hooks=hooks)).changes
+
+    bench = Bench(AdmissionSettings(True, NODE.rules), offline_chain(hooks))
+    config = cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(name=b"p", uid=b"u1", namespace=b"default"),
+        labels=[cri.StringEntry(key=key.encode(), value=value.encode()) for key, value in pod.pod.labels.items()],
+        annotations=[cri.StringEntry(key=key.encode(), value=one.encode()) for key, one in pod.pod.annotations.items()],
+        linux={"cgroup_parent": b"/kubepods/burstable/podu1", "resources": {"cpu_quota": 50000, "cpu_period": 100000}},
+    )
+    quotas = {b"prep": {"cpu_period": 100000}, b"main": {"cpu_quota": 50000, "cpu_period": 100000}}
+    with structlog.testing.capture_logs() as logs:
+        bench.run(cri.RunPodSandboxRequest(config=config).SerializeToString())
+        for name, resources in quotas.items():
+            container = cri.ContainerConfig(metadata={"name": name}, linux={"resources": resources})
+            request = cri.CreateContainerRequest(pod_sandbox_id=b"s1", config=container, sandbox_config=config)
+            bench.send(V1 + "CreateContainer", request.SerializeToString())
+
+    done = [[{**change, "old": None} for change in line["changes"]] for line in logs if line["event"] == "rewrite"]
+    assert [[{**change.logged(), "old": None} for change in changes] for _, changes in said] == done
+    assert len(done) == 3
+
+
 def test_offline_pod_is_told_the_bandwidth_that_it_gets() -> None:
-    node = replace(NODE, bandwidth=Bandwidth(egress=5_000_000))
+    node = replace(NODE, hooks=HookSettings(False, Bandwidth(egress=5_000_000)))
     pod = manifest(annotations={EGRESS: "1G"})
 
     (row,) = [line.split() for line in text(pod, node).splitlines() if EGRESS in line]
@@ -67,7 +101,7 @@ def test_offline_pod_is_told_the_bandwidth_that_it_gets() -> None:
 
 
 def test_offline_pod_keeps_its_quota_where_the_kernel_takes_it() -> None:
-    node = replace(NODE, child_quota=True)
+    node = replace(NODE, hooks=HookSettings(child_quota=True))
     assert ("main", "cpu_quota") not in changes(explain(manifest(), node))
     assert "its own stays (cgroup v2)" in text(manifest(), node)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from criproxy.commands.explain.manifest import Manifest, ManifestError, read_manifests
+from criproxy.commands.explain.manifest import Manifest, ManifestError, ManifestPart, read_manifests
 
 
 def manifest(
@@ -23,6 +23,10 @@ def manifest(
     }
     (found,) = read_manifests(json.dumps(document))
     return found
+
+
+def parts(pod: Manifest) -> list[ManifestPart]:
+    return [part for call in pod.calls for part in call.parts]
 
 
 def needs(requests: dict[str, Any] | None = None, limits: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -43,14 +47,14 @@ def needs(requests: dict[str, Any] | None = None, limits: dict[str, Any] | None 
     ],
 )
 def test_cpu_quota_is_known_to_be_there(pod: Manifest, sandbox: bool, container: bool) -> None:
-    first, main = (next(one for one in pod.requests if one.container == name) for name in ("", "c0"))
+    first, main = (next(one for one in parts(pod) if one.container == name) for name in ("", "c0"))
     assert (first.resources.cpu_quota_us > 0, main.resources.cpu_quota_us > 0) == (sandbox, container)
     assert first.resources.cpu_period_us == main.resources.cpu_period_us == 100_000
 
 
 def test_containers_are_in_order_init_ones_first() -> None:
     pod = manifest({}, {"securityContext": {"capabilities": {"add": ["ALL"]}}}, init=[{}])
-    assert [(one.container, one.added_capabilities) for one in pod.requests] == [
+    assert [(one.container, one.added_capabilities) for one in parts(pod)] == [
         ("", ()), ("i0", ()), ("c0", ()), ("c1", ("ALL",)),
     ]  # fmt: skip
     assert pod.init_containers == {"i0"}

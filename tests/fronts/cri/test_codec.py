@@ -8,9 +8,11 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criproxy.cgroup.naming import parse_placement
 from criproxy.fronts.cri import codec
-from criproxy.hooks import offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, PodRequest, Resources
+from criproxy.hooks import HookSettings, offline_chain
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Resources
+from criproxy.pods.placing import adjust
 from integration.lab import cri_client_pb2 as whole
 
 PLACE = "/offline/pod1"
@@ -49,20 +51,10 @@ def fill(message: Message) -> Message:
     return message
 
 
-def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+def rewrite(operation: Operation, data: bytes) -> tuple[bytes, list[dict[str, object]]]:
     request = codec.Request(operation, data)
-    audit: list[dict[str, Any]] = []
-    for part in request.parts:
-        call = PodRequest(
-            operation,
-            part.target,
-            PLACE,
-            part.resources,
-            child_quota=False,
-            added_capabilities=part.added_capabilities,
-        )
-        audit += [codec.apply(part, adjustment) for adjustment in offline_chain().adjust(call)]
-    return request.encode(), audit
+    changes = adjust(request, parse_placement(PLACE), offline_chain(HookSettings(child_quota=False)))
+    return request.encode(), [change.logged() for change in changes]
 
 
 def expect_resources(resources: Any) -> None:
@@ -118,7 +110,7 @@ def test_rewrite_replaces_a_forged_placement() -> None:
     assert dict(annotations) == {"a": "1", "z": "2", PLACEMENT_ANNOTATION: PLACE}
 
 
-def test_apply_names_old_and_new_in_the_audit() -> None:
+def test_apply_returns_what_was_there_before() -> None:
     request = codec.Request(
         Operation.UPDATE_CONTAINER_RESOURCES,
         whole.UpdateContainerResourcesRequest(
@@ -126,10 +118,9 @@ def test_apply_names_old_and_new_in_the_audit() -> None:
         ).SerializeToString(),
     )
     changes = [Adjustment("cpu_shares", 2, "why"), Adjustment("unified", None, "because", "cpu.weight")]
-    assert [codec.apply(request.parts[0], change) for change in changes] == [
-        {"field": "cpu_shares", "old": 1024, "new": 2, "reason": "why"},
-        {"field": "unified[cpu.weight]", "old": "100", "new": None, "reason": "because"},
-    ]
+    assert [request.parts[0].apply(change) for change in changes] == [1024, "100"]
+    with pytest.raises(ValueError, match="has no field 'annotations' to change"):
+        request.parts[0].apply(Adjustment("annotations", "1", "", "a"))
 
 
 @pytest.mark.parametrize("operation", list(Operation))

@@ -12,8 +12,9 @@ from criproxy.fronts.engine import AnswerError, Forward
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import PLACEMENT_ANNOTATION, Operation
 from criproxy.pods.admission import AdmissionSettings
+from tests.fakes.placing import BOXED, KUBELET, RULES, ScriptedRuntime
 from tests.fronts import gogo
-from tests.fronts.cri.test_intercept import BOXED, KUBELET, RULES, V1, Bench, Runtime, create_request, run_request
+from tests.fronts.cri.test_intercept import V1, Bench, create_request, run_request
 
 UNDECODABLE = b"\xff\xff\xff"
 
@@ -94,8 +95,8 @@ def is_bounded(verdict: Forward | AnswerError) -> bool:
 def test_crafted_request_that_gogo_takes_starts_no_offline_pod_outside_the_box(request_bytes: bytes) -> None:
     gogo.run_pod_sandbox(request_bytes)
     bench = Bench()
-    bench.intercept.configure(AdmissionSettings(True, TWO_RULES))
-    assert is_bounded(bench.run_pod(request_bytes))
+    bench.configure(AdmissionSettings(True, TWO_RULES))
+    assert is_bounded(bench.run(request_bytes))
 
 
 def test_oracle_reads_a_plain_request_as_we_do() -> None:
@@ -160,7 +161,7 @@ def _crafted(chance: random.Random) -> bytes:
 
 def test_whatever_the_spelling_no_offline_pod_starts_outside_the_box() -> None:
     bench, chance, offline, ours = Bench(), random.Random(12), 0, 0
-    bench.intercept.configure(AdmissionSettings(True, TWO_RULES))
+    bench.configure(AdmissionSettings(True, TWO_RULES))
     with structlog.testing.capture_logs():
         for _ in range(6000):
             data = _crafted(chance)
@@ -220,7 +221,7 @@ def test_undecodable_request_is_refused_while_colocation_is_on(operation: str) -
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_undecodable_request_passes_where_nothing_is_placed(operation: str, settings: AdmissionSettings) -> None:
     bench = Bench()
-    bench.intercept.configure(settings)
+    bench.configure(settings)
     assert bench.send(V1 + operation, UNDECODABLE) == Forward(UNDECODABLE)
     assert bench.counters.labelled("refusals") == []
 
@@ -228,8 +229,8 @@ def test_undecodable_request_passes_where_nothing_is_placed(operation: str, sett
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_undecodable_request_that_could_be_of_a_pod_in_the_box_is_refused_after_a_switch_off(operation: str) -> None:
     bench = Bench()
-    bench.run_pod(run_request(True))
-    bench.intercept.configure(AdmissionSettings(False, RULES))
+    bench.run(run_request(True))
+    bench.configure(AdmissionSettings(False, RULES))
     starts = operation in ("RunPodSandbox", "RestorePod")
     assert isinstance(bench.send(V1 + operation, UNDECODABLE), Forward if starts else AnswerError)
 
@@ -265,12 +266,12 @@ def test_map_entry_that_hides_something_is_undecodable(operation: str, data: byt
 def test_newer_fields_beside_a_map_are_no_reason_to_refuse() -> None:
     newer = text(1, POD + text(999, b"newer")) + text(999, b"newer")
     bench = Bench()
-    assert isinstance(bench.run_pod(newer), Forward)
+    assert isinstance(bench.run(newer), Forward)
     assert bench.box.admitted != []
 
 
 def test_create_container_by_a_spelling_that_we_read_follows_its_sandbox() -> None:
-    bench = Bench(runtime=Runtime(sandboxes={"s1": BOXED}))
+    bench = Bench(runtime=ScriptedRuntime({"s1": BOXED}))
     message = create_request("s0", False) + text(1, b"s1", tag_bytes=5, size_bytes=5)
     verdict = bench.send(V1 + "CreateContainer", message)
     assert isinstance(verdict, Forward)
@@ -302,5 +303,5 @@ def test_path_is_matched_with_and_without_its_slash_as_grpc_go_does(service: str
 
 def test_start_without_the_path_s_slash_goes_to_the_box() -> None:
     bench = Bench()
-    bench.run_pod(run_request(True), service="runtime.v1.RuntimeService/")
+    bench.run(run_request(True), service="runtime.v1.RuntimeService/")
     assert [s.placement for s in bench.inventory.placed] == [BOXED]

@@ -1,0 +1,444 @@
+"""How a call about a pod is placed: all that stands between the judgement of it and a front's bytes.
+
+A front is a codec and a transport. It opens a call, hands it over as a `Call`, does what the `PlacingOutcome` says, and
+tells `done` what the runtime has made of it. For each call, in this order:
+
+1. Facts are gathered: the call's own, what the inventory knows of its sandbox, and whether its pod is held.
+2. `admission.judge` says from them whether the call passes, is refused, or is adjusted to the pod's place in the box.
+   There is no rule here on who is placed, refused or left alone.
+3. For a call that is adjusted, the box does its steps: it lets the pod in or resizes it, and the CPUs that are asked
+   for are compared with those that are left to it.
+4. The hooks return adjustments, which the call applies to its parts, and the call is encoded.
+5. Once the runtime has done it, the inventory learns what there is now, and observers of the pods hear of it.
+
+A call that passes goes on as the very bytes that came, also when something here fails. When something fails amid the
+call of an offline pod, the call is refused: that pod would start outside the box. `adjust` and `asked_of_box` are pure,
+and `criproxy explain` says what they say.
+"""
+
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.cgroup.naming import PodParent
+from criproxy.hooks import Chain
+from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.tiers import is_mid
+from criproxy.model import (
+    STARTS,
+    UNLIMITED,
+    UPDATES,
+    Adjustment,
+    AdmissionError,
+    Asked,
+    Counters,
+    Operation,
+    Pod,
+    PodRef,
+    PodRequest,
+    Resources,
+    Sandbox,
+    Target,
+    Unlimited,
+)
+from criproxy.model.cpulist import Cpus
+from criproxy.pods.admission import (
+    AdmissionSettings,
+    Admit,
+    AdmitsPods,
+    BoxStep,
+    Cause,
+    Facts,
+    Judgement,
+    Pass,
+    Refuse,
+    cpus_asked,
+    judge,
+)
+from criproxy.pods.inventory import Inventory, described
+
+_NOBODY: Final = PodRef("", "", "")
+
+_SHOWN_NAME: Final = 320  # namespace and name are at most 63 and 253 characters
+_SHOWN_TEXT: Final = 2048
+
+
+# --- what a front brings -------------------------------------------------------------------------------------------
+
+
+class CallPart(Protocol):
+    """One sandbox or container of a call, as it came; see `PodRequest`."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def container(self) -> str: ...
+    @property
+    def resources(self) -> Resources: ...
+    @property
+    def added_capabilities(self) -> tuple[str, ...]: ...
+
+    def apply(self, adjustment: Adjustment) -> str | int | None:
+        """Write it into the call; returns the value before, None: there was none.
+
+        Raises ValueError for a field that this part does not have.
+        """
+
+
+class Opened(Protocol):
+    """What a call says of a pod: enough to adjust it. `pod` is None where the call does not carry the pod (updates)."""
+
+    @property
+    def operation(self) -> Operation: ...
+    @property
+    def pod(self) -> Pod | None: ...
+    @property
+    def parts(self) -> Sequence[CallPart]: ...
+
+
+class Call(Opened, Protocol):
+    """A call of a front. `sandbox_id` and `container_id` are "" where it carries none; one that follows a sandbox has
+    either. `pod_resources` are those of the pod as a whole, with its overhead; 0: not set, or no limit.
+    """
+
+    @property
+    def sandbox_id(self) -> str: ...
+    @property
+    def container_id(self) -> str: ...
+    @property
+    def pod_resources(self) -> Resources: ...
+
+    def encode(self) -> bytes:
+        """The message to go on instead of the one that came, with what was applied."""
+
+
+class Made(Struct, frozen=True):
+    """What the runtime has made of a call: the sandbox of a start, and containers' ids and names in the pod."""
+
+    sandbox_id: str = ""
+    containers: Sequence[tuple[str, str]] = ()
+
+
+# --- what a front is told ------------------------------------------------------------------------------------------
+
+
+class Proceed(Struct, frozen=True):
+    """The call goes on to the runtime: as the very bytes that came, or as `message`, unless that is None.
+
+    `learns` is whether `done` is to be told of its success. `place` is that of a pod that starts in the box, `sandbox`
+    the one that the call was found to be about.
+    """
+
+    message: bytes | None = None
+    learns: bool = True
+    place: PodParent | None = None
+    sandbox: Sandbox | None = None
+
+
+class RefusedCall(Struct, frozen=True):
+    """The call is answered with an error. `words` say why, in ASCII and at no great length."""
+
+    cause: Cause
+    words: str
+
+
+PlacingOutcome = Proceed | RefusedCall
+
+_AS_IT_CAME: Final = Proceed()
+
+
+# --- what is asked of others ---------------------------------------------------------------------------------------
+
+
+class SeesStarts(Protocol):
+    """Whoever is to know of each pod that is about to start, online or not."""
+
+    def pod_starts(self, pod: Pod) -> None: ...
+
+
+class LeavesCpus(SeesStarts, Protocol):
+    """Kubelet's CPU manager, as far as requests need it."""
+
+    async def within(self, asked: Cpus) -> Cpus | Unlimited:
+        """Within which CPUs a container can be kept, now that these are asked for. Raises AdmissionError."""
+
+
+class HoldsPods(Protocol):
+    """Why a pod may not start in the box now; "": it may."""
+
+    def held(self, pod: PodRef) -> str: ...
+
+    def held_itself(self, pod: PodRef) -> str:
+        """As `held`, but whatever holds for all pods alike."""
+
+
+# --- what is pure --------------------------------------------------------------------------------------------------
+
+
+class PlacingSettings(Struct, frozen=True):
+    """`admission` says who is let into the box, `chain` what is adjusted in the calls of those that are."""
+
+    admission: AdmissionSettings
+    chain: Chain
+
+
+class AppliedAdjustment(Struct, frozen=True):
+    """What an adjustment has changed in a part. `old`: None, there was none."""
+
+    part: CallPart
+    adjustment: Adjustment
+    old: str | int | None
+
+    def logged(self) -> dict[str, object]:
+        """As fields of the log."""
+        where = {"container": self.part.container} if self.part.container else {}
+        one = self.adjustment
+        return {**where, "field": one.place, "old": self.old, "new": one.value, "reason": one.reason}
+
+
+def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited = UNLIMITED) -> list[AppliedAdjustment]:
+    """Apply to each part of a call what the hooks say of it. `cpus`: see `PodRequest`. Raises what a hook does."""
+    changes: list[AppliedAdjustment] = []
+    annotations = call.pod.annotations if call.pod is not None else {}
+    for part in call.parts:
+        request = PodRequest(
+            operation=call.operation,
+            target=part.target,
+            placement=place.in_box,
+            resources=part.resources,
+            container=part.container,
+            added_capabilities=part.added_capabilities,
+            cpus=cpus,
+            annotations=annotations,
+        )
+        changes += [AppliedAdjustment(part, adjustment, part.apply(adjustment)) for adjustment in chain.adjust(request)]
+    return changes
+
+
+def asked_of_box(pod: Pod, resources: Resources) -> Asked:
+    """What a pod that starts with these `resources` (see `Call`) asks for beside them, in its annotations.
+
+    Kubelet names the sum of the limits on memory also where a container has none, and the pod neither: what the pod's
+    limit is, its own cgroup of the pod says. A sum beside an annotation is of a container that the annotation may not
+    name: then the limit that it asks for is not that of all containers.
+
+    Raises ValueError for an annotation that makes no sense.
+    """
+    asked = of_pod(asked_by(pod.annotations))
+    return Asked(asked.cpu_shares, 0 if resources.memory_limit_bytes else asked.memory_bytes)
+
+
+# --- what acts -----------------------------------------------------------------------------------------------------
+
+
+class Placing(Struct, eq=False):
+    """Judges calls, has the box admit and resize, and adjusts calls by the chain. One for all fronts of a node."""
+
+    settings: PlacingSettings
+    inventory: Inventory
+    box: AdmitsPods
+    cpu_manager: LeavesCpus
+    kubelets_driver: SeesStarts
+    holds: HoldsPods
+    counters: Counters
+    log: FilteringBoundLogger
+
+    def configure(self, settings: PlacingSettings) -> None:
+        self.settings = settings
+
+    # --- the kinds of calls -----------------------------------------------------------------------------------------
+
+    def undecodable(self, operation: Operation, error: str) -> PlacingOutcome:
+        """A call that the front can't open, with the `error` of that; there is nothing to be learned of it."""
+        facts = Facts(operation, undecodable=error, any_placed=bool(self.inventory.placed))
+        judgement = judge(facts, self.settings.admission)
+        refused = not isinstance(judgement, Pass)
+        self.log.warning("request_undecodable", method=operation, error=error, refused=refused)
+        if not isinstance(judgement, Refuse):
+            return Proceed(learns=False)
+        self.counters.count("refusals", operation, judgement.cause)
+        return RefusedCall(judgement.cause, f"criproxy refuses {operation}: {_shown(judgement.detail, _SHOWN_TEXT)}")
+
+    def start(self, call: Call) -> PlacingOutcome | Awaitable[PlacingOutcome]:
+        """RunPodSandbox, RestorePod; at once, where nothing is to be waited for."""
+        pod = call.pod
+        assert pod is not None
+        self.kubelets_driver.pod_starts(pod)
+        self.cpu_manager.pod_starts(pod)
+        match self._judge_start(call.operation, pod):
+            case Pass(otherwise):
+                if otherwise is not None:
+                    self._log_dry_run(call, pod.ref, otherwise)
+                return _AS_IT_CAME
+            case Refuse() as refusal:
+                return self._refuse(call, pod.ref, refusal)
+            case Admit() as admitted:
+                return self._place(call, pod.ref, admitted, None)
+
+    def _judge_start(self, operation: Operation, pod: Pod) -> Judgement:
+        try:
+            return judge(Facts(operation, pod, held=self.holds.held(pod.ref)), self.settings.admission)
+        except Exception as error:
+            self.log.error("interceptor_failed", method=operation, exc_info=error)
+            return judge(Facts(operation, pod, fault=_fault(error)), self.settings.admission)
+
+    def follow(self, call: Call) -> PlacingOutcome | Awaitable[PlacingOutcome]:
+        """CreateContainer and the updates: containers follow their sandbox. At once, as `start`."""
+        sandbox = self.inventory.known(call.sandbox_id, call.container_id)
+        return self._follow_unknown(call) if sandbox is None else self._follow(call, sandbox)
+
+    async def _follow_unknown(self, call: Call) -> PlacingOutcome:
+        """Ask the runtime for the sandbox first."""
+        try:
+            sandbox_id, container_id = call.sandbox_id, call.container_id
+            by_container = self.inventory.sandbox_of(container_id) if not sandbox_id else None
+            sandbox = await (by_container or self.inventory.sandbox(sandbox_id))
+        except Exception as error:
+            return self._not_told(call, error)
+        outcome = self._follow(call, sandbox)
+        return outcome if isinstance(outcome, Proceed | RefusedCall) else await outcome
+
+    def _not_told(self, call: Call, error: Exception) -> PlacingOutcome:
+        """The runtime does not tell of the call's sandbox."""
+        if not isinstance(error, ConnectionError | ValueError):
+            self.log.error("interceptor_failed", method=call.operation, exc_info=error)
+        if call.operation in UPDATES:
+            self.log.warning("update_not_judged", method=call.operation, error=str(error))
+        pod, unknown = call.pod, f"the runtime does not tell where sandbox {call.sandbox_id} is: {error}"
+        judgement = judge(Facts(call.operation, pod, unknown=unknown), self.settings.admission)
+        if isinstance(judgement, Refuse):
+            return self._refuse(call, _NOBODY if pod is None else pod.ref, judgement)
+        return Proceed(learns=False)
+
+    def _follow(self, call: Call, sandbox: Sandbox | None) -> PlacingOutcome | Awaitable[PlacingOutcome]:
+        creates, whose, resizes = call.operation is Operation.CREATE_CONTAINER, _NOBODY, False
+        held = fault = ""
+        if sandbox is not None:
+            whose, resizes = sandbox.pod, not creates and sandbox.placement is not None
+            try:
+                held = self.holds.held_itself(whose) if creates else ""
+                if resizes:
+                    self.inventory.resize_asked(sandbox)
+            except Exception as error:
+                self.log.error("interceptor_failed", method=call.operation, exc_info=error)
+                fault = _fault(error)
+        judgement = judge(Facts(call.operation, None, sandbox, "", "", held, fault), self.settings.admission)
+        match judgement:
+            case Pass():
+                return Proceed(None, creates or resizes, None, sandbox)
+            case Refuse():
+                return self._refuse(call, whose, judgement)
+            case Admit():
+                return self._place(call, whose, judgement, sandbox)
+
+    # --- what a judgement says --------------------------------------------------------------------------------------
+
+    async def _place(self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None) -> PlacingOutcome:
+        """Have the box do its steps, then adjust the call."""
+        cause = Cause.HOOK_FAILED
+        cpus: Cpus | Unlimited = UNLIMITED
+        try:
+            for step in admitted.steps:
+                cause = step.value
+                if step is BoxStep.ADMIT:
+                    await self._admit(call, admitted.parent)
+                elif step is BoxStep.RESIZE:
+                    await self.box.update_pod(admitted.parent, call.pod_resources)
+                elif wanted := cpus_asked(part.resources for part in call.parts):
+                    cpus = await self.cpu_manager.within(wanted)
+            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
+            message = call.encode()
+        except AdmissionError as error:
+            return self._refuse(call, pod, Refuse(cause, str(error)))
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        self.counters.count("rewrites", call.operation)
+        self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
+        return Proceed(message, True, admitted.parent, sandbox)
+
+    async def _admit(self, call: Call, parent: PodParent) -> None:
+        """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""
+        pod = call.pod
+        assert pod is not None
+        try:
+            asked = asked_of_box(pod, call.pod_resources)
+        except ValueError as error:
+            asked = Asked()
+            consequence = "ignored: it shares CPU as one that asked for nothing, and has no memory limit of its own"
+            self.log.warning(
+                "annotation_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error), consequence=consequence
+            )
+        await self.box.admit(parent, asked.memory_bytes, asked.cpu_shares, mid=is_mid(pod.labels))
+
+    def _log_dry_run(self, call: Call, pod: PodRef, otherwise: Refuse | Admit) -> None:
+        try:
+            if isinstance(otherwise, Admit):
+                changes = adjust(call, otherwise.parent, self.settings.chain)
+                call.encode()
+                self.log.info("would_rewrite", **_rewrite(call, pod, otherwise, changes))
+                return
+        except Exception as error:
+            otherwise = self._hook_failed(call, pod, error)
+        self.log.info("would_refuse", pod=str(pod), pod_uid=pod.uid, method=call.operation, error=otherwise.detail)
+
+    def _hook_failed(self, call: Call, pod: PodRef, error: Exception) -> Refuse:
+        self.log.error("hook_failed", pod=str(pod), pod_uid=pod.uid, method=call.operation, exc_info=error)
+        return Refuse(Cause.HOOK_FAILED, _fault(error))
+
+    def _refuse(self, call: Call, pod: PodRef, refusal: Refuse) -> RefusedCall:
+        operation, cause = call.operation, refusal.cause
+        self.counters.count("refusals", operation, cause)
+        self.log.warning(
+            "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(cause), error=refusal.detail
+        )
+        shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(refusal.detail, _SHOWN_TEXT)}"
+        return RefusedCall(cause, f"criproxy refuses {operation} of offline pod {shown}")
+
+    # --- what the inventory learns ----------------------------------------------------------------------------------
+
+    def done(self, call: Call, outcome: Proceed, made: Made) -> None:
+        """The runtime has done a call that proceeded."""
+        if call.operation in STARTS:
+            self._sandbox_started(call, outcome.place, made)
+        elif call.operation is Operation.CREATE_CONTAINER:
+            owner = call.sandbox_id if outcome.sandbox is None else outcome.sandbox.id
+            for container_id, name in made.containers:
+                self.inventory.container_created(container_id, owner, name)
+        elif outcome.sandbox is not None:
+            self.inventory.resize_done(outcome.sandbox)
+
+    def _sandbox_started(self, call: Call, place: PodParent | None, made: Made) -> None:
+        pod = call.pod
+        assert pod is not None
+        placement = None if place is None else place.in_box
+        sandbox = described(made.sandbox_id, pod.ref, placement, pod.labels, pod.annotations)
+        self.inventory.sandbox_started(sandbox, pod)
+        for container_id, name in made.containers:
+            self.inventory.container_created(container_id, made.sandbox_id, name)
+            self.inventory.container_started(container_id)
+        if place is not None:
+            self.box.forget(place.name)
+
+
+def _rewrite(call: Call, pod: PodRef, admitted: Admit, changes: Sequence[AppliedAdjustment]) -> dict[str, object]:
+    """What the log says of a call that is adjusted, or would be."""
+    return {
+        "pod": str(pod),
+        "pod_uid": pod.uid,
+        "method": call.operation,
+        "offline_because": admitted.why,
+        "changes": [change.logged() for change in changes],
+    }
+
+
+def _fault(error: Exception) -> str:
+    """A fault of our own, in words."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _shown(text: str, characters: int) -> str:
+    """What an answer may carry: a pod's text can be of any length, and is not always UTF-8."""
+    cut = text if len(text) <= characters else f"{text[:characters]}..."
+    return cut.encode("ascii", "backslashreplace").decode()
