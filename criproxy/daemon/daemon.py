@@ -73,7 +73,7 @@ from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.part import InForce, Ports
+from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
@@ -150,7 +150,7 @@ class Daemon:
         self._hold_offs = HoldOffs(file, self._disk_reader, self._clock, self._log)
         self._hold_offs.read()
         held_off = self._hold_offs.why_box()
-        settings = InForce(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
+        settings = NodeSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
         predecessor = Predecessor.of_environment(os.environ)
 
         self._metrics = Metrics(__version__, lambda: log_writer.dropped, PARTS)
@@ -202,7 +202,7 @@ class Daemon:
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: InForce, runtime: PodsRuntime) -> None:
+    def _make_pods(self, settings: NodeSettings, runtime: PodsRuntime) -> None:
         """What looks after the pods that run."""
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
@@ -232,7 +232,7 @@ class Daemon:
         self._eviction = PodEviction(shared, self._box, shared.stopper())
         self._shared = shared
 
-    def _make_control(self, settings: InForce, driver: CgroupDriver) -> None:
+    def _make_control(self, settings: NodeSettings, driver: CgroupDriver) -> None:
         """What bounds the box, and what answers harm."""
         self._guard = CpuGuard(
             self._box,
@@ -269,7 +269,7 @@ class Daemon:
             self._checkpointer.hurry,
         )
 
-    def _make_proxy(self, settings: InForce, driver: CgroupDriver) -> None:
+    def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
         self._admissions = Admissions(self._box)
         self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
@@ -381,7 +381,7 @@ class Daemon:
             self._kubernetes.run(self._reporter),
         )
 
-    def _apply(self, settings: InForce) -> None:
+    def _apply(self, settings: NodeSettings) -> None:
         """The one way in for settings."""
         of = settings_of
         self._box.configure(of.box(settings))

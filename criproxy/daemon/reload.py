@@ -22,7 +22,7 @@ from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import ConfigStatus
 from criproxy.pods.hold_offs import HoldOffs
-from criproxy.pods.part import InForce
+from criproxy.pods.part import NodeSettings
 
 _LOOK_AFTER_S: Final = 0.5
 _SLACK_S: Final = 0.5
@@ -87,9 +87,9 @@ class Reload(Struct):
     """
 
     watch: FileWatch
-    settings: InForce
+    settings: NodeSettings
     timetable: Timetable
-    apply: Callable[[InForce], None]
+    apply: Callable[[NodeSettings], None]
     bypass: Bypass
     socket: ListenSocket
     recorder: Recorder
@@ -197,7 +197,7 @@ class Reload(Struct):
         self._tell_stage()
         self.notifier.ready(self.recorder.headline())
 
-    def _take(self, settings: InForce) -> None:
+    def _take(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.apply(settings)
 

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.clock import Clock
-from criproxy.pods.part import InForce, Part
+from criproxy.pods.part import NodeSettings, Part
 
 P = TypeVar("P", bound=Part)
 
@@ -30,7 +30,7 @@ class Round(Struct, frozen=True):
         """The one of this kind."""
         return next(part for part in self.parts if isinstance(part, kind))
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         for part in self.parts:
             part.configure(now)
 

@@ -20,7 +20,7 @@ from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.memory_relief import ReliefSettings
-from criproxy.pods.part import InForce, Stage
+from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.reconciler import ReconcilerSettings
 
@@ -72,17 +72,17 @@ class Timetable:
         return f"the schedule turns off at {clock_in_words(self._schedule, phase.closes_s)}, within {grace_s:g} s"
 
 
-def admission(now: InForce) -> AdmissionSettings:
+def admission(now: NodeSettings) -> AdmissionSettings:
     modes, rules = now.modes, now.config.colocation.offline_rules()
     closed = now.held_off or now.stage.closed
     return AdmissionSettings(modes.judges, rules, Mode.DRY_RUN in modes, closed)
 
 
-def placing(now: InForce, *, child_quota: bool) -> PlacingSettings:
+def placing(now: NodeSettings, *, child_quota: bool) -> PlacingSettings:
     return PlacingSettings(admission(now), offline_chain(now.config.hooks(child_quota=child_quota)))
 
 
-def box(now: InForce) -> BoxSettings:
+def box(now: NodeSettings) -> BoxSettings:
     shares = {name: getattr(now.config, name).max_ratio for name in SHARES}
     return BoxSettings(
         safe_limits(policy(now.config)),
@@ -94,7 +94,7 @@ def box(now: InForce) -> BoxSettings:
     )
 
 
-def loop(now: InForce) -> LoopSettings:
+def loop(now: NodeSettings) -> LoopSettings:
     """Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
     lowered, to what the dynamic policy at its defaults says.
     """
@@ -111,7 +111,7 @@ def loop(now: InForce) -> LoopSettings:
     )
 
 
-def guard(now: InForce) -> GuardSettings:
+def guard(now: NodeSettings) -> GuardSettings:
     config, interval_s = now.config, now.config.guard.interval_ms / 1000
     if not (config.guard.enabled and now.writes):
         return GuardSettings(None, interval_s)
@@ -121,25 +121,25 @@ def guard(now: InForce) -> GuardSettings:
     return GuardSettings(law, interval_s)
 
 
-def interference(now: InForce) -> InterferenceSettings:
+def interference(now: NodeSettings) -> InterferenceSettings:
     config = now.config.interference
     return InterferenceSettings(
         ladder_settings(config), now.relieves, config.enabled and not now.held_off, _disks(now), config.cpi
     )
 
 
-def _disks(now: InForce) -> DisksUse:
+def _disks(now: NodeSettings) -> DisksUse:
     limits = now.modes.limits
     if limits is LimitsUse.WRITTEN and now.config.interference.enabled:
         return DisksUse.HELD
     return DisksUse.LIFTED if limits is LimitsUse.WRITTEN or now.lifts else DisksUse.LEFT
 
 
-def relief(now: InForce) -> ReliefSettings:
+def relief(now: NodeSettings) -> ReliefSettings:
     return ReliefSettings(now.relieves, now.config.memory.min_bytes)
 
 
-def reconciler(now: InForce) -> ReconcilerSettings:
+def reconciler(now: NodeSettings) -> ReconcilerSettings:
     limits = now.modes.limits
     adopt = Mode.DRY_RUN not in now.modes
     if now.writes and now.stage.drain:

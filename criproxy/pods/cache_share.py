@@ -9,11 +9,11 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.resctrl import CacheGroup, CacheLimits, Resctrl
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
-from criproxy.pods.part import InForce, Part, Ports
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 
-def cache_asked(now: InForce) -> CacheLimits | None:
+def cache_asked(now: NodeSettings) -> CacheLimits | None:
     """None: what is in force is not ours to change."""
     if now.lifts:
         return CacheLimits()
@@ -40,7 +40,7 @@ class CacheShare(Part, Struct):
     def made(cls, ports: Ports) -> "CacheShare":
         return cls(ports.shared, ports.box, Resctrl(Tree()), ports.looks)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         self.limits = cache_asked(now)
 
     async def look(self) -> None:

@@ -21,14 +21,14 @@ from criproxy.control.cpu_pins import Pin, PodCpu, step
 from criproxy.model import UNLIMITED, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.part import Counter, Gauge, InForce, Part, Ports
+from criproxy.pods.part import Counter, Gauge, NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 LIMITS_EVERY_S: Final = 60.0
 """From one look at a pod's limit to the next: kubelet may resize it."""
 
 
-def pinning_asked(now: InForce) -> bool | None:
+def pinning_asked(now: NodeSettings) -> bool | None:
     """Whether pods are to be pinned; None: what is in force is not ours to change."""
     if now.lifts:
         return False
@@ -63,7 +63,7 @@ class CpuPinning(Part, Struct):
     def made(cls, ports: Ports) -> "CpuPinning":
         return cls(ports.shared, ports.box, ports.cpu_manager)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         self.enabled = pinning_asked(now)
 
     async def look(self) -> None:

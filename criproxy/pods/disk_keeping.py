@@ -15,7 +15,7 @@ from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Wake
 from criproxy.model.modes import LimitsUse
-from criproxy.pods.part import Gauge, InForce, Part, Ports, listed
+from criproxy.pods.part import Gauge, NodeSettings, Part, Ports, listed
 from criproxy.pods.shared import PodsShared
 
 _TIMEOUT_S: Final = 10.0
@@ -23,7 +23,7 @@ _REMEDY: Final = "set io.weight, or choose the scheduler bfq for these disks: do
 _EQUALS: Final = "there, offline pods read and write as equals of online ones"
 
 
-def keeper_asked(now: InForce) -> Keeper | None:
+def keeper_asked(now: NodeSettings) -> Keeper | None:
     """None: what is in force is not ours to change. Where colocation is off, nobody looks after it any more."""
     if now.modes.limits is LimitsUse.LIFTED:
         return "leave"
@@ -63,7 +63,7 @@ class DiskKeeping(Part, Struct, eq=False):
         keepers = DiskKeepers(Tree(), ports.run_path.with_suffix(".disks"), weights)
         return cls(ports.shared, ports.box, keepers, weights, ports.looks)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         keeper = keeper_asked(now)
         if keeper != self.keeper:
             self.keeper = keeper

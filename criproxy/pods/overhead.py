@@ -19,7 +19,7 @@ from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.part import Counter, Gauge, InForce, Part, Ports, StopsPods
+from criproxy.pods.part import Counter, Gauge, NodeSettings, Part, Ports, StopsPods
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
@@ -255,7 +255,7 @@ class OverheadWatch(Part, Struct):
     def made(cls, ports: Ports) -> "OverheadWatch":
         return cls(ports.shared, ports.stops, OverheadReader(), ports.disk_reader)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         self.max_cores = now.config.colocation.runtime_max_cores
 
     async def look(self) -> None:

@@ -4,7 +4,7 @@ A part is a module with a class, and a line in the register (`daemon.register`).
 round (`daemon.round`) has it look, and status, metrics and docs have what it shows.
 
     made        from what every part may have of the node (`Ports`)
-    configure   what holds now (`InForce`): at first, and whenever something else holds
+    configure   what holds now (`NodeSettings`): at first, and whenever something else holds
     look        one look. It may wait for the kernel or the runtime, but does not sleep; what it raises is logged once
                 by the round, is `failure` until a look succeeds, and a problem in the status until then
     cease       no look follows for now: of two criproxys, another one has the node
@@ -44,7 +44,7 @@ class Stage(Struct, frozen=True):
     drain: bool = False
 
 
-class InForce(Struct, frozen=True):
+class NodeSettings(Struct, frozen=True):
     """What holds now, by config, schedule, operator and command line. `pass_through`: the config had errors at the
     start. `held_off`: who holds criproxy off the box and why, in words; "": nobody does.
     """
@@ -187,7 +187,7 @@ class Part:
         """The part of a daemon."""
         raise NotImplementedError(cls)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         """From now on this holds."""
 
     @property

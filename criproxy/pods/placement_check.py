@@ -14,7 +14,7 @@ from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.control.clock import Wake
 from criproxy.model import Finding
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.part import Counter, Gauge, InForce, Part, Ports, StopsPods, listed
+from criproxy.pods.part import Counter, Gauge, NodeSettings, Part, Ports, StopsPods, listed
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
@@ -101,7 +101,7 @@ class PlacementCheck(PodObserver, Part, Struct):
         """What can't be checked, as with a virtual machine's runtime."""
         return tuple(self._unknown.values())
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         """Look at everything: whom to stop may have changed in `Holds`."""
         self.pods_listed()
 

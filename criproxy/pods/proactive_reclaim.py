@@ -14,11 +14,11 @@ from criproxy.control.clock import Wake
 from criproxy.control.proactive_reclaim import EVERY_S, ReclaimState, step
 from criproxy.control.resources import bytes_in_words
 from criproxy.model.signals import Missing
-from criproxy.pods.part import Counter, InForce, Part, Ports
+from criproxy.pods.part import Counter, NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 
-def reclaim_asked(now: InForce) -> bool:
+def reclaim_asked(now: NodeSettings) -> bool:
     """Whether it is asked for, and the box is ours to change."""
     return now.config.memory.proactive_reclaim and now.writes
 
@@ -46,7 +46,7 @@ class ProactiveReclaim(Part, Struct):
     def made(cls, ports: Ports) -> "ProactiveReclaim":
         return cls(ports.shared, ports.box)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         before, self.enabled = self.enabled, reclaim_asked(now)
         if not self.enabled:
             self._state, self.missing = ReclaimState(), ""

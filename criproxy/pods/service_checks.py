@@ -29,7 +29,7 @@ from criproxy.control.interference.service_checks import (
 )
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.part import AsksServices, Gauge, InForce, Part, Ports, listed
+from criproxy.pods.part import AsksServices, Gauge, NodeSettings, Part, Ports, listed
 from criproxy.pods.shared import PodsShared
 
 MOST: Final = 20
@@ -83,7 +83,7 @@ class ServiceChecksSettings(Struct, frozen=True):
     measured_s: float
 
     @classmethod
-    def of(cls, now: InForce) -> "ServiceChecksSettings":
+    def of(cls, now: NodeSettings) -> "ServiceChecksSettings":
         experiments = ((one.trial_s, one.settle_s) for one in ladder_settings(now.config.interference).resources)
         measured_s = min(trial_s - settle_s for trial_s, settle_s in experiments if trial_s is not None)
         return cls(now.writes, now.config.colocation.offline_rules(), measured_s)
@@ -119,7 +119,7 @@ class ServiceChecks(Part, Struct, eq=False):
     def made(cls, ports: Ports) -> "ServiceChecks":
         return cls(ports.shared, ports.services)
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         self.settings = ServiceChecksSettings.of(now)
 
     # --- what others ask of it --------------------------------------------------------------------------------------

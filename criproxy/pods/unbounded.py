@@ -13,7 +13,7 @@ from criproxy.control.clock import Wake
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.part import Gauge, InForce, Part, Ports, listed
+from criproxy.pods.part import Gauge, NodeSettings, Part, Ports, listed
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
 
@@ -42,7 +42,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
     def made(cls, ports: Ports) -> "UnboundedPods":
         return cls(ports.shared, ports.shared.stopper())
 
-    def configure(self, now: InForce) -> None:
+    def configure(self, now: NodeSettings) -> None:
         self.rules = now.config.colocation.offline_rules() if now.relieves else None
         self._wake.set()
 

@@ -12,7 +12,7 @@ from criproxy.config import Config, ConfigError, Loaded
 from criproxy.config.settings import Colocation
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Timetable
-from criproxy.pods.part import InForce
+from criproxy.pods.part import NodeSettings
 from tests.fakes.clock import FakeClock
 
 ON, OFF = (Config(colocation=Colocation(enabled=enabled)) for enabled in (True, False))
@@ -148,8 +148,8 @@ class Shown:
 )
 def test_config_that_is_taken(loaded: Loaded, enabled: bool) -> None:
     shown, clock = Shown(), FakeClock()
-    applied: list[InForce] = []
-    settings = InForce(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False)
+    applied: list[NodeSettings] = []
+    settings = NodeSettings(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False)
     watch = SimpleNamespace(file=Path("config.toml"))
     others = dict.fromkeys(("socket", "hold_offs", "bypass"))
     told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)

@@ -11,7 +11,7 @@ from criproxy.daemon.register import PARTS
 from criproxy.daemon.round import Round
 from criproxy.pods.part import Part
 from tests.fakes.log import FakeLog
-from tests.fakes.part import in_force
+from tests.fakes.part import node_settings
 
 NEVER_S = 3600.0
 
@@ -168,7 +168,12 @@ def test_each_part_can_be_made_configured_begun_ceased_begun_anew_and_closed(kin
     """On a node where nothing answers; twice, as after a hand-over that failed."""
     part = kind.made(Nobody())  # type: ignore[arg-type]
     round = Round([part], Clock(), FakeLog())
-    for now in (in_force(dry_run=True), in_force(pass_through=True), in_force(held_off="repair"), in_force()):
+    for now in (
+        node_settings(dry_run=True),
+        node_settings(pass_through=True),
+        node_settings(held_off="repair"),
+        node_settings(),
+    ):
         round.configure(now)
     for _ in range(2):
         turns = iter(range(5))

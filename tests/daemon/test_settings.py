@@ -21,7 +21,7 @@ from criproxy.pods.cache_share import cache_asked
 from criproxy.pods.cpu_pinning import pinning_asked
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.disk_keeping import keeper_asked
-from criproxy.pods.part import InForce, Stage
+from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.proactive_reclaim import reclaim_asked
 from criproxy.pods.service_checks import ServiceChecksSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
@@ -31,12 +31,12 @@ GIB = 1 << 30
 
 def guard(config: Config) -> GuardLaw | None:
     config = replace(config, colocation=Colocation(enabled=True))
-    return of.guard(InForce(config, Stage(policy(config)), False, False)).law
+    return of.guard(NodeSettings(config, Stage(policy(config)), False, False)).law
 
 
-def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> InForce:
+def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> NodeSettings:
     config = Config(colocation=colocation)
-    return InForce(config, Timetable(config).stage(0.0), pass_through, dry_run)
+    return NodeSettings(config, Timetable(config).stage(0.0), pass_through, dry_run)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool =
     ],
 )
 def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is_ours(
-    given: InForce, evicts: bool
+    given: NodeSettings, evicts: bool
 ) -> None:
     assert (ON_UNBOUNDED in given.stops_by) == evicts
 
@@ -58,7 +58,7 @@ def test_misplaced_pods_are_evicted_only_where_the_config_says_so_and_the_box_is
 def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_and_a_dry_run_has_none() -> None:
     """The salvaged config may say static, with limits meant for a night."""
     config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
-    bad = InForce(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
+    bad = NodeSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     safe = policy(Config())
     assert of.loop(bad).policy.resources == safe.resources
     assert (of.loop(bad).dry_run, of.reconciler(bad).adopt, of.reconciler(bad).when_off) == (False, True, None)
@@ -95,7 +95,7 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
 def test_memory_is_relieved_by_default_wherever_the_box_is_ours(
     config: Config, dry_run: bool, active: bool, stops_by: set[str]
 ) -> None:
-    parts = InForce(config, Timetable(config).stage(0.0), False, dry_run)
+    parts = NodeSettings(config, Timetable(config).stage(0.0), False, dry_run)
     assert (parts.modes.writes, parts.stops_by) == (active, stops_by)
 
 
@@ -125,7 +125,7 @@ def test_parts_do_what_the_table_of_modes_says(
 ) -> None:
     """Whether pods are judged, that is only told, limits are applied, the box is criproxy's, and taken over at all."""
     config, stage, pass_through, dry_run = given
-    parts = InForce(config, stage, pass_through, dry_run)
+    parts = NodeSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
     owners = {bool(one) for one in (of.guard(parts).law, parts.relieves, parts.modes.writes)}
     intercept, reconciler, (writes,) = of.admission(parts), of.reconciler(parts), owners
@@ -196,7 +196,8 @@ def test_predictor_takes_the_config_s_values() -> None:
 def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config() -> None:
     at_once = Config(interference=Interference(evict_after_s=7.0, evict_after_memory_s=3.0, evict_most=2, trial_s=4.0))
     default, set_so = (
-        of.interference(InForce(config, Timetable(config).stage(0.0), False, False)) for config in (Config(), at_once)
+        of.interference(NodeSettings(config, Timetable(config).stage(0.0), False, False))
+        for config in (Config(), at_once)
     )
 
     assert {one.name: one.evict_after_s for one in default.ladder.resources} == {
@@ -215,7 +216,7 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
 
 def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less() -> None:
     config = Config(interference=Interference(open_after_s=1800.0, open_after_most_s=600.0))
-    ladder = of.interference(InForce(config, Timetable(config).stage(0.0), False, False)).ladder
+    ladder = of.interference(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
 
     assert doubled_s(ladder.closed_calm_s, 1, ladder.longest_calm_s) == 1800.0
 
@@ -223,7 +224,7 @@ def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less()
 @pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
 def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
     config = Config(interference=Interference(trial_s=trial_s))
-    ladder = of.interference(InForce(config, Timetable(config).stage(0.0), False, False)).ladder
+    ladder = of.interference(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
     trials_s = {one.name: one.trial_s for one in ladder.resources}
     assert (trials_s[CPU], trials_s[MEMORY]) == found
 
@@ -233,14 +234,14 @@ def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> N
 ])  # fmt: skip
 def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
     config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
-    assert of.loop(InForce(config, Timetable(config).stage(0.0), False, False)).cpu_by_evidence is by_evidence
+    assert of.loop(NodeSettings(config, Timetable(config).stage(0.0), False, False)).cpu_by_evidence is by_evidence
 
 
 @pytest.mark.parametrize("child_quota", [True, False])
 def test_chain_is_built_with_the_settings_of_the_config_that_holds(child_quota: bool) -> None:
     config = Config(network=Network(max_egress_bits_per_s=1000))
     before, after = (
-        of.placing(InForce(one, Timetable(one).stage(0.0), False, False), child_quota=child_quota)
+        of.placing(NodeSettings(one, Timetable(one).stage(0.0), False, False), child_quota=child_quota)
         for one in (Config(), config)
     )
 
@@ -271,7 +272,7 @@ def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not
 
 def test_memory_is_taken_back_where_it_is_asked_for_and_the_box_is_criproxys_to_change() -> None:
     asked = Config(colocation=Colocation(enabled=True), memory=Memory(proactive_reclaim=True))
-    on = InForce(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+    on = NodeSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
 
     assert reclaim_asked(on)
     assert not reclaim_asked(replace(on, config=Config(colocation=asked.colocation)))
@@ -286,7 +287,7 @@ def test_memory_is_taken_back_where_it_is_asked_for_and_the_box_is_criproxys_to_
 
 def test_pods_are_pinned_while_the_box_is_criproxys_and_freed_as_its_limits_are_lifted() -> None:
     asked = Config(colocation=Colocation(enabled=True))
-    on = InForce(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+    on = NodeSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
 
     assert pinning_asked(on) is True
     assert (
@@ -300,7 +301,7 @@ def test_pods_are_pinned_while_the_box_is_criproxys_and_freed_as_its_limits_are_
 
 def test_disks_are_switched_while_the_box_is_criproxys_and_put_back_as_its_limits_are_lifted() -> None:
     asked = Config(colocation=Colocation(enabled=True), io=Io(weight="io.cost"))
-    on = InForce(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
+    on = NodeSettings(asked, settings(asked.colocation).stage, pass_through=False, dry_run=False)
 
     assert keeper_asked(on) == "io.cost"
     assert keeper_asked(replace(on, config=Config(colocation=asked.colocation))) == "leave"

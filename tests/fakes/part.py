@@ -6,15 +6,15 @@ from typing import Any
 from criproxy.config.load import parse
 from criproxy.daemon.round import Round
 from criproxy.daemon.settings import policy
-from criproxy.pods.part import InForce, Part, Stage
+from criproxy.pods.part import NodeSettings, Part, Stage
 from tests.fakes.clock import FakeClock
 
 
-def in_force(text: str = "", **changed: Any) -> InForce:
+def node_settings(text: str = "", **changed: Any) -> NodeSettings:
     """By a config file with this text, in which colocation is on. `changed`: other fields."""
     loaded = parse(f"colocation.enabled = true\n{text}".encode(), "config.toml")
     assert not loaded.errors, loaded.errors
-    return InForce(
+    return NodeSettings(
         **{
             "config": loaded.config,
             "stage": Stage(policy(loaded.config)),

@@ -11,7 +11,7 @@ from criproxy.cgroup.disk_keepers import Keeper, Kept
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.pods.disk_keeping import DiskKeeping
 from tests.fakes.log import FakeLog
-from tests.fakes.part import in_force, round_of
+from tests.fakes.part import node_settings, round_of
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def test_failures_are_forgotten_with_the_setting() -> None:
     bench = Bench("io.cost")
     bench.keepers.answers = [FAILED]
     bench.looks()
-    bench.part.configure(in_force("io.weight = 'leave'"))
+    bench.part.configure(node_settings("io.weight = 'leave'"))
     bench.looks()
 
     assert bench.part.kept == Kept()
@@ -113,7 +113,7 @@ def test_failures_are_forgotten_with_the_setting() -> None:
 def test_change_of_the_setting_alone_asks_for_a_look_at_once() -> None:
     bench, asked = Bench("leave"), []
     for keeper in ("leave", "bfq"):
-        bench.part.configure(in_force(f"io.weight = '{keeper}'"))
+        bench.part.configure(node_settings(f"io.weight = '{keeper}'"))
         asked.append(bench.part.wake.is_set)
 
     assert asked == [False, True]

@@ -21,7 +21,7 @@ from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
-from tests.fakes.part import in_force, look, round_of
+from tests.fakes.part import look, node_settings, round_of
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -280,7 +280,7 @@ def test_pod_of_a_misplaced_container_is_evicted_when_the_config_says_so() -> No
     bench.round()
     assert bench.stopped == []
     bench.holds.configure(frozenset([ON_UNBOUNDED]))
-    bench.check.configure(in_force())
+    bench.check.configure(node_settings())
     bench.round(everything=False)
     assert bench.stopped == [("s1", "it is outside the box, at /system.slice/x")]
     assert bench.holds.held(POD) == "", "it was moved after its start: the next one may be well"

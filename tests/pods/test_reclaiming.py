@@ -17,7 +17,7 @@ from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.log import FakeLog
-from tests.fakes.part import in_force, round_of
+from tests.fakes.part import node_settings, round_of
 
 MIB = 1 << 20
 FLOOR = {"cpu": 0.1, "memory": 4096 * MIB}
@@ -131,11 +131,11 @@ def test_without_a_box_nothing_is_asked_for(bench: Bench) -> None:
     assert bench.part.failure == ""
 
 
-ON = in_force("memory.proactive_reclaim = true")
+ON = node_settings("memory.proactive_reclaim = true")
 
 
 def test_part_that_is_off_never_wakes_up_and_one_that_is_on_looks_each_6_s(bench: Bench) -> None:
-    bench.part.configure(in_force())
+    bench.part.configure(node_settings())
     off = bench.part.pause_s, bench.part.wake.is_set
     bench.part.configure(ON)
 
@@ -145,7 +145,7 @@ def test_part_that_is_off_never_wakes_up_and_one_that_is_on_looks_each_6_s(bench
 
 def test_status_says_what_was_taken_back_where_that_is_asked_for(bench: Bench) -> None:
     bench.part.taken_bytes = 64 * MIB
-    bench.part.configure(in_force())
+    bench.part.configure(node_settings())
     off = list(bench.part.rows())
     bench.part.configure(ON)
 
