@@ -1,4 +1,4 @@
-"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/operation.md, and what an API server
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/refused.md, and what an API server
 refuses of a policy: a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it.
 
 `python -m docs.generate [--check]`
@@ -87,9 +87,9 @@ def events(found: Found) -> str:
     )
 
 
-def operation() -> str:
+def refused() -> str:
     """The page as it is, with the table of modes that the code makes."""
-    before, _, rest = (HERE / "operation.md").read_text(encoding="utf-8").partition(MODES)
+    before, _, rest = (HERE / "refused.md").read_text(encoding="utf-8").partition(MODES)
     _, _, after = rest.partition(MODES_END)
     return f"{before}{MODES}{modes()}{MODES_END}{after}"
 
@@ -173,7 +173,7 @@ def main() -> int:
         ("config.example.toml", render()),
         ("docs/metrics.md", metrics()),
         ("docs/log-events.md", events(found)),
-        ("docs/operation.md", operation()),
+        ("docs/refused.md", refused()),
         ("cluster/manifests/base/crd.yaml", policies),
         ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
     ):

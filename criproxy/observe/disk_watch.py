@@ -14,7 +14,7 @@ from criproxy.pods.shared import Trouble
 
 EVERY_S: Final = 60.0
 
-_REMEDY: Final = "set io.weight, or choose the scheduler bfq for these disks: docs/operation.md, The disk"
+_REMEDY: Final = "set io.weight, or choose the scheduler bfq for these disks: docs/disks.md"
 
 
 class DiskWatch(Struct):
