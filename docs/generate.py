@@ -1,5 +1,6 @@
 """Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/refused.md, and what an API server
-refuses of a policy: a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it.
+refuses of a policy: a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it. It also writes the
+version, which criproxy/__init__.py alone has, to where a build, kubectl or a reader can't get it from (`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -7,10 +8,12 @@ its words.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from criproxy import __version__
 from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
 from docs.config_example import render
@@ -22,6 +25,13 @@ CODE = HERE.parent / "criproxy"
 BASE = HERE.parent / "cluster" / "manifests" / "base"
 MODES = "<!-- Made from criproxy/model/modes.py by `.venv/bin/python -m docs.generate`. -->\n"
 MODES_END = "<!-- The end of the table of modes. -->"
+VERSIONED = (
+    ("cluster/VERSION", r"^.*(?=\n)"),
+    ("cluster/manifests/base/kustomization.yaml", r'(?<=newTag: ")[^"]*'),
+    ("cluster/README.md", r"(?<=build/criproxy-cluster-)[\d.]+(?=\.tar)"),
+    ("README.md", r"(?<=dist/criproxy_)[\d.]+(?=~)"),
+)
+"""Files, and what in them is the version."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -85,6 +95,17 @@ def events(found: Found) -> str:
             "",
         )
     )
+
+
+def versioned() -> Iterator[tuple[str, str]]:
+    """The files of `VERSIONED` as they are, with this version."""
+    for name, pattern in VERSIONED:
+        text, found = re.subn(
+            pattern, __version__, (HERE.parent / name).read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        if not found:
+            raise SystemExit(f"{name} has no place for the version: {pattern}")
+        yield name, text
 
 
 def refused() -> str:
@@ -176,6 +197,7 @@ def main() -> int:
         ("docs/refused.md", refused()),
         ("cluster/manifests/base/crd.yaml", policies),
         ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
+        *versioned(),
     ):
         page = HERE.parent / name
         if "--check" in sys.argv[1:]:
