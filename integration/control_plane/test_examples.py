@@ -150,7 +150,7 @@ def test_policy_is_in_force_on_the_nodes_that_it_selects(cluster: Cluster, repli
 
     def counts() -> tuple[int, int, int] | None:
         status = cluster.plane.call("GET", f"{POLICIES}/night").get("status", {})
-        return tuple(status.get(name) for name in ("nodes", "inForce", "refused"))  # type: ignore[return-value]
+        return tuple(status.get(name) for name in ("nodes", "inForce", "refused"))
 
     wait_for(lambda: counts() == (0, 0, 0), SOON_S, "the policy to select no node")
     cluster.plane.merge(cluster.path, {"metadata": {"labels": {"pool": "night"}}})

@@ -1,4 +1,4 @@
-"""packaging/release in a repository of its own: when it refuses, and what it makes. Stubs stand for what it builds by."""
+"""packaging/release in a repository of its own: when it refuses, and what it makes. Stubs stand for its builders."""
 
 import hashlib
 import os
