@@ -1,5 +1,7 @@
-"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/operation.md, what an API server
-refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it), and webhook.yaml.
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, a table of docs/refused.md, what an API server
+refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it), and webhook.yaml. It
+also writes the version, which criproxy/__init__.py alone has, to where a build, kubectl or a reader can't get it from
+(`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -7,10 +9,12 @@ its words.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from criproxy import __version__
 from criproxy.daemon.register import PARTS
 from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
@@ -24,6 +28,13 @@ CODE = HERE.parent / "criproxy"
 BASE = HERE.parent / "cluster" / "manifests" / "base"
 MODES = "<!-- Made from criproxy/model/modes.py by `.venv/bin/python -m docs.generate`. -->\n"
 MODES_END = "<!-- The end of the table of modes. -->"
+VERSIONED = (
+    ("cluster/VERSION", r"^.*(?=\n)"),
+    ("cluster/manifests/base/kustomization.yaml", r'(?<=newTag: ")[^"]*'),
+    ("cluster/README.md", r"(?<=build/criproxy-cluster-)[\d.]+(?=\.tar)"),
+    ("README.md", r"(?<=dist/criproxy_)[\d.]+(?=~)"),
+)
+"""Files, and what in them is the version."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -90,9 +101,20 @@ def events(found: Found) -> str:
     )
 
 
-def operation() -> str:
+def versioned() -> Iterator[tuple[str, str]]:
+    """The files of `VERSIONED` as they are, with this version."""
+    for name, pattern in VERSIONED:
+        text, found = re.subn(
+            pattern, __version__, (HERE.parent / name).read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        if not found:
+            raise SystemExit(f"{name} has no place for the version: {pattern}")
+        yield name, text
+
+
+def refused() -> str:
     """The page as it is, with the table of modes that the code makes."""
-    before, _, rest = (HERE / "operation.md").read_text(encoding="utf-8").partition(MODES)
+    before, _, rest = (HERE / "refused.md").read_text(encoding="utf-8").partition(MODES)
     _, _, after = rest.partition(MODES_END)
     return f"{before}{MODES}{modes()}{MODES_END}{after}"
 
@@ -174,10 +196,11 @@ def main() -> int:
         ("config.example.toml", render()),
         ("docs/metrics.md", metrics()),
         ("docs/log-events.md", events(found)),
-        ("docs/operation.md", operation()),
+        ("docs/refused.md", refused()),
         ("cluster/manifests/base/crd.yaml", policies),
         ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
         ("cluster/manifests/base/webhook.yaml", webhook()),
+        *versioned(),
     ):
         page = HERE.parent / name
         if "--check" in sys.argv[1:]:

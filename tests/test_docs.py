@@ -1,10 +1,18 @@
-"""docs/log-events.md is made from the code: each way to log an event is understood, and each event has words."""
+"""docs/log-events.md is made from the code: each way to log an event is understood, and each event has words.
+
+And what pages link to, and messages name, is there.
+"""
 
 import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from docs.generate import _logged, amiss
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -39,3 +47,34 @@ def test_event_without_words_and_words_without_an_event_are_named() -> None:
         "docs/event_words.py has no words for `evict`",
         "docs/event_words.py has `stop`, which nothing logs",
     ]
+
+
+def test_links_between_pages_lead_to_a_file_and_a_heading_that_are_there() -> None:
+    pages = [
+        page for folder in (".", "docs", "cluster", "examples", ".github") for page in (ROOT / folder).glob("*.md")
+    ]
+    headings = {page: set(_anchors(page.read_text(encoding="utf-8"))) for page in pages}
+    wrong = []
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.exists() or (anchor and anchor not in headings.get(target, {anchor})):
+                wrong.append(f"{page.relative_to(ROOT)}: {link}")
+    assert wrong == []
+
+
+def test_pages_that_messages_name_are_there() -> None:
+    code = [
+        file for folder in ("criproxy", "cluster", "packaging") for file in (ROOT / folder).rglob("*") if file.is_file()
+    ]
+    named = {page for file in code for page in re.findall(rb"\bdocs/[\w-]+\.md\b", file.read_bytes())}
+    assert {page for page in named if not (ROOT / page.decode()).exists()} == set()
+
+
+def _anchors(page: str) -> Iterator[str]:
+    """As GitHub makes them of headings."""
+    for line in re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL).splitlines():
+        if line.startswith("#"):
+            words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.lstrip("# ")).lower()
+            yield re.sub(r"[^\w\- ]", "", words).replace(" ", "-")

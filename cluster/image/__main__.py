@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
 from cluster.image.contents import CLUSTER, SETTINGS, BuildError, find_mirror, make_base, make_code
@@ -15,8 +14,7 @@ NAME = "docker.io/library/criproxy-cluster"
 
 
 def version() -> str:
-    found: str = tomllib.loads((CLUSTER / "pyproject.toml").read_text())["project"]["version"]
-    return found
+    return (CLUSTER / "VERSION").read_text().strip()
 
 
 def build(out: Path, mirror: str) -> str:

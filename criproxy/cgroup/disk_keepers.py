@@ -27,7 +27,7 @@ Keeper = Literal["leave", "io.cost", "bfq"]
 """What is to keep the weight; leave: whatever the disk has."""
 
 _LINE: Final = re.compile(r"io\.cost \d+:\d+ enable=0|bfq [\w!:-]+ [\w-]+")
-_READ_ONLY: Final = "let the service write there: docs/operation.md, The disk"
+_READ_ONLY: Final = "let the service write there: docs/disks.md"
 
 
 class ChangedDisk(Struct, frozen=True):

@@ -44,7 +44,7 @@ NO_COUNTERS: Final = (
 )
 DENIED: Final = (
     "perf_event_open is not permitted: add CapabilityBoundingSet=CAP_PERFMON and SystemCallFilter=perf_event_open to "
-    "criproxy.service, see docs/operation.md, Cycles per instruction"
+    "criproxy.service, see docs/harm.md, Cycles per instruction"
 )
 
 

@@ -509,7 +509,7 @@ class Interference(Struct, frozen=True, kw_only=True):
         doc(
             "Whether the processor counts the cycles and instructions of online pods, so that a service that is slowed "
             "down by caches, memory bandwidth or hyperthreads is seen. Needs hardware counters, and permissions that "
-            "the service does not have by itself: docs/operation.md, Cycles per instruction."
+            "the service does not have by itself: docs/harm.md, Cycles per instruction."
         ),
     ] = False
     on_harm: Annotated[
@@ -524,8 +524,8 @@ class Interference(Struct, frozen=True, kw_only=True):
             str,
             Meta(pattern=_ADDRESS),
             doc(
-                "The Prometheus that online pods' checks may send queries to (docs/operation.md, What online services "
-                "say of themselves), by HTTP. Not set: such a check says nothing.",
+                "The Prometheus that online pods' checks may send queries to (docs/harm.md, What online services say "
+                "of themselves), by HTTP. Not set: such a check says nothing.",
                 expects="an IP address with a port, such as 10.96.0.20:9090 or [fd00::20]:9090",
                 restart=True,
             ),

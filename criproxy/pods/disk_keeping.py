@@ -19,7 +19,7 @@ from criproxy.pods.part import Gauge, NodeSettings, Part, Ports, listed
 from criproxy.pods.shared import PodsShared
 
 _TIMEOUT_S: Final = 10.0
-_REMEDY: Final = "set io.weight, or choose the scheduler bfq for these disks: docs/operation.md, The disk"
+_REMEDY: Final = "set io.weight, or choose the scheduler bfq for these disks: docs/disks.md"
 _EQUALS: Final = "there, offline pods read and write as equals of online ones"
 
 

@@ -35,6 +35,13 @@ POLICY = "colocation.criproxy.io/policy"
 REPORT = "colocation.criproxy.io/policy-status"
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
+PLAIN = {
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],  # it has no CNI plugin
+}
+"""Of each pod on this node, beside what its author would write."""
 SOON_S, POD_S = (900.0, 900.0) if is_throwaway() else (120.0, 300.0)
 
 T = TypeVar("T")

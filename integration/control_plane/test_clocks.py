@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from criproxy.vocabulary.times import wall_s
-from integration.control_plane.cluster import CPU, SOON_S, Cluster
+from integration.control_plane.cluster import CPU, POLICIES, SOON_S, Cluster
 from integration.control_plane.test_whole import (
     DEPLOYMENTS,
     EVICTED,
-    POLICIES,
     deployment,
     labels,
     newest,

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import yaml
 
 from criproxy.pods.stopping import KnownPod
 from criproxy.vocabulary.names import EXTENDED_SPEC
-from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, SOON_S, Cluster
-from integration.lab import cluster_side
+from integration.control_plane.cluster import CLASS, CPU, MEMORY, PLAIN, POD_S, PODS, POLICIES, SOON_S, Cluster
 from integration.lab.cluster_side import Replica
 from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.criproxy import python_path
@@ -26,34 +24,8 @@ from integration.test_daemon import file_of
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
-POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
 EVICTED = "colocation.criproxy.io/evicted"
-PLAIN = {
-    "automountServiceAccountToken": False,
-    "enableServiceLinks": False,
-    "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],  # it has no CNI plugin
-}
-"""Of each pod here, beside what its author would write."""
 REQUESTS = {"requests": {"cpu": "300m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
-
-
-@pytest.fixture(scope="module")
-def replica(cluster: Cluster) -> Iterator[Replica]:
-    """The cluster's side, with a policy that has the node lend a core however busy this machine is."""
-    cluster_side.install(cluster.plane)
-    made = Replica(cluster.plane, "replica")
-    made.take_webhooks()
-    made.start()
-    wait_for(made.leads, SOON_S, "the replica to lead")
-    policy = {
-        "apiVersion": "colocation.criproxy.io/v1alpha1",
-        "kind": "ColocationPolicy",
-        "metadata": {"name": "all"},
-        "spec": {"settings": {"cpu": {"min_cores": 1.0}}},
-    }
-    cluster.plane.call("POST", POLICIES, policy)
-    yield made
-    made.process.kill()
 
 
 def deployment() -> dict[str, Any]:

@@ -56,15 +56,25 @@ def test_package_brings_no_container_runtime() -> None:
 
 
 @pytest.mark.parametrize("folder", [".", "cluster"])
-def test_distribution_has_the_license_in_it(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distribution_has_the_version_and_the_license_in_it(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = CHECKOUT / folder
     assert (source / "LICENSE").read_bytes() == (CHECKOUT / "LICENSE").read_bytes()
-    for file in (source / "pyproject.toml", source / "LICENSE", CHECKOUT / "README.md"):
+    for file in (
+        source / "pyproject.toml",
+        source / "LICENSE",
+        CHECKOUT / "README.md",
+        CHECKOUT / "cluster" / "VERSION",
+    ):
         shutil.copy(file, tmp_path)
+    (tmp_path / "criproxy").mkdir()
+    shutil.copy(CHECKOUT / "criproxy" / "__init__.py", tmp_path / "criproxy")
     monkeypatch.chdir(tmp_path)
     made = tmp_path / build_meta.prepare_metadata_for_build_wheel(str(tmp_path))
     metadata = (made / "METADATA").read_text(encoding="utf-8").splitlines()
-    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(metadata)
+    version = f"Version: {criproxy.__version__}"
+    assert {version, "License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(metadata)
     assert (made / "licenses" / "LICENSE").read_bytes() == (CHECKOUT / "LICENSE").read_bytes()
     (wanted,) = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     assert wanted == "setuptools>=77", "the first that knows a license as an expression"
