@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from criproxy import __version__
-from criproxy.daemon.register import PARTS
+from criproxy.daemon.register import OTHERS, PARTS
 from criproxy.model.modes import TABLE
 from criproxy.observe.metrics import Metrics
 from docs.config_example import render
@@ -42,7 +42,7 @@ def metrics() -> str:
     """A row per metric."""
     rows = [
         f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |"
-        for one in Metrics("", parts=PARTS).registry.metrics
+        for one in Metrics("", shown=(*OTHERS, *PARTS)).registry.metrics
     ]
     return "\n".join(
         (

@@ -30,15 +30,16 @@ What always holds:
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
 
 import structlog
 from msgspec import Struct, field
 
 from criproxy.control.clock import Clock
 from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, acquitted, watch
-from criproxy.model import Counters, GuardCeiling
+from criproxy.model import UNLIMITED, Counters, GuardCeiling
+from criproxy.model.shown import Counter, Gauge, Shows
 
 _HURRY: Final = 0.5
 """After an alarm the next looks come after this share of the interval: the first has seen the step's beginning only."""
@@ -101,11 +102,23 @@ _CounterReading = tuple[float, float, float]
 """When, and both counters at that moment: CPU seconds of the node and of the box."""
 
 
-class CpuGuard(Struct, eq=False):
+class CpuGuard(Shows, Struct, eq=False):
     """See the module. `run` is its task; everything else is safe to call at any time.
 
     `_costs_s`: CPU time of the last two looks. The lesser counts, as one alone may have met anything.
     """
+
+    GAUGES = (
+        Gauge(
+            "guard_ceiling_cores",
+            "What the guard leaves to the box; +Inf: it is at rest",
+            lambda guard: UNLIMITED if (ceiling := guard.ceiling()) is None else ceiling.cores,
+        ),
+    )
+    COUNTERS = (
+        Counter("guard_squeezes", "Times that the guard has lowered the box's CPU limit"),
+        Counter("guard_false_alarms", "Squeezes that proved needless"),
+    )
 
     box: GuardedBox
     pressure: PressureReports
@@ -161,6 +174,18 @@ class CpuGuard(Struct, eq=False):
             failures=self._failures,
             pressure=self.pressure.note if enabled else "",
         )
+
+    def section(self) -> Mapping[str, Any]:
+        return {"guard": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        now = self.status()
+        if not now.enabled:
+            yield "guard", "off"
+            return
+        state = "at rest" if now.ceiling_cores is None else f"{now.ceiling_cores:.2f} cores at most ({now.reason})"
+        counts = f"squeezes {now.squeezes}, needless {now.false_alarms}, failures {now.failures}"
+        yield "guard", f"{state} ({counts})", f"pressure: {now.pressure}"
 
     async def run(self) -> None:
         """Guard the box until cancelled."""

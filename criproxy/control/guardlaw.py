@@ -138,9 +138,6 @@ class GuardStatus(Struct, frozen=True):
     pressure: str
 
 
-GUARD_OFF: Final = GuardStatus(False, None, "", 0, 0, 0, "")
-
-
 def watch(sample: UsageSample, pressure: bool, outlook: Outlook, state: GuardState, law: GuardLaw) -> GuardState:
     """The state after a look; its ceiling is None, or below the policy's limit and not below the floor.
 

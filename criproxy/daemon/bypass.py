@@ -6,13 +6,16 @@ than a restart takes, the symlink that kubelet dials points at a byte forwarder 
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
-from criproxy.observe.status import BypassStatus
+from criproxy.model import UNLIMITED
+from criproxy.model.modes import Mode
+from criproxy.model.shown import Gauge, Shows
+from criproxy.pods.words import moment
 
 DIRECTORY: Final = Path("/run/criproxy")
 """Where the unit's RuntimeDirectory= is. The forwarder's socket lies there, wherever criproxy itself listens."""
@@ -23,11 +26,41 @@ _USES: Final = "bypass.uses"
 _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in '"\\`$'})
 
 
-class Bypass(Struct):
+class BypassStatus(Struct, frozen=True):
+    """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
+
+    `open_since_s`: None: it is shut. `uses` counts those since the machine's start; the last began at `last_s`.
+    """
+
+    after_s: float | None
+    open_since_s: float | None
+    uses: int
+    last_s: float | None
+
+
+class Bypass(Shows, Struct):
     """The way past a criproxy that listens at `listen`, to `runtime`: it opens when that is away for `after_s`.
 
     None: it never opens. `directories`: where the switch reads; the last one's word counts. None: nobody would open it.
     """
+
+    GAUGES = (
+        Gauge(
+            "bypass_after_seconds",
+            "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
+            lambda one: None if (now := one.status()) is None else UNLIMITED if now.after_s is None else now.after_s,
+        ),
+        Gauge(
+            "bypass_open",
+            "Whether kubelet's calls pass by criproxy; NaN: there is none",
+            lambda one: None if (now := one.status()) is None else now.open_since_s is not None,
+        ),
+        Gauge(
+            "bypass_uses",
+            "Times that the bypass has opened since the machine's start",
+            lambda one: None if (now := one.status()) is None else now.uses,
+        ),
+    )
 
     directories: tuple[Path, ...]
     listen: Path
@@ -62,6 +95,23 @@ class Bypass(Struct):
             return None
         uses, last_s = _uses(self.socket.with_name(_USES))
         return BypassStatus(self.after_s, open_since_s(self.listen, self.socket), uses, last_s)
+
+    def modes(self) -> Mapping[Mode, str]:
+        if (now := self.status()) is None or now.open_since_s is None:
+            return {}
+        return {Mode.BYPASS: "kubelet's calls pass by criproxy: the bypass is open"}
+
+    def section(self) -> Mapping[str, Any]:
+        return {"bypass": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if (now := self.status()) is None:
+            return
+        after = "never opens" if now.after_s is None else f"opens after {now.after_s:g} s without criproxy"
+        if now.open_since_s is not None:
+            after = f"open since {moment(now.open_since_s)}"
+        used = f"; opened {now.uses} times, last at {moment(now.last_s)}" if now.last_s is not None else ""
+        yield "bypass", after + used
 
     def while_away(self) -> str | None:
         """Where calls end now that no criproxy answers, in words; None: nothing is known of a bypass."""

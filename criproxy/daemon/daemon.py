@@ -39,7 +39,7 @@ from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.daemon.kubernetes import KubernetesPart, load_first
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
-from criproxy.daemon.register import PARTS
+from criproxy.daemon.register import OTHERS, PARTS
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.round import Round
 from criproxy.daemon.settings import Timetable
@@ -153,7 +153,7 @@ class Daemon:
         settings = NodeSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
         predecessor = Predecessor.of_environment(os.environ)
 
-        self._metrics = Metrics(__version__, lambda: log_writer.dropped, PARTS)
+        self._metrics = Metrics(__version__, lambda: log_writer.dropped, (*OTHERS, *PARTS))
         self._notifier = Notifier(notify_address(os.environ), self._clock)
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
         runtime = PodsRuntime(self._link, footprint.trim)
@@ -225,11 +225,11 @@ class Daemon:
             self._disk_reader,
             Path(settings.config.proxy.listen_path),
         )
-        self._round = Round([part.made(ports) for part in PARTS], clock, log)
-        self._round.configure(settings)
-        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
-        self._relief = MemoryRelief(settings_of.relief(settings), shared, self._box, hard, self._disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
+        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        self._relief = MemoryRelief(shared, self._box, self._eviction, hard, self._disk_reader)
+        self._round = Round([self._relief, *(part.made(ports) for part in PARTS)], clock, log)
+        self._round.configure(settings)
         self._shared = shared
 
     def _make_control(self, settings: NodeSettings, driver: CgroupDriver) -> None:
@@ -309,21 +309,24 @@ class Daemon:
             engine=self._engine,
             kubelets_driver=self._kubelets_driver,
             history=self._loop.history,
-            guard=self._guard,
             reconciler=self._reconciler,
             holds=self._holds,
-            relief=self._relief,
             interference=self._interference,
-            eviction=self._eviction,
-            cpu_manager=self._cpu_manager,
-            hold_offs=self._hold_offs,
-            bypass=self._bypass.status,
-            listeners=(self._inside, self._outside),
-            log_writer=log_writer,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
             attachment=partial(_attachment, config.proxy.listen_path),
-            kubernetes=self._kubernetes.status,
-            parts=self._round.parts,
+            published=self._kubernetes,
+            shown=(
+                self._hold_offs,
+                self._bypass,
+                self._cpu_manager,
+                self._guard,
+                self._interference,
+                *self._round.parts,
+                self._kubernetes,
+                self._inside,
+                self._outside,
+                log_writer,
+            ),
         )
 
     def _make_listeners(self) -> Mapping[Listener, Serve]:
@@ -370,7 +373,6 @@ class Daemon:
         return (
             self._loop.run(),
             self._guard.run(),
-            self._relief.run(),
             self._interference.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
@@ -391,7 +393,6 @@ class Daemon:
         self._holds.configure(settings.stops_by)
         self._reconciler.configure(of.reconciler(settings))
         self._round.configure(settings)
-        self._relief.configure(of.relief(settings))
         self._interference.configure(of.interference(settings))
         self._bypass.configure(settings.config.proxy.bypass)
         self._kubernetes.configure(settings.config)

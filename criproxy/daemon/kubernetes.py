@@ -11,11 +11,12 @@ The policy that held last is read from the disk before anything is served, so th
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
+from msgspec import Struct
 
 from criproxy.config import Config, Loaded, Override, OwnFiles, load
 from criproxy.control.clock import Clock
@@ -24,9 +25,10 @@ from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.model import Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
+from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.observe.metrics import Metrics
-from criproxy.observe.status import KubernetesStatus, PolicyShown
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
+from criproxy.pods.words import duration
 
 if TYPE_CHECKING:
     from criproxy.config.settings import Kubernetes as Settings
@@ -57,10 +59,61 @@ class Offering(Protocol):
         """How many run in the box."""
 
 
-class KubernetesPart:
+class PolicyShown(Struct, frozen=True):
+    """The cluster's policy that holds above the config file: its `keys`. `problems`: why another one does not."""
+
+    name: str = ""
+    version: str = ""
+    keys: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class KubernetesStatus(Struct, frozen=True):
+    """`node`: this node's name; "": not known yet. `trouble`: what does not work now; "": all does.
+
+    `published`: the amounts by their extended resources' names, `why` they are so, and how old they are (None: nothing
+    was published yet).
+    """
+
+    node: str = ""
+    kubeconfig: str = ""
+    trouble: str = ""
+    published: Mapping[str, int] = {}
+    why: str = ""
+    age_s: float | None = None
+    policy: PolicyShown = PolicyShown()
+
+
+class KubernetesPart(Shows):
     """The part. `own`: the node's files, which were loaded. `changed` is called when another policy holds; it must not
     block.
     """
+
+    GAUGES = (
+        Gauge(
+            "kubernetes_published",
+            "What was last published of an extended resource",
+            lambda part: {} if (now := part.status()) is None else now.published,
+            "resource",
+        ),
+        Gauge(
+            "kubernetes_published_age_seconds",
+            "How old it is; NaN: nothing was published",
+            lambda part: None if (now := part.status()) is None else now.age_s,
+        ),
+        Gauge(
+            "kubernetes_trouble",
+            "Whether something of Kubernetes does not work now: the status says what",
+            lambda part: False if (now := part.status()) is None else bool(now.trouble),
+        ),
+    )
+    COUNTERS = (
+        Counter(
+            "kubernetes_evictions",
+            "Offline pods that were to be evicted through the API, by what came of it",
+            ("outcome",),
+        ),
+    )
 
     def __init__(
         self,
@@ -261,6 +314,32 @@ class KubernetesPart:
             age_s=published.age_s,
             policy=PolicyShown(policy.name, policy.version, policy.keys, policy.problems),
         )
+
+    def why(self) -> str:
+        """See `criproxy.observe.report.Published`."""
+        return now.why if (now := self.status()) is not None else ""
+
+    def section(self) -> Mapping[str, Any]:
+        return {"kubernetes": self.status()}
+
+    def problems(self) -> Iterator[str]:
+        if (now := self.status()) is not None:
+            yield from filter(None, (now.trouble and f"Kubernetes: {now.trouble}",))
+            yield from (f"the cluster's policy is refused: {problem}" for problem in now.policy.problems)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if (now := self.status()) is None:
+            yield "kubernetes", "off"
+            return
+        lines = []
+        if now.age_s is not None:
+            amounts = ", ".join(f"{name} {amount}" for name, amount in now.published.items())
+            lines.append(f"published {duration(now.age_s)} ago: {amounts or 'nothing'}")
+        policy = now.policy
+        if policy.keys:
+            lines.append(f"policy {policy.name} ({policy.version}) sets {', '.join(policy.keys)}")
+        lines += (f"policy refused: {problem}" for problem in policy.problems)
+        yield "kubernetes", now.trouble or f"node {now.node}, by {now.kubeconfig}", *lines
 
 
 def policy_file(config: Config) -> Path:

@@ -2,9 +2,16 @@
 
 from typing import Final
 
+from criproxy.control.guard import CpuGuard
+from criproxy.daemon.bypass import Bypass
+from criproxy.daemon.kubernetes import KubernetesPart
+from criproxy.model.shown import Shows
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
+from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.interference import InterferenceWatch
+from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OverheadWatch
 from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
@@ -26,3 +33,6 @@ PARTS: Final[tuple[type[Part], ...]] = (
     UnboundedPods,
     RealtimeWatch,
 )
+
+OTHERS: Final[tuple[type[Shows], ...]] = (HoldOffs, Bypass, CpuGuard, InterferenceWatch, MemoryRelief, KubernetesPart)
+"""What else shows itself; the daemon makes these by hand, as the parts have them for ports or as they take no looks."""

@@ -19,7 +19,6 @@ from criproxy.model.modes import LimitsUse, Mode
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.interference import InterferenceSettings
-from criproxy.pods.memory_relief import ReliefSettings
 from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.reconciler import ReconcilerSettings
@@ -133,10 +132,6 @@ def _disks(now: NodeSettings) -> DisksUse:
     if limits is LimitsUse.WRITTEN and now.config.interference.enabled:
         return DisksUse.HELD
     return DisksUse.LIFTED if limits is LimitsUse.WRITTEN or now.lifts else DisksUse.LEFT
-
-
-def relief(now: NodeSettings) -> ReliefSettings:
-    return ReliefSettings(now.relieves, now.config.memory.min_bytes)
 
 
 def reconciler(now: NodeSettings) -> ReconcilerSettings:

@@ -8,12 +8,14 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
 import structlog
 from msgspec import Struct
+
+from criproxy.model.shown import Shows
 
 _AGAIN_S: Final = 5.0
 """How long to wait before an address that could not be had is tried again."""
@@ -92,7 +94,7 @@ def _is_abandoned(path: Path) -> bool:
         return probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED
 
 
-class Listener:
+class Listener(Shows):
     """Accepts connections, at most one each 20 ms. `problem`: why nobody can connect; None: they can."""
 
     def __init__(self, address: TcpAddress | UnixAddress, log: structlog.typing.FilteringBoundLogger) -> None:
@@ -101,6 +103,10 @@ class Listener:
         self._timer: asyncio.TimerHandle | None = None
         self.socket: socket.socket | None = None
         self.problem: str | None = None
+
+    def problems(self) -> Iterator[str]:
+        if self.problem is not None:
+            yield self.problem
 
     def adopt(self, inherited: Iterable[socket.socket]) -> None:
         """Have the one of them that is of our address; the others stay as they are."""

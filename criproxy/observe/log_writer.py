@@ -9,15 +9,17 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
+
+from criproxy.model.shown import Shows
 
 MAX_QUEUED_BYTES: Final = 1024 * 1024
 _MAX_BEGUN: Final = 8 * 1024
 """Characters of a line that does not end; tracebacks come in pieces."""
 
 
-class LogWriter(io.TextIOBase):
+class LogWriter(Shows, io.TextIOBase):
     """Writes to `descriptor`. `lost` makes the line, without its end, which says how many are missing.
 
     Any thread may write. Nothing here blocks but `drain`, nor raises for what becomes of a line.
@@ -40,6 +42,11 @@ class LogWriter(io.TextIOBase):
         """Whether the place of the missing lines is in the queue."""
         self.dropped = 0
         threading.Thread(target=self._serve, name="log-writer", daemon=True).start()
+
+    def problems(self) -> Iterator[str]:
+        if self.missing:
+            dropped = f"{self.missing} lines of the log were dropped"
+            yield f"{dropped}, as nobody reads it: look after journald, or what reads it"
 
     def writable(self) -> bool:
         return True

@@ -10,8 +10,8 @@ from typing import Final
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, Unlimited
+from criproxy.model.shown import Shows
 from criproxy.observe.exposition import Histogram, Reading, Registry, Value
-from criproxy.pods.part import Part
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -24,24 +24,14 @@ _COUNTERS: Final = {
     "connections_broken": ("Connections that the relay closed, as what a peer sent could not be followed",),
     "rewrites": ("Requests of offline pods that were rewritten", "method"),
     "refusals": ("Requests of offline pods that were refused", "method", "reason"),
-    "evictions": (
-        "Offline pods that were stopped as online ones were harmed, or as the box could not be brought within its "
-        "limit, by what was scarce",
-        "resource",
-    ),
-    "ladder_transitions": ("Moves of a resource of the box to a rung of the ladder", "resource", "rung"),
-    "exonerations": ("Alarms of a signal of which the box proved not to be the cause", "signal"),
     "box_drift": ("Files of the box that somebody else had changed",),
     "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
     "box_swept": ("Pod cgroups removed from the box",),
-    "guard_squeezes": ("Times that the guard has lowered the box's CPU limit",),
-    "guard_false_alarms": ("Squeezes that proved needless",),
     "tick_failures": ("Ticks that failed",),
     "ticks_missed": ("Ticks left out for lateness",),
     "samples_discarded": ("Readings that said more than the machine has",),
     "config_reloads": ("Config files taken up",),
     "config_reload_failures": ("Config files refused",),
-    "kubernetes_evictions": ("Offline pods that were to be evicted through the API, by what came of it", "outcome"),
     "upgrade_failures": ("New processes that could not take over from this one",),
 }
 """The words and the labels of each, by its name without "criproxy_" and "_total"."""
@@ -51,59 +41,38 @@ _GAUGES: Final = {
         "Clients whose new connections go to the gRPC engine for now, as their relay's broke again and again",
     ),
     "offline_sandboxes": ("Pod sandboxes that run in the box",),
-    "hold_offs": ("What operators hold criproxy off for now: the box, pods",),
     "box_above_bound_seconds": (
         "For how long the box has been above its bound: memory in use, the CPU limit in force; 0: it is within",
         "resource",
     ),
-    "ladder_rung": (
-        "Where a resource of the box stands: 0 open, 1 tried, 2 squeezed, 3 closed, 4 evicting",
-        "resource",
-    ),
-    "disk_bound_bytes_per_second": (
-        "What the box may read, and write, on a disk that it uses; +Inf: all it can",
-        "device",
-    ),
-    "signal": ("A signal of harm to online pods, in its unit; NaN: it has no value now", "signal"),
-    "signal_bar": ("The value above which a signal counts as harm", "signal"),
-    "eviction_hard_known": ("Whether kubelet's evictionHard could be read",),
-    "kubernetes_published": ("What was last published of an extended resource", "resource"),
-    "kubernetes_trouble": ("Whether something of Kubernetes does not work now: the status says what",),
     "info": ("The version that runs", "version"),
     "runtime_ready": ("Whether the runtime answers",),
 }
 """Those that are 0 at first, or nothing where they have a label."""
 
 _UNKNOWN: Final = {
-    "kubernetes_published_age_seconds": "How old it is; NaN: nothing was published",
     "box_memory_bytes": "What counts towards the box's memory limit, page cache included",
-    "eviction_hard_bytes": "kubelet's threshold for memory.available, hard or soft, or its default",
-    "memory_available_bytes": "As kubelet counts it",
     "box_throttled_ratio": "Share of time that the box was throttled",
-    "guard_ceiling_cores": "What the guard leaves to the box; +Inf: it is at rest",
-    "bypass_after_seconds": "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
-    "bypass_open": "Whether kubelet's calls pass by criproxy",
-    "bypass_uses": "Times that the bypass has opened since the machine's start",
 }
 """Those that are NaN at first, since 0 would be a statement."""
 
 
 class Metrics:
-    """All metrics of a process, those of its parts, too.
+    """All metrics of a process, those of whoever shows some, too.
 
     Every method may be called from any thread, `on_start` and `on_call` from one.
     """
 
     def __init__(
-        self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0, parts: Iterable[type[Part]] = ()
+        self, version: str, log_lines_dropped: Callable[[], int] = lambda: 0, shown: Iterable[type[Shows]] = ()
     ) -> None:
         self.registry: Final = Registry()
         sampled = [(row.unit, row.sampling) for row in RESOURCES.values() if row.sampling is not None]
         usages = {f"usage_{unit}": (sampling.usage_help, "scope") for unit, sampling in sampled}
-        parts = tuple(parts)
-        shown = {one.name: (one.text, *filter(None, (one.label,))) for part in parts for one in part.GAUGES}
-        counted = {one.name: (one.text, *one.labels) for part in parts for one in part.COUNTERS}
-        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages | shown
+        shown = tuple(shown)
+        shown_gauges = {one.name: (one.text, *filter(None, (one.label,))) for kind in shown for one in kind.GAUGES}
+        counted = {one.name: (one.text, *one.labels) for kind in shown for one in kind.COUNTERS}
+        unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages | shown_gauges
         self._counters = {
             name: Value("counter", f"criproxy_{name}_total", text, labels, registry=self.registry)
             for name, (text, *labels) in (_COUNTERS | counted).items()
@@ -139,9 +108,9 @@ class Metrics:
             else:
                 gauge.set(math.nan if value is None else math.inf if value is UNLIMITED else value)
 
-    def read(self, parts: Iterable[Part]) -> None:
+    def read(self, shown: Iterable[Shows]) -> None:
         """What these show now."""
-        self.set(**{one.name: one.read(part) for part in parts for one in part.GAUGES})
+        self.set(**{one.name: one.read(owner) for owner in shown for one in owner.GAUGES})
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """`by` more of a counter, by its name without "criproxy_" and "_total"."""

@@ -1,9 +1,8 @@
 """What a running daemon shows: /status, /healthz, /readyz and the gauges of /metrics."""
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -11,25 +10,19 @@ from msgspec.structs import asdict, replace
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
-from criproxy.control.guard import CpuGuard
 from criproxy.control.history import History
 from criproxy.control.interference.ladder import Rung
-from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.model import MEMORY, UNLIMITED, AttachStatus, Decision, PodRef, Sandbox, Snapshot
+from criproxy.model import MEMORY, AttachStatus, Decision, PodRef, Sandbox, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes
+from criproxy.model.shown import Shows
 from criproxy.observe import why
-from criproxy.observe.listener import Listener
-from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.status import (
     BoxStatus,
-    BypassStatus,
     CgroupStatus,
-    HoldOffStatus,
-    KubernetesStatus,
     OfflinePod,
     RuntimeStatus,
     ScheduleStatus,
@@ -37,14 +30,9 @@ from criproxy.observe.status import (
     latest_decisions,
     resource_status,
 )
-from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.eviction import PodEviction
-from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.kubelets_driver import KubeletsDriver
-from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.part import Part
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
@@ -58,11 +46,18 @@ _ANY: Final = PodRef("", "", "")
 """Stands for any pod: what holds this one holds every pod that starts."""
 
 
+class Published(Protocol):
+    """Whoever publishes what the node can lend."""
+
+    def why(self) -> str:
+        """Why it is as it is, in words; "": nothing is published."""
+
+
 class Reporter(Struct, frozen=True):
     """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
 
-    `meters` are the metrics. `bypass` says how that is, None: there is none. `attachment`: whether kubelet uses us.
-    `no_cgroups`: why no box can be made, "": one can. `kubernetes`: None: it is not switched on.
+    `meters` are the metrics. `attachment`: whether kubelet uses us. `no_cgroups`: why no box can be made, "": one can.
+    `shown`: whoever shows something of itself, in the order in which people see it.
     """
 
     meters: Metrics
@@ -73,21 +68,13 @@ class Reporter(Struct, frozen=True):
     engine: ChosenEngine
     kubelets_driver: KubeletsDriver
     history: History
-    guard: CpuGuard
     reconciler: Reconciler
     holds: Holds
-    relief: MemoryRelief
     interference: InterferenceWatch
-    eviction: PodEviction
-    cpu_manager: CpuManager
-    hold_offs: HoldOffs
-    bypass: Callable[[], BypassStatus | None]
-    listeners: Sequence[Listener]
-    log_writer: LogWriter
     no_cgroups: str
     attachment: Callable[[], AttachStatus]
-    kubernetes: Callable[[], KubernetesStatus | None]
-    parts: Sequence[Part]
+    published: Published
+    shown: Sequence[Shows]
 
     # --- the endpoints ----------------------------------------------------------------------------------------------
 
@@ -96,40 +83,15 @@ class Reporter(Struct, frozen=True):
         return f"criproxy {__version__}: {self.recorder.headline()}"
 
     def metrics(self) -> bytes:
-        metrics, state, eviction = self.meters, self.box.state(), self._eviction_status()
-        harm = self.interference.status()
-        ceiling_cores, bypass = self.guard.status().ceiling_cores, self.bypass()
-        if bypass is not None:
-            metrics.set(
-                bypass_after_seconds=UNLIMITED if bypass.after_s is None else bypass.after_s,
-                bypass_open=bypass.open_since_s is not None,
-                bypass_uses=bypass.uses,
-            )
-        metrics.read(self.parts)
+        metrics, state = self.meters, self.box.state()
+        metrics.read(self.shown)
         metrics.in_use(state.in_use)
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
-            guard_ceiling_cores=UNLIMITED if ceiling_cores is None else ceiling_cores,
             runtime_ready=self.link.ready,
             offline_sandboxes=self.offline_pods(),
-            hold_offs=len(self.hold_offs.in_force()),
-            eviction_hard_bytes=eviction.hard_bytes,
-            memory_available_bytes=eviction.available_bytes,
-            eviction_hard_known=not eviction.problem,
-            ladder_rung={one.resource: float(_RUNGS.index(one.rung)) for one in harm.rungs},
-            disk_bound_bytes_per_second={
-                one.name: math.inf if one.bytes_per_s is None else one.bytes_per_s for one in harm.disks
-            },
-            signal={one.name: math.nan if one.value is None else one.value for one in harm.signals},
-            signal_bar={one.name: one.bar for one in harm.signals},
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
-        if (kubernetes := self.kubernetes()) is not None:
-            metrics.set(
-                kubernetes_published=kubernetes.published,
-                kubernetes_published_age_seconds=kubernetes.age_s,
-                kubernetes_trouble=bool(kubernetes.trouble),
-            )
         return metrics.registry.render()
 
     def unhealthy(self) -> str | None:
@@ -159,24 +121,15 @@ class Reporter(Struct, frozen=True):
             config=recorder.config,
             box=self._box_status(),
             pods=tuple(self._offline_pod(one) for one in running),
-            guard=self.guard.status(),
-            bypass=self.bypass(),
             problems=tuple(self._problems(modes, attached)),
             engine=self.engine.name,
             cgroup=self._cgroup_status(),
             decisions=latest_decisions(self.history.records(), _DECISIONS),
             upgrade=recorder.upgrade,
             attached=attached,
-            eviction=self._eviction_status(),
-            interference=self.interference.status(),
             modes=tuple(mode.value for mode in Mode if mode in modes),
-            hold_offs=tuple(
-                HoldOffStatus(one.name, one.uid, self.hold_offs.until_wall_s(one), one.reason)
-                for one in self.hold_offs.in_force()
-            ),
-            sections={key: value for part in self.parts for key, value in part.section().items()},
-            rows=tuple(row for part in self.parts for row in part.rows()),
-            kubernetes=self.kubernetes(),
+            sections={key: value for one in self.shown for key, value in one.section().items()},
+            rows=tuple(row for one in self.shown for row in one.rows()),
         )
 
     def why(self, asked_s: float | None) -> why.Why:
@@ -185,8 +138,8 @@ class Reporter(Struct, frozen=True):
         if asked_s is not None:
             return why.answer(self.history, asked_s, moves=moves)
         state = self.box.state()
-        answer, kubernetes = why.answer(self.history, None, state.limits, _used(state), moves), self.kubernetes()
-        return replace(answer, published=kubernetes.why) if kubernetes else answer
+        answer = why.answer(self.history, None, state.limits, _used(state), moves)
+        return replace(answer, published=self.published.why())
 
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
         """The last tick's sample, what is in force by it, and the modes; None before the first."""
@@ -201,7 +154,7 @@ class Reporter(Struct, frozen=True):
 
     def _modes(self) -> Modes:
         """All modes in force, each with why, in words."""
-        modes, state, bypass = self.recorder.modes, self.box.state(), self.bypass()
+        modes, state = self.recorder.modes, self.box.state()
         found: dict[Mode, str | None] = dict(modes.why)
         if Mode.PASS_THROUGH in modes:
             found[Mode.PASS_THROUGH] = "the config file has errors, so nothing new is placed"
@@ -212,8 +165,8 @@ class Reporter(Struct, frozen=True):
                 found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
             found[Mode.HELD] = self.holds.held(_ANY) or None
         found[Mode.BLIND if self.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = self.engine.problem
-        if bypass is not None and bypass.open_since_s is not None:
-            found[Mode.BYPASS] = "kubelet's calls pass by criproxy: the bypass is open"
+        for one in self.shown:
+            found |= one.modes()
         return Modes({mode: reason for mode, reason in found.items() if reason is not None})
 
     def _problems(self, modes: Modes, attached: AttachStatus) -> Iterator[str]:
@@ -226,27 +179,14 @@ class Reporter(Struct, frozen=True):
         if recorder.tick_failed_last:
             yield "the control loop's last tick failed, so the limits stay as they are; the log says why"
         yield from recorder.above.problems(recorder.clock.monotonic_s())
-        yield from self.relief.problems()
-        if self.interference.closed:
-            yield f"no offline pod is let in: {self.interference.closed}"
         if recorder.discarded >= _DISCARDED:
             yield f"the last {recorder.discarded} samples are impossible and not used: {recorder.discarded_for}"
-        yield from filter(None, (self.cpu_manager.problem,))
-        for part in self.parts:
-            yield from part.problems()
+        for one in self.shown:
+            yield from one.problems()
         if recorder.upgrade.problem:
             yield f"the last upgrade failed, so this one goes on: {recorder.upgrade.problem}"
-        yield from filter(None, (listener.problem for listener in self.listeners))
-        if missing := self.log_writer.missing:
-            yield f"{missing} lines of the log were dropped, as nobody reads it: look after journald, or what reads it"
         if attached.problem:
             yield attached.problem
-        if (kubernetes := self.kubernetes()) is not None:
-            yield from filter(None, (kubernetes.trouble and f"Kubernetes: {kubernetes.trouble}",))
-            yield from (f"the cluster's policy is refused: {problem}" for problem in kubernetes.policy.problems)
-
-    def _eviction_status(self) -> EvictionStatus:
-        return self.relief.status(self.eviction.last.get(MEMORY, ""))
 
     def _cgroup_status(self) -> CgroupStatus:
         box, driver = self.box.state(), self.kubelets_driver.driver
@@ -269,7 +209,7 @@ class Reporter(Struct, frozen=True):
         )
 
     def _offline_pod(self, sandbox: Sandbox) -> OfflinePod:
-        shown = {key: value for part in self.parts for key, value in part.of_pod(sandbox).items()}
+        shown = {key: value for one in self.shown for key, value in one.of_pod(sandbox).items()}
         return OfflinePod(**asdict(sandbox.pod), placement=sandbox.placement or "", **shown)
 
     def _tiers(self, box: BoxState) -> str:

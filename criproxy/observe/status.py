@@ -9,33 +9,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from criproxy.cgroup.driver import HeldLimit
-from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
 from criproxy.control.history import DecisionRecord
-from criproxy.control.interference.responder import InterferenceStatus
-from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limit, Limits, PodRef, Snapshot
-
-
-class BypassStatus(Struct, frozen=True):
-    """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
-
-    `open_since_s`: None: it is shut. `uses` counts those since the machine's start; the last began at `last_s`.
-    """
-
-    after_s: float | None
-    open_since_s: float | None
-    uses: int
-    last_s: float | None
-
-
-class HoldOffStatus(Struct, frozen=True):
-    """What criproxy is held off: "box" or namespace/name, with the pod's `uid` ("": the box). `until_s` is UTC."""
-
-    of: str
-    uid: str
-    until_s: float
-    reason: str
 
 
 class ResourceStatus(Struct, frozen=True):
@@ -147,38 +123,12 @@ class UpgradeStatus(Struct, frozen=True):
     predecessor: bool = False
 
 
-class PolicyShown(Struct, frozen=True):
-    """The cluster's policy that holds above the config file: its `keys`. `problems`: why another one does not."""
-
-    name: str = ""
-    version: str = ""
-    keys: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
-class KubernetesStatus(Struct, frozen=True):
-    """`node`: this node's name; "": not known yet. `trouble`: what does not work now; "": all does.
-
-    `published`: the amounts by their extended resources' names, `why` they are so, and how old they are (None: nothing
-    was published yet).
-    """
-
-    node: str = ""
-    kubeconfig: str = ""
-    trouble: str = ""
-    published: Mapping[str, int] = {}
-    why: str = ""
-    age_s: float | None = None
-    policy: PolicyShown = PolicyShown()
-
-
 class Status(Struct, frozen=True):
     """The state of the daemon. `problems`: why it is not well, in words; empty: it is.
 
     `colocation`: on, off, or pass-through (a bad config at the start). `decisions`: the latest, the last one first.
-    `bypass`: None: there is none. `modes`: the names of those in force; see `criproxy.model.modes`. `kubernetes`: None:
-    it is not switched on. `sections`: what the parts show, each under its own key of the JSON; `rows`: the same for
-    people (`Part.rows`).
+    `modes`: the names of those in force; see `criproxy.model.modes`. `sections`: what others show of themselves, each
+    under its own key of the JSON; `rows`: the same for people (`Shows.rows`).
     """
 
     version: str
@@ -191,19 +141,13 @@ class Status(Struct, frozen=True):
     box: BoxStatus
     pods: tuple[OfflinePod, ...]
     schedule: ScheduleStatus = ScheduleStatus("", "")
-    guard: GuardStatus = GUARD_OFF
-    bypass: BypassStatus | None = None
     problems: tuple[str, ...] = ()
     engine: str = ""
     cgroup: CgroupStatus = CgroupStatus(0, None)
     decisions: tuple[DecisionStatus, ...] = ()
     upgrade: UpgradeStatus = UpgradeStatus()
     attached: AttachStatus = AttachStatus("unknown", "")
-    eviction: EvictionStatus | None = None
-    interference: InterferenceStatus | None = None
     modes: tuple[str, ...] = ()
-    hold_offs: tuple[HoldOffStatus, ...] = ()
-    kubernetes: KubernetesStatus | None = None
     sections: Mapping[str, Any] = {}
     rows: tuple[tuple[str, ...], ...] = ()
 

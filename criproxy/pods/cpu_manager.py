@@ -13,7 +13,7 @@ Source: kubernetes/pkg/kubelet/cm/cpumanager/state/checkpoint.go; policy_static.
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.worker import Worker
 from criproxy.model import UNLIMITED, AdmissionError, Pod, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
+from criproxy.model.shown import Shows
 from criproxy.pods.inventory import Inventory
 
 STATIC_EVERY_S: Final = 1.0
@@ -142,7 +143,7 @@ class CpusOfBox(Struct):
         return frozenset().union(*(state.exclusive[uid] for uid in uids & state.exclusive.keys()))
 
 
-class CpuManager(Struct):
+class CpuManager(Shows, Struct):
     """Kubelet's CPU manager, as far as its `file` in kubelet's --root-dir says; keeps the box to `of_box`."""
 
     file: Path
@@ -162,6 +163,10 @@ class CpuManager(Struct):
     def problem(self) -> str:
         """What is wrong, in words; "": nothing."""
         return self._unreadable or self._unfollowed or self._contradicted or self._not_understood
+
+    def problems(self) -> Iterator[str]:
+        if self.problem:
+            yield self.problem
 
     @property
     def is_contradicted(self) -> bool:

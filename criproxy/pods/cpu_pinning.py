@@ -20,8 +20,9 @@ from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
 from criproxy.model import UNLIMITED, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
+from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_manager import CpuManager
-from criproxy.pods.part import Counter, Gauge, NodeSettings, Part, Ports
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 LIMITS_EVERY_S: Final = 60.0

@@ -15,7 +15,8 @@ from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Wake
 from criproxy.model.modes import LimitsUse
-from criproxy.pods.part import Gauge, NodeSettings, Part, Ports, listed
+from criproxy.model.shown import Gauge, listed
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 _TIMEOUT_S: Final = 10.0

@@ -17,9 +17,9 @@ Neither does CLOCK_BOOTTIME, in which the ends are; so no jump of the wall clock
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
@@ -28,6 +28,8 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.worker import Worker
 from criproxy.control.clock import Clock
 from criproxy.model import PodRef
+from criproxy.model.shown import Gauge, Shows
+from criproxy.pods.words import moment
 
 BOX: Final = "box"
 
@@ -50,8 +52,25 @@ class HoldOff(Struct, frozen=True):
     reason: str
 
 
-class HoldOffs(Struct):
+class HoldOffStatus(Struct, frozen=True):
+    """What criproxy is held off: "box" or namespace/name, with the pod's `uid` ("": the box). `until_s` is UTC."""
+
+    of: str
+    uid: str
+    until_s: float
+    reason: str
+
+
+class HoldOffs(Shows, Struct):
     """Those of this node, in `file`, which is read and written in `worker`'s thread, but for `read`."""
+
+    GAUGES = (
+        Gauge(
+            "hold_offs",
+            "What operators hold criproxy off for now: the box, pods",
+            lambda one: len(one.in_force()),
+        ),
+    )
 
     file: Path
     worker: Worker
@@ -85,6 +104,16 @@ class HoldOffs(Struct):
         return self.clock.wall_s() + one.until_s - self.clock.boottime_s()
 
     # --- what changes it --------------------------------------------------------------------------------------------
+
+    def status(self) -> tuple[HoldOffStatus, ...]:
+        return tuple(HoldOffStatus(one.name, one.uid, self.until_wall_s(one), one.reason) for one in self.in_force())
+
+    def section(self) -> Mapping[str, Any]:
+        return {"hold_offs": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        for one in self.status():
+            yield "hold-off", f"{one.of} until {moment(one.until_s)}: {one.reason}"
 
     def read(self) -> None:
         """Take up what the file says, as a criproxy before this one has left it. Never raises; blocks on the file."""

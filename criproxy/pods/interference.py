@@ -30,8 +30,9 @@ squeeze would have to lower the limit, and who hits that is killed. So there it 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -45,6 +46,7 @@ from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import LARGE_RATIO, DisksState
 from criproxy.control.interference.ladder import EvictionOrder, LadderDecision, LadderSettings, Rung
 from criproxy.control.interference.responder import (
+    DiskBound,
     InterferenceStatus,
     Move,
     Responder,
@@ -66,6 +68,7 @@ from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, obse
 from criproxy.control.interference.victim import owner_of
 from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
+from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading, WorkReading
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import EvictionState, PodEviction
@@ -73,6 +76,7 @@ from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
+from criproxy.pods.words import megabytes, moment
 
 EVERY_S: Final = 1.0
 SLACK_S: Final = 0.1
@@ -83,6 +87,7 @@ LARGE_IO_SHARE: Final = 100.0 * LARGE_RATIO
 """In %."""
 
 _MOVES: Final = 20
+_RUNGS: Final = tuple(rung.value for rung in Rung)
 
 NO_HIGH: Final = (
     "no experiment is made of it, as cgroup v1 has no memory.high, and a lower limit would kill: it is judged by "
@@ -125,11 +130,50 @@ class InterferenceState(Struct, frozen=True):
     eviction: EvictionState = EvictionState()
 
 
-class InterferenceWatch(Struct):
+class InterferenceWatch(Shows, Struct):
     """See the module. `reader` None: this machine has no cgroups to read. `moved`: to have the state saved soon.
 
     `closed` and `status` may be asked for from any thread.
     """
+
+    GAUGES = (
+        Gauge(
+            "ladder_rung",
+            "Where a resource of the box stands: 0 open, 1 tried, 2 squeezed, 3 closed, 4 evicting",
+            lambda watch: {one.resource: float(_RUNGS.index(one.rung)) for one in watch.status().rungs},
+            "resource",
+        ),
+        Gauge(
+            "disk_bound_bytes_per_second",
+            "What the box may read, and write, on a disk that it uses; +Inf: all it can",
+            lambda watch: {
+                one.name: math.inf if one.bytes_per_s is None else one.bytes_per_s for one in watch.status().disks
+            },
+            "device",
+        ),
+        Gauge(
+            "signal",
+            "A signal of harm to online pods, in its unit; NaN: it has no value now",
+            lambda watch: {one.name: math.nan if one.value is None else one.value for one in watch.status().signals},
+            "signal",
+        ),
+        Gauge(
+            "signal_bar",
+            "The value above which a signal counts as harm",
+            lambda watch: {one.name: one.bar for one in watch.status().signals},
+            "signal",
+        ),
+    )
+    COUNTERS = (
+        Counter(
+            "evictions",
+            "Offline pods that were stopped as online ones were harmed, or as the box could not be brought within its "
+            "limit, by what was scarce",
+            ("resource",),
+        ),
+        Counter("ladder_transitions", "Moves of a resource of the box to a rung of the ladder", ("resource", "rung")),
+        Counter("exonerations", "Alarms of a signal of which the box proved not to be the cause", ("signal",)),
+    )
 
     settings: InterferenceSettings
     shared: PodsShared
@@ -227,7 +271,7 @@ class InterferenceWatch(Struct):
 
     async def _read(self, now_s: float) -> dict[str, float]:
         """The signals that the detectors are shown, by name. Raises CgroupError."""
-        await self.relief.look(self.loop.given, self.loop.due)
+        await self.relief.judge_now(self.loop.given, self.loop.due)
         workloads = self._workloads()
         reading = await self._reading(workloads)
         if reading is None:
@@ -509,6 +553,26 @@ class InterferenceWatch(Struct):
             kept=budget.most - budget.of(emergency=False),
         )
 
+    def problems(self) -> Iterator[str]:
+        if self.closed:
+            yield f"no offline pod is let in: {self.closed}"
+
+    def section(self) -> Mapping[str, Any]:
+        return {"interference": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """What is known of harm to online pods: the signals, where each resource stands, and why."""
+        harm = self.status()
+        here = [one for one in harm.signals if one.here]
+        seen = f"{len(here)} here, {len(harm.signals) - len(here)} not"
+        yield (
+            "signals",
+            f"none is looked at: {harm.resting}" if harm.resting else seen,
+            *map(_signal_in_words, harm.signals),
+        )
+        stand = harm.closed or ", ".join(f"{one.resource} {one.rung}" for one in harm.rungs)
+        yield "ladder", stand, *_rungs_in_words(harm.rungs), *_disks_in_words(harm.disks), *_evictions_in_words(harm)
+
     def _untried(self, resource: str) -> str:
         if not self.box.spares_memory:
             return {MEMORY: NO_HIGH, IO: NO_IO_MAX}.get(resource, "")
@@ -525,3 +589,33 @@ def _status(signal: SignalValue, bar: float) -> SignalStatus:
         why=signal.absent or signal.gap,
         note=signal.note,
     )
+
+
+def _signal_in_words(one: SignalStatus) -> str:
+    value = "" if one.value is None else f"{one.value:.4g} {one.unit}, harm above {one.bar:.4g}"
+    words = "; ".join(filter(None, (value, one.note, one.why)))
+    return f"{one.name}: {'here' if one.here else 'not here'}, {words}"
+
+
+def _rungs_in_words(rungs: Iterable[RungStatus]) -> Iterator[str]:
+    for rung in rungs:
+        if rung.untried:
+            yield f"{rung.resource}: {rung.untried}"
+        if rung.since_s is not None:
+            share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
+            yield f"{rung.resource}: {rung.rung}{share}, since {moment(rung.since_s)}: {rung.reason}"
+
+
+def _disks_in_words(disks: Iterable[DiskBound]) -> Iterator[str]:
+    for disk in disks:
+        if disk.bytes_per_s is None or disk.operations_per_s is None:
+            continue
+        calm = f"{megabytes(disk.calm_bytes_per_s)}, {disk.calm_operations_per_s:.0f} operations/s"
+        bound = f"{megabytes(disk.bytes_per_s)} and {disk.operations_per_s:.0f} operations/s"
+        yield f"disk {disk.name}: reads and writes are held to {bound} each; while online was calm it did {calm}"
+
+
+def _evictions_in_words(harm: InterferenceStatus) -> Iterator[str]:
+    if harm.evictions:
+        kept = f", {harm.kept} of them in an emergency only" if harm.kept else ""
+        yield f"{harm.evictions} pods were stopped in ten minutes, of {harm.most} at most{kept}"

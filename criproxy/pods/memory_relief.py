@@ -5,8 +5,8 @@ between them, where `control.interval_s` is long, what is in use with each look 
 every ten seconds, however seldom the loop does. What follows is the ladder's to say (`pods.interference`).
 """
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -23,13 +23,11 @@ from criproxy.control.memory_pressure import (
 )
 from criproxy.control.resources import bytes_in_words
 from criproxy.model import MEMORY, UNLIMITED, Limits, Snapshot, Usage
+from criproxy.model.shown import Gauge
+from criproxy.pods.eviction import PodEviction
+from criproxy.pods.part import NodeSettings, Part
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT
-
-READ_EVERY_S: Final = 60.0
-"""From one reading of kubelet's threshold to the next: it changes with kubelet's restart only."""
-
-SOON_S: Final = 2.0
 
 FRESH_S: Final = 1.5
 """For so long a sample says what is in use; it is more than the loop's default interval."""
@@ -45,31 +43,42 @@ class ReliefSettings(Struct, frozen=True):
     floor_bytes: float = 0.0
 
 
-class MemoryRelief(Struct):
+class MemoryRelief(Part, Struct):
     """Judges what is in use of memory. `read_hard` reads kubelet's threshold, in `worker`'s thread.
 
     `hard`: kubelet's threshold, as far as known.
     """
 
-    settings: ReliefSettings
+    NAME = "reading kubelet's threshold of eviction"
+    EVERY_S = 60.0
+    """It changes with kubelet's restart only."""
+    FIRST_S = 2.0
+    """The first calls come before that."""
+    GAUGES = (
+        Gauge(
+            "eviction_hard_bytes",
+            "kubelet's threshold for memory.available, hard or soft, or its default",
+            lambda part: part.status().hard_bytes,
+        ),
+        Gauge("memory_available_bytes", "As kubelet counts it", lambda part: part.status().available_bytes),
+        Gauge(
+            "eviction_hard_known", "Whether kubelet's evictionHard could be read", lambda part: not part.hard.problem
+        ),
+    )
+
     shared: PodsShared
     box: Box
+    eviction: PodEviction
     read_hard: Callable[[], EvictionHard]
     worker: Worker
+    settings: ReliefSettings = ReliefSettings(active=False)
     hard: EvictionHard = EvictionHard(problem="it was not read yet")
     _above_since_s: float | None = None
     _verdict: MemoryVerdict = MemoryVerdict(above=False, over=False)
     _evidence: Evidence | None = None
 
-    def configure(self, settings: ReliefSettings) -> None:
-        self.settings = settings
-
-    async def run(self) -> None:
-        """Read kubelet's threshold each minute, until cancelled. The first calls come before that."""
-        await self.shared.clock.sleep(SOON_S)
-        while True:
-            await self.read_threshold()
-            await self.shared.clock.sleep(READ_EVERY_S, slack_s=1.0)
+    def configure(self, now: NodeSettings) -> None:
+        self.settings = ReliefSettings(now.relieves, now.config.memory.min_bytes)
 
     @property
     def _stops(self) -> bool:
@@ -113,13 +122,32 @@ class MemoryRelief(Struct):
         """What the box's limit must leave free of so much memory."""
         return kept_free_bytes(self.hard, capacity_bytes)
 
+    def section(self) -> Mapping[str, Any]:
+        return {"eviction": self.status()}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        now = self.status()
+        if now.hard_bytes == 0:
+            yield "eviction", f"kubelet evicts no pod for memory ({now.source})"
+            return
+        why = f"assumed, as {now.problem}" if now.problem else now.source
+        hard, available, halfway = (
+            "not known" if amount is None else bytes_in_words(amount)
+            for amount in (now.hard_bytes, now.available_bytes, now.halfway_bytes)
+        )
+        yield (
+            "eviction",
+            f"kubelet evicts pods below {hard} of memory.available ({why})",
+            f"memory.available is {available}; below {halfway}, a pod goes while the box is above its memory limit",
+            *([f"stopped last: {now.last}"] if now.last else []),
+        )
+
     def problems(self) -> Iterator[str]:
-        """What an operator should know now."""
+        yield from super().problems()
         if self._verdict.over:
             yield self._words()
 
-    def status(self, last: str) -> EvictionStatus:
-        """`last`: the pod that was stopped last for memory, and why; "": none was."""
+    def status(self) -> EvictionStatus:
         hard, evidence = self.hard, self._evidence
         return EvictionStatus(
             source=hard.source,
@@ -127,7 +155,7 @@ class MemoryRelief(Struct):
             hard_bytes=None if evidence is None else round(hard.of(evidence.capacity)),
             halfway_bytes=None if evidence is None else round(halfway_bytes(hard, evidence.capacity)),
             available_bytes=None if evidence is None else round(evidence.available),
-            last=last,
+            last=self.eviction.last.get(MEMORY, ""),
         )
 
     # --- for the loop, and for the interference watch ---------------------------------------------------------------
@@ -150,7 +178,7 @@ class MemoryRelief(Struct):
         )
         self._judge(seen)
 
-    async def look(self, given: Limits, due: Limits) -> None:
+    async def judge_now(self, given: Limits, due: Limits) -> None:
         """Read and judge what is in use now, unless the last sample says it. Raises CgroupError."""
         last, now_s = self._evidence, self.shared.clock.boottime_s()
         if last is None or now_s - last.t_s < FRESH_S:
@@ -195,7 +223,7 @@ class MemoryRelief(Struct):
 
     # --- kubelet's threshold ----------------------------------------------------------------------------------------
 
-    async def read_threshold(self) -> None:
+    async def look(self) -> None:
         """Say what has changed."""
         try:
             hard = await self.worker.run("read kubelet's evictionHard", self.read_hard)

@@ -19,10 +19,12 @@ from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.part import Counter, Gauge, NodeSettings, Part, Ports, StopsPods
+from criproxy.model.shown import Counter, Gauge
+from criproxy.pods.part import NodeSettings, Part, Ports, StopsPods
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
+from criproxy.pods.words import megabytes
 
 OVERLOAD_S: Final = 60.0
 """How long it must have been too much before it is reported: a burst of lines at a job's start or end is not."""
@@ -216,10 +218,6 @@ class OverheadStatus(Struct, frozen=True):
     pods: tuple[PodOverhead, ...] = ()
 
 
-def _megabytes(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.2f} MB/s"
-
-
 class OverheadWatch(Part, Struct):
     """`max_cores`: what runtime and shims may take while offline pods print. `load`: at the last look.
 
@@ -317,7 +315,7 @@ class OverheadWatch(Part, Struct):
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         now = self.status()
-        logs = f"for offline pods: shims {now.shim_cores:.2f} cores, logs {_megabytes(now.log_bytes_per_s)}"
+        logs = f"for offline pods: shims {now.shim_cores:.2f} cores, logs {megabytes(now.log_bytes_per_s)}"
         runtime = "not known" if now.runtime_cores is None else f"{now.runtime_cores:.2f} cores"
-        pods = (f"{pod}: shim {pod.shim_cores:.2f} cores, logs {_megabytes(pod.log_bytes_per_s)}" for pod in now.pods)
+        pods = (f"{pod}: shim {pod.shim_cores:.2f} cores, logs {megabytes(pod.log_bytes_per_s)}" for pod in now.pods)
         yield "overhead", f"runtime {runtime}; {logs}", *pods

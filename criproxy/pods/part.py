@@ -11,9 +11,9 @@ round (`daemon.round`) has it look, and status, metrics and docs have what it sh
     close       the process ends
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,8 +25,9 @@ from criproxy.config import Config
 from criproxy.control.clock import Wake
 from criproxy.control.interference.service_checks import ServiceAnswer, ServiceCheck
 from criproxy.control.policy import PolicySettings
-from criproxy.model import Sandbox, Unlimited
+from criproxy.model import Sandbox
 from criproxy.model.modes import LimitsUse, Mode, Modes
+from criproxy.model.shown import Shows
 from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
@@ -135,39 +136,8 @@ class Ports(Struct, frozen=True):
     run_path: Path
 
 
-class Gauge(Struct, frozen=True):
-    """A number that a part shows, read at each scrape: one value, or one for each value of `label`; None: not known.
-
-    The metric's name is `criproxy_<name>`, which ends with its unit.
-    """
-
-    name: str
-    text: str
-    read: Callable[[Any], float | Unlimited | Mapping[str, float] | None]
-    label: str = ""
-
-
-class Counter(Struct, frozen=True):
-    """What a part counts by `Counters.count`; the metric's name is `criproxy_<name>_total`."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...] = ()
-
-
-SHOWN: Final = 50
-"""How many of a long list are printed; the status in JSON has all."""
-
-
-def listed(lines: Sequence[str]) -> Iterator[str]:
-    """The first `SHOWN` of these, and how many there are beside."""
-    yield from lines[:SHOWN]
-    if len(lines) > SHOWN:
-        yield f"and {len(lines) - SHOWN} more (--json lists them all)"
-
-
-class Part:
-    """See the module. What is shown may be asked for from any thread."""
+class Part(Shows):
+    """See the module."""
 
     NAME: ClassVar[str]
     """For people, in the middle of a sentence."""
@@ -176,8 +146,6 @@ class Part:
     """How much later a look may come, to share a wake-up with others."""
     FIRST_S: ClassVar[float] = 0.0
     """How long after the beginning the first look comes."""
-    GAUGES: ClassVar[tuple[Gauge, ...]] = ()
-    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
 
     failure: str = ""
     """What the last look failed of; "": of nothing."""
@@ -211,18 +179,5 @@ class Part:
         """See the module."""
 
     def problems(self) -> Iterator[str]:
-        """What an operator should look at."""
         if self.failure:
             yield f"{self.NAME} failed, and is tried again: {self.failure}"
-
-    def section(self) -> Mapping[str, Any]:
-        """The part's keys of /status, with data that becomes JSON. A key, once shown, stays."""
-        return {}
-
-    def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
-        """Keys that a pod of the box has in /status."""
-        return {}
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """What `criproxy status` prints: a head and its text, and lines that belong to it."""
-        yield from ()

@@ -13,8 +13,9 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
 from criproxy.control.clock import Wake
 from criproxy.model import Finding
+from criproxy.model.shown import Counter, Gauge, listed
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.part import Counter, Gauge, NodeSettings, Part, Ports, StopsPods, listed
+from criproxy.pods.part import NodeSettings, Part, Ports, StopsPods
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED

@@ -13,8 +13,9 @@ from criproxy.cgroup.box import Box
 from criproxy.control.clock import Wake
 from criproxy.control.proactive_reclaim import EVERY_S, ReclaimState, step
 from criproxy.control.resources import bytes_in_words
+from criproxy.model.shown import Counter
 from criproxy.model.signals import Missing
-from criproxy.pods.part import Counter, NodeSettings, Part, Ports
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 

@@ -11,7 +11,8 @@ from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.part import Gauge, Part, Ports, StopsPods
+from criproxy.model.shown import Gauge
+from criproxy.pods.part import Part, Ports, StopsPods
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 

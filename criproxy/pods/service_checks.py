@@ -29,7 +29,8 @@ from criproxy.control.interference.service_checks import (
 )
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.part import AsksServices, Gauge, NodeSettings, Part, Ports, listed
+from criproxy.model.shown import Gauge, listed
+from criproxy.pods.part import AsksServices, NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 MOST: Final = 20

@@ -12,8 +12,9 @@ from msgspec import Struct, field
 from criproxy.control.clock import Wake
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
+from criproxy.model.shown import Gauge, listed
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.part import Gauge, NodeSettings, Part, Ports, listed
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.daemon.bypass import Bypass, directories_of_service, open_since_s
-from criproxy.observe.status import BypassStatus
+from criproxy.daemon.bypass import Bypass, BypassStatus, directories_of_service, open_since_s
 
 SWITCH = Path(__file__).resolve().parents[2] / "packaging" / "criproxy-bypass.sh"
 LISTEN, RUNTIME = Path("/run/l.sock"), Path("/run/r.sock")

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import criproxy
-from criproxy.daemon.register import PARTS
+from criproxy.daemon.register import OTHERS, PARTS
 from criproxy.model import LimitChange
 from criproxy.observe import metrics as metrics_module
 from criproxy.observe.metrics import Metrics
@@ -95,7 +95,7 @@ def test_each_counter_is_counted_somewhere_with_its_labels() -> None:
                 case ast.Subscript(ast.Attribute(attr="_counters"), ast.Constant(str(name))):
                     counted[name] = len(metrics_module._COUNTERS[name]) - 1
     known = {name: len(labels) for name, (_, *labels) in metrics_module._COUNTERS.items()}
-    known |= {one.name: len(one.labels) for part in PARTS for one in part.COUNTERS}
+    known |= {one.name: len(one.labels) for kind in (*OTHERS, *PARTS) for one in kind.COUNTERS}
     assert {name: counted.get(name) for name in known} == known
 
 

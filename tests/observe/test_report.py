@@ -18,35 +18,31 @@ from criproxy.cgroup.naming import Driver
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
-from criproxy.control.guardlaw import GuardStatus
 from criproxy.control.history import DecisionRecord, History
 from criproxy.control.interference.responder import InterferenceStatus
-from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
+from criproxy.daemon.bypass import Bypass, BypassStatus
+from criproxy.daemon.kubernetes import KubernetesPart, KubernetesStatus
 from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
+from criproxy.model.shown import Gauge
 from criproxy.observe import why
 from criproxy.observe.above_bound import AboveBound
+from criproxy.observe.log_writer import LogWriter
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
-from criproxy.observe.status import (
-    BypassStatus,
-    ConfigStatus,
-    HoldOffStatus,
-    KubernetesStatus,
-    PolicyShown,
-    Status,
-    from_json,
-    to_json,
-)
+from criproxy.observe.status import ConfigStatus, Status, from_json, to_json
 from criproxy.observe.status_text import render
-from criproxy.pods.hold_offs import HoldOff
-from criproxy.pods.part import Gauge, Part
+from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.hold_offs import HoldOff, HoldOffs, HoldOffStatus
+from criproxy.pods.interference import InterferenceWatch
+from criproxy.pods.part import Part
 from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.part import Showing
 from tests.fakes.pods import FakeInventory
 from tests.rows import laws, limited, predictions, snapshot
 
@@ -88,35 +84,6 @@ class Notifier:
         return True
 
 
-@dataclass
-class Relief:
-    over: str = ""
-    told: EvictionStatus = field(default_factory=lambda: EvictionStatus("", "", None, None, None, ""))
-
-    def problems(self) -> Iterator[str]:
-        yield from filter(None, (self.over,))
-
-    def status(self, last: str) -> EvictionStatus:
-        return replace(self.told, last=last)
-
-
-@dataclass
-class Interference:
-    told: InterferenceStatus = field(default_factory=lambda: InterferenceStatus("", (), (), "", 0, 6))
-    closed: str = ""
-
-    def status(self) -> InterferenceStatus:
-        return self.told
-
-
-@dataclass
-class Bypass:
-    told: BypassStatus | None = None
-
-    def status(self) -> BypassStatus | None:
-        return self.told
-
-
 class FakePart(Part):
     """A part that shows what a test says."""
 
@@ -133,27 +100,28 @@ class FakePart(Part):
         yield "fake", "it is here", "and goes on"
 
 
+KINDS = (HoldOffs, Bypass, InterferenceWatch, FakePart, KubernetesPart)
+HARM = InterferenceStatus("", (), (), "", 0, 6)
+
+
 class Bench:
     def __init__(self, config: Config = ON, pass_through: bool = False) -> None:
         self.clock = FakeClock()
         self.link, self.inventory, self.notifier = Link(), FakeInventory(), Notifier()
         self.box = FakeBox("/offline", drift=3)
         self.history, self.part = History(), FakePart()
-        self.parts = (self.part,)
         self.reconciler = Reconciler()
-        self.engine, self.relief, self.bypass = Engine(), Relief(), Bypass()
-        self.interference, self.eviction = Interference(), SimpleNamespace(last={})
+        self.engine, self.bypass = Engine(), Showing(Bypass)
+        self.interference = Showing(InterferenceWatch, HARM, closed="")
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
-        self.cpu_manager = SimpleNamespace(problem="")
+        self.cpu_manager = Showing(CpuManager, problem="")
         self.hold_offs = no_hold_offs(self.clock)
-        self.log_writer = SimpleNamespace(missing=0)
+        self.log_writer = Showing(LogWriter, missing=0)
         self.no_cgroups = "rootless"
-        self.listener = SimpleNamespace(problem=None)
         self.attachment = AttachStatus("unknown", "")
-        self.kubernetes: KubernetesStatus | None = None
-        self.guard = GuardStatus(True, None, "", 0, 0, 0, "not listening")
-        metrics = Metrics("1", parts=(FakePart,))
+        self.kubernetes = Showing(KubernetesPart)
+        metrics = Metrics("1", shown=KINDS)
         self.recorder = Recorder(
             metrics,
             self.box,  # type: ignore[arg-type]
@@ -165,12 +133,18 @@ class Bench:
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,
-            "guard": SimpleNamespace(status=lambda: self.guard),
-            "listeners": (self.listener,),
             "attachment": lambda: self.attachment,
-            "bypass": self.bypass.status,
-            "kubernetes": lambda: self.kubernetes,
+            "published": self.kubernetes,
             "meters": metrics,
+            "shown": (
+                self.hold_offs,
+                self.bypass,
+                self.cpu_manager,
+                self.interference,
+                self.part,
+                self.kubernetes,
+                self.log_writer,
+            ),
         }
         fields = Reporter.__struct_fields__
         self.endpoints = Reporter(**{name: parts.get(name, vars(self).get(name)) for name in fields})  # type: ignore[arg-type]
@@ -268,7 +242,7 @@ def test_status_metrics_and_problems_have_what_a_part_shows() -> None:
     bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
     bench.part.failure = "no such file"
     status = from_json(to_json(bench.status()))
-    assert status.sections == {"fake": {"words": "here"}}
+    assert status.sections["fake"] == {"words": "here"}
     assert "fake          it is here\n  and goes on\n" in render(status)
     assert [one.cpus for one in status.pods] == ["0,2-3"]
     assert "being a fake failed, and is tried again: no such file" in status.problems
@@ -410,32 +384,6 @@ def test_status_and_metrics_tell_of_processes(pids: HeldLimit | None, limit: flo
     assert bench.status().box.shares.get("pids") == pids
     assert bench.metric("criproxy_limit_pids") == pytest.approx(limit, nan_ok=True)
     assert bench.metric("criproxy_box_pids") == pytest.approx(12.0 if pids else math.nan, nan_ok=True)
-
-
-def test_status_and_metrics_tell_of_the_guard() -> None:
-    bench = Bench()
-    bench.guard = GuardStatus(True, 0.5, "online stepped up", 3, 1, 0, "listening")
-    assert bench.status().guard == bench.guard
-    assert bench.metric("criproxy_guard_ceiling_cores") == 0.5
-
-
-def test_guards_ceiling_is_infinite_at_rest() -> None:
-    assert Bench().metric("criproxy_guard_ceiling_cores") == math.inf
-
-
-@pytest.mark.parametrize(
-    ("status", "after", "is_open", "uses"),
-    [
-        pytest.param(None, math.nan, math.nan, math.nan, id="no-bypass"),
-        pytest.param(BypassStatus(10.0, None, 2, 5.0), 10.0, 0.0, 2.0, id="shut"),
-        pytest.param(BypassStatus(None, 7.0, 3, 5.0), math.inf, 1.0, 3.0, id="open-and-never-again"),
-    ],
-)
-def test_bypass_is_told(status: BypassStatus | None, after: float, is_open: float, uses: float) -> None:
-    bench = Bench()
-    bench.bypass.told = status
-    told = [bench.metric(f"criproxy_bypass_{name}") for name in ("after_seconds", "open", "uses")]
-    assert told == pytest.approx([after, is_open, uses], nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -704,12 +652,6 @@ def test_modes_that_were_asked_for_are_all_told() -> None:
     assert (status.dry_run, status.colocation, status.schedule.closed, status.problems) == (True, "off", "", ())
 
 
-def test_near_kubelets_eviction_nobody_is_held_where_nobody_is_stopped() -> None:
-    bench = Bench()
-    bench.relief.over = "the node is near kubelet's eviction"
-    assert (bench.status().modes, len(bench.status().problems)) == ((), 1)
-
-
 def test_hold_offs_are_told_with_their_end_by_the_wall_clock_and_what_the_kernel_holds_is_shown() -> None:
     bench = Bench()
     bench.box.limits, bench.box.wanted = {"cpu": 3.5, "memory": UNLIMITED}, {"cpu": 1.5, "memory": GIB}
@@ -723,55 +665,18 @@ def test_hold_offs_are_told_with_their_end_by_the_wall_clock_and_what_the_kernel
     bench.tick(60.0)
 
     status = bench.status()
-    assert status.hold_offs == (HoldOffStatus("box", "", end_s, "repair"),)
+    assert status.sections["hold_offs"] == (HoldOffStatus("box", "", end_s, "repair"),)
     assert (status.modes, status.problems) == (("held off",), ())
     assert (status.box.resources["cpu"].limit, status.box.resources["memory"].limit) == (3.5, "unlimited")
     assert "hold-off      box until " in render(status)
     assert bench.metric("criproxy_hold_offs") == 1
 
 
-# --- kubernetes ----------------------------------------------------------------------------------------------------
-
-PUBLISHED = KubernetesStatus(
-    node="node1",
-    kubeconfig="/etc/kubernetes/kubelet.conf",
-    published={"kubernetes.io/batch-cpu": 1500},
-    why="kubernetes.io/batch-cpu 1500: the floor; held: memory",
-    age_s=61.0,
-    policy=PolicyShown("night", "7", ("cpu.reserve_cores",), ("cpu.max_cores: is below the floor",)),
-)
-
-
-def test_status_tells_what_is_published_by_which_node_and_the_policy_above_the_file() -> None:
-    bench = Bench()
-    bench.tick()
-    off = render(bench.status())
-    bench.kubernetes = PUBLISHED
-    shown = render(bench.status())
-
-    assert "kubernetes    off\n" in off
-    assert from_json(to_json(bench.status())) == bench.status()
-    assert "kubernetes    node node1, by /etc/kubernetes/kubelet.conf\n" in shown
-    assert "published 1 min 1 s ago: kubernetes.io/batch-cpu 1500\n" in shown
-    assert "policy night (7) sets cpu.reserve_cores\n" in shown
-    assert "the cluster's policy is refused: cpu.max_cores: is below the floor" in bench.status().problems
-    assert bench.metric('criproxy_kubernetes_published{resource="kubernetes.io/batch-cpu"}') == 1500
-    assert bench.metric("criproxy_kubernetes_published_age_seconds") == 61
-
-
-def test_trouble_with_kubernetes_is_a_problem_and_no_reason_to_be_unready() -> None:
-    bench = Bench()
-    bench.kubernetes = KubernetesStatus(trouble="no kubeconfig")
-    assert "Kubernetes: no kubeconfig" in bench.status().problems
-    assert bench.endpoints.unready() is None
-    assert bench.metric("criproxy_kubernetes_trouble") == 1
-
-
 def test_why_says_what_is_published_now_and_not_what_was() -> None:
     bench = Bench()
     bench.history.add(DecisionRecord(100.0, SNAPSHOT, decision(), applied=True))
     without = why.render(bench.endpoints.why(None))
-    bench.kubernetes = PUBLISHED
+    bench.kubernetes.told = KubernetesStatus(why="kubernetes.io/batch-cpu 1500: the floor; held: memory")
     shown = why.render(bench.endpoints.why(None))
 
     assert "published" not in without

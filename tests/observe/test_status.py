@@ -6,10 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.driver import HeldLimit
-from criproxy.control.guardlaw import GUARD_OFF, GuardStatus
-from criproxy.control.interference.ladder import Rung, Transition
-from criproxy.control.interference.responder import InterferenceStatus, Move, RungStatus, SignalStatus
-from criproxy.control.memory_pressure import EvictionStatus
 from criproxy.model import AttachStatus, Finding
 from criproxy.observe.status import (
     CgroupStatus,
@@ -166,19 +162,6 @@ def test_text_of_a_runtime_that_is_gone_says_why() -> None:
     assert "not ready: connection refused" in render(replace(STATUS, runtime=runtime))
 
 
-@pytest.mark.parametrize(
-    ("guard", "shown"),
-    [
-        (GuardStatus(True, None, "", 2, 1, 0, "p"), "at rest (squeezes 2, needless 1, failures 0)\n  pressure: p"),
-        (GuardStatus(True, 0.5, "a step", 3, 0, 0, ""), "0.50 cores at most (a step)"),
-        (GUARD_OFF, "guard         off"),
-    ],
-    ids=["at-rest", "squeezing", "off"],
-)
-def test_text_shows_the_guard(guard: GuardStatus, shown: str) -> None:
-    assert shown in render(replace(STATUS, guard=guard))
-
-
 def test_text_before_the_first_sample_says_so() -> None:
     box = replace(STATUS.box, resources={})
     assert "no sample yet" in render(replace(STATUS, box=box))
@@ -188,92 +171,3 @@ def test_json_is_what_other_programs_read() -> None:
     data = json.loads(to_json(STATUS))
     assert data["box"]["memory"]["limit_bytes"] == "unlimited"
     assert data["box"]["cpu"]["limit_cores"] == 1.5
-
-
-GIB_BYTES = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("eviction", "shown"),
-    [
-        pytest.param(
-            EvictionStatus("--eviction-hard", "", GIB_BYTES, 2 * GIB_BYTES, 4 * GIB_BYTES, ""),
-            "eviction      kubelet evicts pods below 1.00 GiB of memory.available (--eviction-hard)\n"
-            "  memory.available is 4.00 GiB; below 2.00 GiB, a pod goes while the box is above its memory limit\n",
-            id="known",
-        ),
-        pytest.param(
-            EvictionStatus("kubelet's default", "no kubelet", 100 << 20, 150 << 20, GIB_BYTES, "a/b: why"),
-            "of memory.available (assumed, as no kubelet)\n",
-            id="assumed",
-        ),
-        pytest.param(
-            EvictionStatus("x", "", 100 << 20, 150 << 20, GIB_BYTES, "a/b: why"),
-            "  stopped last: a/b: why\n",
-            id="last",
-        ),
-        pytest.param(
-            EvictionStatus("evictionHard in /c", "", 0, 0, GIB_BYTES, ""),
-            "eviction      kubelet evicts no pod for memory (evictionHard in /c)\n",
-            id="none",
-        ),
-        pytest.param(
-            EvictionStatus("x", "", None, None, None, ""), "kubelet evicts pods below not known", id="no-sample-yet"
-        ),
-    ],
-)
-def test_text_tells_how_near_kubelets_eviction_is(eviction: EvictionStatus, shown: str) -> None:
-    assert shown in render(replace(STATUS, eviction=eviction))
-
-
-HARM = InterferenceStatus(
-    resting="",
-    signals=(
-        SignalStatus("cpu_pressure", "%", 31.2, 10.0, True, note="31 of 31 % are explained by online's own limits"),
-        SignalStatus("run_queue_delay", "ms/s", None, 50.0, False, "not needed"),
-        SignalStatus("refaults", "pages/s", None, 500.0, True, "two readings are needed"),
-    ),
-    rungs=(
-        RungStatus("memory", "closed", 1.7e9, "it had to", 0.0),
-        RungStatus("cpu", "open", None, "", None),
-    ),
-    closed="the box harms online pods: memory",
-    evictions=2,
-    most=6,
-    kept=2,
-)
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [
-        "signals       2 here, 1 not",
-        "cpu_pressure: here, 31.2 %, harm above 10; 31 of 31 % are explained by online's own limits",
-        "run_queue_delay: not here, not needed",
-        "refaults: here, two readings are needed",
-        "ladder        the box harms online pods: memory",
-        "memory: closed, 0% of the way from its floor, since ",
-        ": it had to",
-        "2 pods were stopped in ten minutes, of 6 at most, 2 of them in an emergency only",
-    ],
-)
-def test_text_tells_what_is_seen_of_harm_and_what_is_done(shown: str) -> None:
-    assert shown in render(replace(STATUS, interference=HARM))
-
-
-def test_text_tells_which_resource_is_not_tried() -> None:
-    untried = replace(HARM, rungs=(RungStatus("memory", "open", None, "", None, untried="it would kill"),))
-    assert "  memory: it would kill" in render(replace(STATUS, interference=untried))
-
-
-def test_text_tells_why_no_signal_is_looked_at() -> None:
-    resting = replace(HARM, resting="the box has no pods", signals=(), closed="", evictions=0)
-    text = render(replace(STATUS, interference=resting))
-    assert "signals       none is looked at: the box has no pods" in text
-    assert "ladder        memory closed, cpu open" in text
-
-
-def test_json_with_what_is_seen_of_harm_comes_back_as_it_went() -> None:
-    move = Move(1.7e9, Transition(1.0, "memory", Rung.OPEN, Rung.TRIED, "refaults", "it is high"))
-    status = replace(STATUS, interference=replace(HARM, moves=(move,)))
-    assert from_json(to_json(status)) == status

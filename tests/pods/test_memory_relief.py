@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -43,11 +44,12 @@ class Bench:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), stops_by)
         nobody: Any = None
         self.relief = MemoryRelief(
-            ReliefSettings(active, 100 * MIB),
             PodsShared(nobody, nobody, self.holds, nobody, self.clock, structlog.get_logger()),
             self.box,  # type: ignore[arg-type]
+            SimpleNamespace(last={}),  # type: ignore[arg-type]
             lambda: self.hard,
             self,  # type: ignore[arg-type]
+            ReliefSettings(active, 100 * MIB),
         )
         self.relief.hard = HARD
 
@@ -63,7 +65,7 @@ class Bench:
         self.clock.now += seconds
         used = None if box is None else Usage(0.0, box, anon_bytes=box)
         self.box.usages = [UsageReading(Usage(0.0, 4 * GIB - available), used, self.clock.now)]
-        asyncio.run(self.relief.look(self.given, self.given if self.due is None else self.due))
+        asyncio.run(self.relief.judge_now(self.given, self.given if self.due is None else self.due))
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
@@ -230,12 +232,12 @@ def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
             EvictionHard(problem="no kubelet"),
         ):
             bench.hard = hard
-            asyncio.run(bench.relief.read_threshold())
+            asyncio.run(bench.relief.look())
 
     assert [entry["event"] for entry in logs] == ["eviction_threshold", "eviction_threshold_unknown"]
     assert logs[0]["memory_available"] == "100.00 MiB, soft 1.00 GiB"
     assert logs[1]["consequence"] == "100.00 MiB is assumed, kubelet's default"
-    assert bench.relief.status("").problem == "no kubelet"
+    assert bench.relief.status().problem == "no kubelet"
 
 
 def test_what_is_kept_free_follows_the_threshold() -> None:

@@ -1,0 +1,67 @@
+"""What shows itself: in the status, in its problems, in the metrics."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from msgspec import Struct
+
+from criproxy.model import Sandbox, Unlimited
+from criproxy.model.modes import Mode
+
+
+class Gauge(Struct, frozen=True):
+    """A number that is shown, read at each scrape: one value, or one for each value of `label`; None: not known.
+
+    The metric's name is `criproxy_<name>`, which ends with its unit.
+    """
+
+    name: str
+    text: str
+    read: Callable[[Any], float | Unlimited | Mapping[str, float] | None]
+    label: str = ""
+
+
+class Counter(Struct, frozen=True):
+    """What is counted by `Counters.count`; the metric's name is `criproxy_<name>_total`."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+SHOWN: Final = 50
+"""How many of a long list are printed; the status in JSON has all."""
+
+
+def listed(lines: Sequence[str]) -> Iterator[str]:
+    """The first `SHOWN` of these, and how many there are beside."""
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"and {len(lines) - SHOWN} more (--json lists them all)"
+
+
+class Shows:
+    """Whoever owns a number or a word says it. All of this may be asked for from any thread."""
+
+    GAUGES: ClassVar[tuple[Gauge, ...]] = ()
+    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
+
+    def problems(self) -> Iterator[str]:
+        """What an operator should look at."""
+        yield from ()
+
+    def modes(self) -> Mapping[Mode, str]:
+        """The modes that it brings about now, each with why, in words."""
+        return {}
+
+    def section(self) -> Mapping[str, Any]:
+        """The keys of /status that are its own, with data that becomes JSON. A key, once shown, stays."""
+        return {}
+
+    def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        """Keys that a pod of the box has in /status."""
+        return {}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """What `criproxy status` prints: a head and its text, and lines that belong to it."""
+        yield from ()
