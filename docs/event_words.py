@@ -4,6 +4,7 @@ from typing import Final
 
 WORDS: Final = {
     # How pods leave, in the order of what may happen to one: notice, an eviction by the API, a stop at the runtime.
+    "eviction_failed": "A pod that was to go could not be chosen or stopped; it is tried again while the harm lasts.",
     "look_failed": "A part of criproxy could not do what it does; the limits stay as they are, and it is tried again.",
     "look_succeeded": "A part of criproxy that had failed works again.",
     "notice": "An offline pod is told that it is going to be stopped; it has that many seconds to end by itself.",
@@ -92,7 +93,6 @@ WORDS: Final = {
     "squeeze_failed": "A lower limit for harm to online could not be written at once; the next round writes it.",
     "service_check_ignored": "What an online pod asks to have checked can't be read.",
     "disks_bounded": "The box's limits on disks were written.",
-    "disks_not_bounded": "The box's limits on disks could not be written; it is tried again.",
     "disk_weight_in_force": "On these disks, the box has the lowest weight.",
     "disk_weight_not_in_force": "On these disks, nothing puts the box behind online; `disks` says why.",
     "disk_weight_switched": "What `io.weight` asks for was switched on for these disks, or put back as it was.",

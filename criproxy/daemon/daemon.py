@@ -41,7 +41,7 @@ from criproxy.daemon.kubernetes import KubernetesPart, load_first
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
 from criproxy.daemon.register import OTHERS, PARTS
 from criproxy.daemon.reload import FileWatch, Reload
-from criproxy.daemon.round import Round
+from criproxy.daemon.round import Round, one_of
 from criproxy.daemon.settings import Timetable
 from criproxy.daemon.upgrade.admission import Admissions
 from criproxy.daemon.upgrade.predecessor import Predecessor
@@ -175,8 +175,7 @@ class Daemon:
             clock=self._clock,
             log=self._log,
         )
-        self._make_pods(settings, runtime)
-        self._make_control(settings, driver)
+        self._make_control(settings, driver, self._make_pods(settings, runtime))
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
         self._bypass = Bypass(switch, listen, self._link.path, config.proxy.bypass)
         self._socket = ListenSocket(listen, os.getpid(), self._bypass.socket, succeeds=predecessor is not None)
@@ -202,8 +201,8 @@ class Daemon:
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: NodeSettings, runtime: PodsRuntime) -> None:
-        """What looks after the pods that run."""
+    def _make_pods(self, settings: NodeSettings, runtime: PodsRuntime) -> Ports:
+        """What is known of the pods that run, and done with them; returns what the parts have of it."""
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
@@ -214,7 +213,7 @@ class Daemon:
             self._inventory, runtime, self._holds, self._metrics, clock, log, evicts=cluster, tells=cluster
         )
         self._reconciler = Reconciler(settings_of.reconciler(settings), shared, self._box, shared.stopper())
-        ports = Ports(
+        return Ports(
             shared,
             self._box,
             self._cpu_manager,
@@ -225,15 +224,14 @@ class Daemon:
             self._disk_reader,
             Path(settings.config.proxy.listen_path),
         )
-        self._eviction = PodEviction(shared, self._box, shared.stopper())
-        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
-        self._relief = MemoryRelief(shared, self._box, self._eviction, hard, self._disk_reader)
-        self._round = Round([self._relief, *(part.made(ports) for part in PARTS)], clock, log)
-        self._round.configure(settings)
-        self._shared = shared
 
-    def _make_control(self, settings: NodeSettings, driver: CgroupDriver) -> None:
-        """What bounds the box, and what answers harm."""
+    def _make_control(self, settings: NodeSettings, driver: CgroupDriver, ports: Ports) -> None:
+        """What bounds the box, what answers harm, and the round of all parts."""
+        shared, disks = ports.shared, DiskBounds(ports.shared, self._box)
+        eviction = PodEviction(shared, self._box, shared.stopper())
+        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        relief = MemoryRelief(shared, self._box, eviction, hard, self._disk_reader)
+        parts = [part.made(ports) for part in PARTS]
         self._guard = CpuGuard(
             self._box,
             PressureListener(self._box.pressure_file),
@@ -250,24 +248,25 @@ class Daemon:
             observer=self._recorder,
             log=self._log,
             guard=self._guard,
-            kept_free=self._relief.kept_free,
-            on_sample=self._relief.sampled,
+            kept_free=relief.kept_free,
+            on_sample=relief.sampled,
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint)
         self._interference = InterferenceWatch(
-            settings_of.interference(settings),
-            self._shared,
+            shared,
             self._box,
             _signal_reader(self._clock),
             self._loop,
             self._guard,
-            self._relief,
-            self._eviction,
-            self._round.part(ServiceChecks),
-            DiskBounds(self._shared, self._box),
+            relief,
+            eviction,
+            one_of(parts, ServiceChecks),
+            disks,
             self._checkpointer.hurry,
         )
+        self._round = Round([relief, self._interference, disks, *parts], self._clock, self._log)
+        self._round.configure(settings)
 
     def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
@@ -320,7 +319,6 @@ class Daemon:
                 self._bypass,
                 self._cpu_manager,
                 self._guard,
-                self._interference,
                 *self._round.parts,
                 self._kubernetes,
                 self._inside,
@@ -333,7 +331,7 @@ class Daemon:
         """Where questions are answered, and what answers there."""
         config = self._loaded.config
         operators = OperatorsHoldOffs(
-            self._hold_offs, self._reload, self._box, self._inventory, self._round.part(UnboundedPods)
+            self._hold_offs, self._reload, self._box, self._inventory, one_of(self._round.parts, UnboundedPods)
         )
         routes = Routes(
             self._reporter,
@@ -373,7 +371,6 @@ class Daemon:
         return (
             self._loop.run(),
             self._guard.run(),
-            self._interference.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
             self._round.run(),
@@ -393,7 +390,6 @@ class Daemon:
         self._holds.configure(settings.stops_by)
         self._reconciler.configure(of.reconciler(settings))
         self._round.configure(settings)
-        self._interference.configure(of.interference(settings))
         self._bypass.configure(settings.config.proxy.bypass)
         self._kubernetes.configure(settings.config)
 

@@ -34,5 +34,5 @@ PARTS: Final[tuple[type[Part], ...]] = (
     RealtimeWatch,
 )
 
-OTHERS: Final[tuple[type[Shows], ...]] = (HoldOffs, Bypass, CpuGuard, InterferenceWatch, MemoryRelief, KubernetesPart)
-"""What else shows itself; the daemon makes these by hand, as the parts have them for ports or as they take no looks."""
+OTHERS: Final[tuple[type[Shows], ...]] = (HoldOffs, Bypass, CpuGuard, MemoryRelief, InterferenceWatch, KubernetesPart)
+"""What else shows itself. The daemon makes these by hand: others have them for ports, or they take no looks."""

@@ -19,16 +19,17 @@ from criproxy.pods.part import NodeSettings, Part
 P = TypeVar("P", bound=Part)
 
 
+def one_of(parts: Sequence[Part], kind: type[P]) -> P:
+    """The one of this kind."""
+    return next(part for part in parts if isinstance(part, kind))
+
+
 class Round(Struct, frozen=True):
     """See the module."""
 
     parts: Sequence[Part]
     clock: Clock
     log: FilteringBoundLogger
-
-    def part(self, kind: type[P]) -> P:
-        """The one of this kind."""
-        return next(part for part in self.parts if isinstance(part, kind))
 
     def configure(self, now: NodeSettings) -> None:
         for part in self.parts:

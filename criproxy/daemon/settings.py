@@ -4,7 +4,6 @@ from typing import Final
 
 from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
-from criproxy.config.ladder import ladder_settings
 from criproxy.config.settings import Cpu, Memory, WindowTable
 from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
@@ -17,8 +16,6 @@ from criproxy.hooks import offline_chain
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import LimitsUse, Mode
 from criproxy.pods.admission import AdmissionSettings
-from criproxy.pods.disk_bounds import DisksUse
-from criproxy.pods.interference import InterferenceSettings
 from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.reconciler import ReconcilerSettings
@@ -118,20 +115,6 @@ def guard(now: NodeSettings) -> GuardSettings:
     hold_s = max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s)
     law = GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)
     return GuardSettings(law, interval_s)
-
-
-def interference(now: NodeSettings) -> InterferenceSettings:
-    config = now.config.interference
-    return InterferenceSettings(
-        ladder_settings(config), now.relieves, config.enabled and not now.held_off, _disks(now), config.cpi
-    )
-
-
-def _disks(now: NodeSettings) -> DisksUse:
-    limits = now.modes.limits
-    if limits is LimitsUse.WRITTEN and now.config.interference.enabled:
-        return DisksUse.HELD
-    return DisksUse.LIFTED if limits is LimitsUse.WRITTEN or now.lifts else DisksUse.LEFT
 
 
 def reconciler(now: NodeSettings) -> ReconcilerSettings:

@@ -5,17 +5,18 @@ hangs must keep no look from being taken. So what a process before this one has 
 first look, and what somebody else has lifted is put back with the next.
 """
 
-import asyncio
 import enum
 from collections.abc import Mapping
 
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
+from criproxy.control.clock import Wake
 from criproxy.control.interference.disks import DisksOrder, DisksState, step, suspected
 from criproxy.control.interference.responder import DiskBound
 from criproxy.model.signals import DiskCounters, DiskRate, Missing, SignalReading
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.part import Part
+from criproxy.pods.shared import PodsShared
 
 
 class DisksUse(enum.Enum):
@@ -26,8 +27,10 @@ class DisksUse(enum.Enum):
     LEFT = "whose they were"
 
 
-class DiskBounds(Struct, eq=False):
+class DiskBounds(Part, Struct, eq=False):
     """See the module. `status` may be asked for from any thread."""
+
+    NAME = "bounding the box on disks"
 
     shared: PodsShared
     box: Box
@@ -37,29 +40,33 @@ class DiskBounds(Struct, eq=False):
     _limits: Mapping[str, DiskRate | None] | Missing = Missing("no look has been taken yet")
     _lifted: bool = False
     _names: Mapping[str, str] = {}
-    _due: asyncio.Event = field(default_factory=asyncio.Event)
-    _trouble: Trouble = field(default_factory=Trouble)
+    _is_due: bool = False
+    _wake: Wake = field(default_factory=Wake)
 
-    async def run(self) -> None:
-        """Write what is wanted when that is due, until cancelled."""
-        while True:
-            await self._due.wait()
-            await self.write()
+    @property
+    def wake(self) -> Wake:
+        return self._wake
 
-    async def write(self) -> None:
-        """Write what is wanted, if that is due; see `run`.
+    @property
+    def pause_s(self) -> float | None:
+        return None
 
-        Never raises: a failure is logged once, and the next look tries again.
-        """
-        if not self._due.is_set():
+    async def look(self) -> None:
+        """Write what is wanted, if that is due. What fails is due again with the next reading."""
+        if not self._is_due:
             return
-        self._due.clear()
-        with self._trouble.logged_by(lambda error: self.shared.log.warning("disks_not_bounded", error=str(error))):
+        self._is_due = False
+        try:
             changes = await self.box.hold_disks(self.state.bounds)
-            if changes:
-                self.shared.log.debug("disks_bounded", changes=[one.new for one in changes])
-            return
-        self._lifted = False
+        except BaseException:
+            self._lifted = False
+            raise
+        if changes:
+            self.shared.log.debug("disks_bounded", changes=[one.new for one in changes])
+
+    def _write_soon(self) -> None:
+        self._is_due = True
+        self._wake.set()
 
     def read(self, reading: SignalReading | None) -> None:
         """What a look has found; None: nothing."""
@@ -96,7 +103,7 @@ class DiskBounds(Struct, eq=False):
         self.state, self._lifted = step(self._last, self._this, self.state, order), False
         wanted = {number: rate.whole for number, rate in self.state.bounds.items()}
         if wanted != held and not isinstance(self._limits, Missing):
-            self._due.set()
+            self._write_soon()
 
     def rest(self, use: DisksUse) -> None:
         """No look is taken any more."""
@@ -104,7 +111,7 @@ class DiskBounds(Struct, eq=False):
         if use is DisksUse.LIFTED and not self._lifted:
             self.state = step(None, None, self.state, DisksOrder(None, calm=False, innocent=True))
             self._lifted = self.box.path is not None  # without a box there is nothing yet that could be lifted
-            self._due.set()
+            self._write_soon()
 
     def status(self) -> tuple[DiskBound, ...]:
         """The disks that the box uses."""

@@ -39,6 +39,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.signals import SignalReader
+from criproxy.config.ladder import ladder_settings
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.guard import CpuGuard
 from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
@@ -68,18 +69,17 @@ from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, obse
 from criproxy.control.interference.victim import owner_of
 from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
-from criproxy.model.shown import Counter, Gauge, Shows
+from criproxy.model.modes import LimitsUse
+from criproxy.model.shown import Counter, Gauge
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading, WorkReading
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import EvictionState, PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
+from criproxy.pods.part import NodeSettings, Part
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared, Trouble
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
 from criproxy.pods.words import megabytes, moment
-
-EVERY_S: Final = 1.0
-SLACK_S: Final = 0.1
 
 SHORTAGE: Final = "memory_shortage"
 
@@ -119,6 +119,20 @@ class InterferenceSettings(Struct, frozen=True):
         return tuple(one for one in DETECTORS if self.enabled or one.name == SHORTAGE)
 
 
+def answer_asked(now: NodeSettings) -> InterferenceSettings:
+    config = now.config.interference
+    return InterferenceSettings(
+        ladder_settings(config), now.relieves, config.enabled and not now.held_off, _disks(now), config.cpi
+    )
+
+
+def _disks(now: NodeSettings) -> DisksUse:
+    limits = now.modes.limits
+    if limits is LimitsUse.WRITTEN and now.config.interference.enabled:
+        return DisksUse.HELD
+    return DisksUse.LIFTED if limits is LimitsUse.WRITTEN or now.lifts else DisksUse.LEFT
+
+
 class InterferenceState(Struct, frozen=True):
     """What a restart keeps. `well`: the sandboxes whose service has been well."""
 
@@ -130,12 +144,15 @@ class InterferenceState(Struct, frozen=True):
     eviction: EvictionState = EvictionState()
 
 
-class InterferenceWatch(Shows, Struct):
+class InterferenceWatch(Part, Struct, eq=False):
     """See the module. `reader` None: this machine has no cgroups to read. `moved`: to have the state saved soon.
 
     `closed` and `status` may be asked for from any thread.
     """
 
+    NAME = "answering harm to online pods"
+    EVERY_S = FIRST_S = 1.0
+    SLACK_S = 0.1
     GAUGES = (
         Gauge(
             "ladder_rung",
@@ -175,7 +192,6 @@ class InterferenceWatch(Shows, Struct):
         Counter("exonerations", "Alarms of a signal of which the box proved not to be the cause", ("signal",)),
     )
 
-    settings: InterferenceSettings
     shared: PodsShared
     box: Box
     reader: SignalReader | None
@@ -186,6 +202,7 @@ class InterferenceWatch(Shows, Struct):
     services: ServiceChecks
     disks: DiskBounds
     moved: Callable[[], object]
+    settings: InterferenceSettings = InterferenceSettings()
     closed: str = ""
     _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
     _resting: str = _FIRST
@@ -201,10 +218,11 @@ class InterferenceWatch(Shows, Struct):
     _order: EvictionOrder | None = None
     _choice: asyncio.Task[None] | None = None
     """Carries out the order, until it is known who goes."""
+    _evicting: set[asyncio.Task[None]] = set()
+    """Those that carry out orders; `_choice`, and others whose pods are on their way."""
     _waits: bool = False
     _gone_s: float = 0.0
     """When the last pod went for memory (CLOCK_BOOTTIME)."""
-    _due: asyncio.Event = field(default_factory=asyncio.Event)
     _unseen: Trouble = field(default_factory=Trouble)
     _unheld: Trouble = field(default_factory=Trouble)
 
@@ -219,7 +237,10 @@ class InterferenceWatch(Shows, Struct):
         untried = (replace(one, trial_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
         return replace(ladder, resources=tuple(untried))
 
-    def configure(self, settings: InterferenceSettings) -> None:
+    def configure(self, now: NodeSettings) -> None:
+        self.set_to(answer_asked(now))
+
+    def set_to(self, settings: InterferenceSettings) -> None:
         """From the next look on; what was learned stays, as does where each resource stands."""
         if settings != self.settings:
             before, self.settings = self._responder.state(), settings
@@ -228,19 +249,7 @@ class InterferenceWatch(Shows, Struct):
         if not settings.acts:
             self._rest("the box's limits are not criproxy's to set now")
 
-    async def run(self) -> None:
-        """Look each second, and stop pods when that is due, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_on())
-            tasks.create_task(self._evict_when_due())
-            tasks.create_task(self.disks.run())
-
     # --- a look -----------------------------------------------------------------------------------------------------
-
-    async def _look_on(self) -> None:
-        while True:
-            await self.shared.clock.sleep(EVERY_S, SLACK_S)
-            await self.look()
 
     async def look(self) -> None:
         """What fails of it is logged once, and the next look tries again. A kernel that does not answer is no reason to
@@ -439,19 +448,24 @@ class InterferenceWatch(Shows, Struct):
             self._choice.cancel()
             self._choice = None
         self._order = order
-        self._due.set()
+        self._choice = task = asyncio.create_task(self._carry_out())
+        self._evicting.add(task)
+        task.add_done_callback(self._evicting.discard)
 
     @staticmethod
     def _setting_of(order: EvictionOrder) -> str:
         """By which the pod goes, so that it is known which one to change."""
         return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
-    async def _evict_when_due(self) -> None:
-        async with asyncio.TaskGroup() as orders:
-            while True:
-                await self._due.wait()
-                self._due.clear()
-                self._choice = orders.create_task(self.evict())
+    async def _carry_out(self) -> None:
+        try:
+            await self.evict()
+        except Exception as error:  # the next look gives the order anew, if it must be
+            self.shared.log.error("eviction_failed", error=str(error) or type(error).__name__, exc_info=error)
+
+    def cease(self) -> None:
+        for task in self._evicting:
+            task.cancel()
 
     async def evict(self) -> None:
         """Carry out the order that was given."""
@@ -554,6 +568,7 @@ class InterferenceWatch(Shows, Struct):
         )
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.closed:
             yield f"no offline pod is let in: {self.closed}"
 

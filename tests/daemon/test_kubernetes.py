@@ -60,7 +60,7 @@ class Bench:
             control=Control(checkpoint=f"{folder}/predictor.json"),
             kubernetes=Settings(enabled=True, kubeconfig=str(kubeconfig), publish=publish),
         )
-        self.metrics, self.offering = Metrics("1"), Offering(self.clock)
+        self.metrics, self.offering = Metrics("1", shown=(KubernetesPart,)), Offering(self.clock)
         own = OwnFiles(self.file)
         load_first(own, dry_run=dry_run)
         self.part = KubernetesPart(

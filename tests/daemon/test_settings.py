@@ -21,6 +21,7 @@ from criproxy.pods.cache_share import cache_asked
 from criproxy.pods.cpu_pinning import pinning_asked
 from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.disk_keeping import keeper_asked
+from criproxy.pods.interference import answer_asked
 from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.proactive_reclaim import reclaim_asked
 from criproxy.pods.service_checks import ServiceChecksSettings
@@ -196,8 +197,7 @@ def test_predictor_takes_the_config_s_values() -> None:
 def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config() -> None:
     at_once = Config(interference=Interference(evict_after_s=7.0, evict_after_memory_s=3.0, evict_most=2, trial_s=4.0))
     default, set_so = (
-        of.interference(NodeSettings(config, Timetable(config).stage(0.0), False, False))
-        for config in (Config(), at_once)
+        answer_asked(NodeSettings(config, Timetable(config).stage(0.0), False, False)) for config in (Config(), at_once)
     )
 
     assert {one.name: one.evict_after_s for one in default.ladder.resources} == {
@@ -216,7 +216,7 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
 
 def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less() -> None:
     config = Config(interference=Interference(open_after_s=1800.0, open_after_most_s=600.0))
-    ladder = of.interference(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
+    ladder = answer_asked(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
 
     assert doubled_s(ladder.closed_calm_s, 1, ladder.longest_calm_s) == 1800.0
 
@@ -224,7 +224,7 @@ def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less()
 @pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
 def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
     config = Config(interference=Interference(trial_s=trial_s))
-    ladder = of.interference(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
+    ladder = answer_asked(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
     trials_s = {one.name: one.trial_s for one in ladder.resources}
     assert (trials_s[CPU], trials_s[MEMORY]) == found
 
@@ -331,4 +331,4 @@ def test_pods_that_are_to_be_stopped_as_colocation_is_off_stay_bounded_until_the
     """As with CPU and memory: a disruption budget may keep them for long, and nobody looks for harm meanwhile."""
     off = settings(Colocation(on_disable=on_disable))
 
-    assert (of.interference(off).disks, cache_asked(off)) == (disks, cache)
+    assert (answer_asked(off).disks, cache_asked(off)) == (disks, cache)

@@ -38,6 +38,7 @@ from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 from tests.fakes.log import FakeLog
+from tests.fakes.part import round_of
 
 GIB = 1 << 30
 POD = Sandbox("s1", PodRef("u1", "batch", "job"), "/offline/podu1")
@@ -143,7 +144,7 @@ class Relief:
     evidence: Evidence | None = None
     given: list[tuple[Limits, Limits]] = field(default_factory=list)
 
-    async def look(self, given: Limits, due: Limits) -> None:
+    async def judge_now(self, given: Limits, due: Limits) -> None:
         self.given.append((given, due))
 
     def irreducible(self, after_s: float) -> str:
@@ -180,7 +181,7 @@ class Bench:
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
         disks = DiskBounds(shared, node)
-        return InterferenceWatch(settings, shared, node, port, node, port, relief, port, port, disks, self.save)
+        return InterferenceWatch(shared, node, port, node, port, relief, port, port, disks, self.save, settings)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
@@ -240,7 +241,7 @@ class Bench:
                 self.clock.advance(1.0)
                 await self.watch.look()
                 await self.watch.evict()
-                await self.watch.disks.write()
+                await round_of(self.watch.disks, self.log).look(self.watch.disks)
 
         asyncio.run(go())
 
@@ -393,7 +394,7 @@ def test_memory_is_not_tried_without_memory_high_and_status_says_so() -> None:
     assert [one for one in bench.moves() if one[0] == MEMORY] == []
     untried = {one.resource: one.untried for one in bench.watch.status().rungs}
     assert (untried[CPU], untried[MEMORY]) == ("", NO_HIGH)
-    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
+    bench.watch.set_to(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
     bench.looks(30)
     assert [one for one in bench.moves() if one[0] == MEMORY] == [], "new settings bring no experiment either"
 
@@ -555,7 +556,6 @@ def test_emergency_waits_for_no_order_without_one(waits_for: str, goes_on: bool)
             await asyncio.sleep(0)
 
     async def go() -> None:
-        evicting = asyncio.create_task(bench.watch._evict_when_due())
         for _ in range(10):
             bench.relief.too_much_s = bench.clock.boottime_s() + 1.0
             await look()
@@ -568,7 +568,7 @@ def test_emergency_waits_for_no_order_without_one(waits_for: str, goes_on: bool)
         counts.append(bench.watch.status().evictions)
         event.set()
         await look()
-        evicting.cancel()
+        bench.watch.cease()
 
     asyncio.run(go())
 
@@ -593,7 +593,7 @@ def test_nothing_is_looked_at_nor_held_while_the_limits_are_not_ours() -> None:
     bench.node.waits = by_the_box
     bench.looks(6)
     held = bench.node.seen.shares
-    bench.watch.configure(replace(ON, acts=False))
+    bench.watch.set_to(replace(ON, acts=False))
     reads = len(bench.node.reads)
     bench.looks(5)
 
@@ -607,7 +607,7 @@ def test_new_settings_keep_where_each_resource_stands() -> None:
     bench.node.waits = by_the_box
     bench.looks(8)
     before = bench.rung(CPU)
-    bench.watch.configure(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
+    bench.watch.set_to(replace(ON, ladder=replace(ON.ladder, fall_ratio=0.4)))
 
     assert before == bench.rung(CPU) == Rung.SQUEEZED
 
@@ -789,7 +789,7 @@ def test_limits_on_disks_that_are_not_the_ladders_any_more(use: DisksUse, stays:
     if restarted:
         bench.watch = bench.made(replace(ON, acts=False, disks=use))
     else:
-        bench.watch.configure(replace(ON, acts=False, disks=use))
+        bench.watch.set_to(replace(ON, acts=False, disks=use))
     held = bench.node.disk_limits
     asyncio.run(_due(bench))
 
@@ -800,9 +800,7 @@ def test_limits_on_disks_that_are_not_the_ladders_any_more(use: DisksUse, stays:
 async def _due(bench: Bench) -> None:
     """What the part does by itself when something is to be written."""
     await bench.watch.look()
-    task = asyncio.create_task(bench.watch.disks.run())
-    await asyncio.sleep(0.01)
-    task.cancel()
+    await bench.watch.disks.look()
 
 
 def test_io_is_not_tried_without_io_max_and_status_says_so() -> None:
@@ -915,7 +913,7 @@ def test_nobody_is_hurried_any_more_once_the_limits_are_not_ours() -> None:
     bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
     bench.looks(1)
     hurried = bench.hurried[-1]
-    bench.watch.configure(replace(ON, acts=False))
+    bench.watch.set_to(replace(ON, acts=False))
 
     assert (hurried, bench.hurried[-1]) == ("u-web", "")
 
@@ -1031,7 +1029,7 @@ def test_limits_on_disks_that_could_not_be_lifted_are_lifted_later() -> None:
         raise CgroupError("a disk hangs")
 
     bench.node.hold_disks = hangs  # type: ignore[method-assign]
-    bench.watch.configure(replace(ON, acts=False, disks=DisksUse.LIFTED))
+    bench.watch.set_to(replace(ON, acts=False, disks=DisksUse.LIFTED))
     bench.looks(2)
     bench.node.hold_disks = hold  # type: ignore[method-assign]
     bench.looks(2)
@@ -1047,12 +1045,12 @@ def test_what_was_learned_of_signals_outlives_a_while_in_which_they_are_not_aske
     bench.node.waits = lambda _: 0.14
     bench.looks(20)
     moves = bench.moves()
-    bench.watch.configure(replace(ON, enabled=False))
+    bench.watch.set_to(replace(ON, enabled=False))
     bench.looks(5)
     written = msgspec.json.encode(bench.watch.checkpoint())
     bench.watch = bench.made(replace(ON, enabled=False))
     bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
-    bench.watch.configure(ON)
+    bench.watch.set_to(ON)
     bench.looks(20)
 
     assert moves == [(CPU, "tried"), (CPU, "open")]
