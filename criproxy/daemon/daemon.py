@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from msgspec import Struct
@@ -81,6 +81,9 @@ from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
+
+if TYPE_CHECKING:
+    from criproxy.kubelet.process import KubeletSearch
 
 _LOOK_TIMEOUT_S: Final = 10.0
 
@@ -227,7 +230,7 @@ class Daemon:
         )
         self._round = Round([part.made(ports) for part in PARTS], clock, log)
         self._round.configure(settings)
-        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        hard = _EvictionHardReader(settings.config.proxy.listen_path)
         self._relief = MemoryRelief(settings_of.relief(settings), shared, self._box, hard, self._disk_reader)
         self._eviction = PodEviction(shared, self._box, shared.stopper())
         self._shared = shared
@@ -530,7 +533,15 @@ def _attachment(listen: str) -> AttachStatus:
     return attachment(listen)
 
 
-def _eviction_hard(listen: str) -> EvictionHard:
-    from criproxy.kubelet.evictionhard import read  # it takes its time, and is not needed to serve
+class _EvictionHardReader(Struct):
+    """Reads kubelet's threshold. What it needs is imported with the first call: it takes its time."""
 
-    return read(listen)
+    listen: str
+    _search: "KubeletSearch | None" = None
+
+    def __call__(self) -> EvictionHard:
+        from criproxy.kubelet.evictionhard import read
+        from criproxy.kubelet.process import KubeletSearch
+
+        self._search = self._search or KubeletSearch(self.listen)
+        return read(self._search)
