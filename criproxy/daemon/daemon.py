@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from msgspec import Struct
@@ -81,6 +81,9 @@ from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import Holds
 from criproxy.pods.unbounded import UnboundedPods
+
+if TYPE_CHECKING:
+    from criproxy.kubelet.process import KubeletSearch
 
 _LOOK_TIMEOUT_S: Final = 10.0
 
@@ -229,7 +232,7 @@ class Daemon:
         """What bounds the box, what answers harm, and the round of all parts."""
         shared, disks = ports.shared, DiskBounds(ports.shared, self._box)
         eviction = PodEviction(shared, self._box, shared.stopper())
-        hard = partial(_eviction_hard, settings.config.proxy.listen_path)
+        hard = _EvictionHardReader(settings.config.proxy.listen_path)
         relief = MemoryRelief(shared, self._box, eviction, hard, self._disk_reader)
         parts = [part.made(ports) for part in PARTS]
         self._guard = CpuGuard(
@@ -527,7 +530,15 @@ def _attachment(listen: str) -> AttachStatus:
     return attachment(listen)
 
 
-def _eviction_hard(listen: str) -> EvictionHard:
-    from criproxy.kubelet.evictionhard import read  # it takes its time, and is not needed to serve
+class _EvictionHardReader(Struct):
+    """Reads kubelet's threshold. What it needs is imported with the first call: it takes its time."""
 
-    return read(listen)
+    listen: str
+    _search: "KubeletSearch | None" = None
+
+    def __call__(self) -> EvictionHard:
+        from criproxy.kubelet.evictionhard import read
+        from criproxy.kubelet.process import KubeletSearch
+
+        self._search = self._search or KubeletSearch(self.listen)
+        return read(self._search)

@@ -23,8 +23,8 @@ from typing import Final
 from msgspec import Struct, structs
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.flags import ENDPOINT_FLAG, flag, socket_path
-from criproxy.kubelet.process import configuration, words_of
+from criproxy.kubelet.flags import flag
+from criproxy.kubelet.process import KubeletSearch, configuration
 from criproxy.vocabulary.quantities import parse_quantity
 
 SIGNAL: Final = "memory.available"
@@ -36,17 +36,15 @@ _FLAGS: Final = {HARD: "--eviction-hard", SOFT: "--eviction-soft"}
 _MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
 _ENTRY: Final = re.compile(r"""["']?(?<![\w.])([\w.]++)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
 _COMMENT: Final = re.compile(r"(?:^|[ \t])#.*$", re.MULTILINE)
-_KUBELET: Final = b"kubelet"
 
 
-def read(listen: str, root: Path = Path("/")) -> EvictionHard:
-    """The threshold of the kubelet that uses the socket `listen`, else of any here. Never raises."""
+def read(search: KubeletSearch) -> EvictionHard:
+    """The threshold of the kubelet that is found. Never raises."""
     try:
-        found = _kubelet(listen, root)
-        if found is None:
+        kubelet = search.find()
+        if kubelet is None:
             return EvictionHard(problem="no kubelet runs here by that name")
-        process, words = found
-        return _threshold(words, _root_of(process) or root)
+        return _threshold(kubelet.words, _root_of(kubelet.directory) or search.root)
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         return EvictionHard(problem=str(error))
 
@@ -169,31 +167,3 @@ def _hard(hard: Mapping[str, str] | None, source: str, *, merged: bool) -> Evict
         return threshold(hard[SIGNAL], source)
     # Who sets one threshold has unset kubelet's defaults of all others.
     return EvictionHard() if merged else EvictionHard(0, 0.0, f"{source}, without {SIGNAL}")
-
-
-def _kubelet(listen: str, root: Path) -> tuple[Path, list[str]] | None:
-    """Pods may run what they call so: only root's own processes outside of all PID namespaces are the node's.
-
-    One of another name must use us.
-    """
-    found = None
-    for process in (root / "proc").glob("[0-9]*"):
-        try:
-            name = (process / "comm").read_bytes().strip()
-            if not name.startswith(_KUBELET) or not _is_the_nodes(process):
-                continue
-            words = words_of(process)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        given = flag(words, ENDPOINT_FLAG)
-        if socket_path(given or "") == listen:
-            return process, words
-        if name == _KUBELET:
-            found = found or (process, words)
-    return found
-
-
-def _is_the_nodes(process: Path) -> bool:
-    """By what everybody may read; its namespace's link needs a right to trace it. Source: proc_pid_status(5)."""
-    fields = dict(line.partition(":")[::2] for line in (process / "status").read_text().splitlines())
-    return len(fields.get("NSpid", "1").split()) == 1 and fields.get("Uid", "0").split()[0] == "0"

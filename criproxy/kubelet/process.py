@@ -1,7 +1,8 @@
-"""The kubelet that runs on this node: its command line, and what its configuration files say.
+"""The kubelet that runs on this node: its process, its command line, and what its configuration files say.
 
 Only files are read, and of processes only kubelet's own, so that it costs next to nothing to ask each second, and no
-YAML parser is needed for it.
+YAML parser is needed for it. `KubeletSearch` alone goes through all processes, for a kubelet that no unit runs, and
+only while it knows none.
 """
 
 import contextlib
@@ -10,9 +11,12 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from criproxy.kubelet.flags import UNIT, flag
+from msgspec import Struct
+
+from criproxy.cgroup.processes import read_stat
+from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
 
 _HIERARCHIES: Final = ("", "systemd/", "unified/")
 """Where systemd keeps its units below /sys/fs/cgroup: v2, v1, v1 with v2 beside it."""
@@ -22,6 +26,12 @@ _SLICES: Final = ("system.slice/", "", "*.slice/", "*.slice/*.slice/")
 
 A pod may have a kubelet.service too, but below a scope or a path that is no slice.
 """
+
+_KUBELET: Final = b"kubelet"
+_COMM_BYTES: Final = 64
+"""More than a name has, also a kernel thread's."""
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 """Where kubeadm has kubelet's configuration."""
@@ -40,13 +50,89 @@ def processes_of_unit(root: Path) -> Iterator[Path]:
     units = (f"{hierarchy}{where}{UNIT}/cgroup.procs" for where in _SLICES for hierarchy in _HIERARCHIES)
     for path in (path for unit in units for path in (root / "sys/fs/cgroup").glob(unit)):
         for pid in read(root, f"/{path.relative_to(root)}").split():
-            if read(root, f"/proc/{int(pid)}/comm").startswith(b"kubelet"):
+            if read(root, f"/proc/{int(pid)}/comm").startswith(_KUBELET):
                 yield root / f"proc/{int(pid)}"
 
 
 def words_of(process: Path) -> list[str]:
     """The command line of a process, by its directory in /proc. Raises OSError."""
     return (process / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+
+
+class KubeletProcess(Struct, frozen=True):
+    """A kubelet of the node: its directory in /proc, which with `started` names it for good, and its command line.
+
+    `uses_us`: its command line names criproxy's socket.
+    """
+
+    directory: Path
+    started: int
+    words: list[str]
+    uses_us: bool
+
+
+class KubeletSearch(Struct):
+    """Finds the kubelet that uses the socket `listen`, else any of the node, whoever has started it.
+
+    Which process that is, is remembered, as a search reads a file of each process of the node. It is searched for anew
+    once it has ended, was replaced (by another with its pid, or by exec), and, where it does not name `listen` on its
+    command line, every `ANEW` looks: another one may have come that does.
+    """
+
+    listen: str
+    root: Path = Path("/")
+    _known: KubeletProcess | None = None
+    _looks: int = 0
+    """Since the last search."""
+
+    ANEW: ClassVar[int] = 10
+
+    def find(self) -> KubeletProcess | None:
+        """None: there is none by that name. Raises OSError or ValueError."""
+        known = self._known
+        self._looks += 1
+        if known is not None and (known.uses_us or self._looks < self.ANEW):
+            now = self._at(str(known.directory))
+            if now is not None and now.started == known.started:
+                return now
+        self._known, self._looks = self._searched(), 0
+        return self._known
+
+    def _searched(self) -> KubeletProcess | None:
+        found = None
+        proc = str(self.root / "proc")  # of thousands of processes, a Path each triples the cost
+        for pid in filter(str.isdecimal, os.listdir(proc)):
+            if process := self._at(f"{proc}/{pid}"):
+                if process.uses_us:
+                    return process
+                found = found or process
+        return found
+
+    def _at(self, directory: str) -> KubeletProcess | None:
+        """The process, if it is a kubelet of the node.
+
+        Pods may run what they call so: only root's own processes outside of all PID namespaces are the node's. One of
+        another name, as kubelet-v1.20.2, must use us.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            comm = os.open(f"{directory}/comm", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                name = os.read(comm, _COMM_BYTES).strip()
+            finally:
+                os.close(comm)
+            if not name.startswith(_KUBELET) or not _is_the_nodes(process := Path(directory)):
+                return None
+            words, stat = words_of(process), read_stat(process.parent, int(process.name), _TICKS_PER_S)
+            uses_us = socket_path(flag(words, ENDPOINT_FLAG) or "") == self.listen
+            if stat is not None and (uses_us or name == _KUBELET):
+                return KubeletProcess(process, stat.started, words, uses_us)
+        return None
+
+
+def _is_the_nodes(process: Path) -> bool:
+    """By what everybody may read; its namespace's link needs a right to trace it. Source: proc_pid_status(5)."""
+    fields = dict(line.partition(":")[::2] for line in (process / "status").read_text().splitlines())
+    return len(fields.get("NSpid", "1").split()) == 1 and fields.get("Uid", "0").split()[0] == "0"
 
 
 def configured(words: Sequence[str], root: Path, key: str) -> tuple[str, str]:

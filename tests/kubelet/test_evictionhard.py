@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.evictionhard import Thresholds, of_file, read, threshold
+from criproxy.kubelet import evictionhard
+from criproxy.kubelet.evictionhard import Thresholds, of_file, threshold
+from criproxy.kubelet.process import KubeletSearch
 from tests.cost import LONGEST, assert_cheap
+from tests.fakes.proc import kubelet
 
 MIB = 1 << 20
 LISTEN = "/run/criproxy/criproxy.sock"
@@ -24,6 +27,11 @@ evictionHard:
   nodefs.inodesFree: 5%
 evictionMinimumReclaim: {memory.available: 1Gi}
 """
+
+
+def read(listen: str, root: Path) -> EvictionHard:
+    """By a search that knows no kubelet yet."""
+    return evictionhard.read(KubeletSearch(listen, root))
 
 
 @pytest.mark.parametrize(
@@ -161,20 +169,6 @@ def test_soft_threshold_of_a_flag_holds_whatever_the_file_says_of_it(tmp_path: P
     hard = read(LISTEN, tmp_path)
 
     assert (hard.of(32 * 1024 * MIB), hard.problem) == (3072 * MIB, "")
-
-
-def kubelet(root: Path, *words: str, pid: int = 7, files: dict[str, str] | None = None) -> None:
-    """A process of that name; `files` are those that it sees."""
-    process = root / "proc" / str(pid)
-    process.mkdir(parents=True)
-    (process / "comm").write_text("kubelet\n")
-    (process / "status").write_text("Name:\tkubelet\nUid:\t0\t0\t0\t0\nNSpid:\t7\n")
-    (process / "cmdline").write_bytes(b"\0".join(word.encode() for word in ("/usr/bin/kubelet", *words)) + b"\0")
-    for path, text in (files or {}).items():
-        file = process / "root" / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    (process / "root/etc").mkdir(parents=True, exist_ok=True)
 
 
 def test_threshold_of_a_file_with_drop_ins(tmp_path: Path) -> None:

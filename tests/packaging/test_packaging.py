@@ -93,3 +93,12 @@ def test_package_states_the_license_and_points_to_debian_s_copy() -> None:
     assert "Files: *\nCopyright: 2026 The criproxy authors\nLicense: Apache-2.0" in paragraphs
     (license_,) = [one for one in paragraphs if one.startswith("License: Apache-2.0\n")]
     assert "/usr/share/common-licenses/Apache-2.0" in license_
+
+
+def test_service_competes_with_kubepods_itself_and_gets_most_of_a_core() -> None:
+    """In another slice than the root's, the weight would count against that slice's units alone."""
+    unit = (CHECKOUT / "packaging" / "criproxy.service").read_text(encoding="utf-8")
+    options = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
+    kubepods_for_a_core = 100  # on v1, and on v2 with runc's newer formula, by which each further core counts less
+    assert options["Slice"] == "-.slice"
+    assert int(options["CPUWeight"]) / (int(options["CPUWeight"]) + kubepods_for_a_core) > 0.9
