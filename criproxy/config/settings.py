@@ -60,15 +60,6 @@ class Proxy(Struct, frozen=True, kw_only=True):
             restart=True,
         ),
     ] = "relay"
-    blind: Annotated[
-        bool,
-        doc(
-            "For the day that something is wrong with the proxy itself: pass bytes unseen, whatever the "
-            "engine. Offline pods that start then are not bounded (see colocation.on_unbounded), calls are not "
-            "counted, and an upgrade cuts calls that last longer than 20 seconds.",
-            restart=True,
-        ),
-    ] = False
     bypass_after_s: Annotated[
         Annotated[float, Meta(ge=1.0, le=3600.0)] | Literal["never"],
         doc(
@@ -83,11 +74,6 @@ class Proxy(Struct, frozen=True, kw_only=True):
     def bypass(self) -> float | None:
         """`bypass_after_s`, None for never."""
         return self.bypass_after_s if isinstance(self.bypass_after_s, (int, float)) else None
-
-    @property
-    def carried_by(self) -> Literal["grpc", "relay", "blind"]:
-        """`engine`, unless it is `blind`."""
-        return "blind" if self.blind else self.engine
 
     @property
     def listen_path(self) -> str:

@@ -211,7 +211,7 @@ class Reporter(Struct, frozen=True):
             if not state.welcome:
                 found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
             found[Mode.HELD] = self.holds.held(_ANY) or None
-        found[Mode.BLIND if self.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = self.engine.problem
+        found[Mode.ENGINE_GIVEN_UP] = self.engine.problem
         if bypass is not None and bypass.open_since_s is not None:
             found[Mode.BYPASS] = "kubelet's calls pass by criproxy: the bypass is open"
         return Modes({mode: reason for mode, reason in found.items() if reason is not None})
