@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     parser.add_argument("--minutes", metavar="N", type=float, default=30, help="how long the soak lasts (%(default)s)")
-    parser.add_argument("--plot", metavar="F", type=Path, help="draw the soak into this .svg")
+    parser.add_argument("--plot", metavar="F", type=Path, help="draw the soak into this .png")
     options = parser.parse_args()
     known: dict[str, Callable[[], object]] = {**BENCHMARKS, SOAK: partial(soak.report, options.minutes, options.plot)}
     if unknown := [name for name in options.names if name not in known]:

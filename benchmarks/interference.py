@@ -22,10 +22,10 @@ from typing import Any
 from benchmarks.effect.claims import quantile
 from benchmarks.stage import PERIOD_US, Helper
 from benchmarks.table import table
-from integration.demo.meter import Meter, set_shares
 from integration.lab.cgroups import Tree, hierarchies, version
 from integration.lab.clean import clean
 from integration.lab.directory import cgroup_root, claimed, socket_path
+from integration.lab.meter import Meter, set_shares
 from integration.lab.process import LabError, Process, wait_until
 
 _RATE = 1500.0

@@ -35,7 +35,6 @@ _HEADER_BYTES: Final = 16 * 1024 * 1024
 ENGINES: Mapping[str, Mapping[str, object]] = {
     "grpc": {"engine": "grpc"},
     "relay": {"engine": "relay"},
-    "blind": {"blind": True},
 }
 """What a config's [proxy] says of each."""
 

@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.scoped import ScopedCriproxy
-from integration.demo.load import offline_command
-from integration.demo.meter import Meter, set_shares
 from integration.lab.cgroups import Tree, hierarchies, of_process, version
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Config
 from integration.lab.directory import cgroup_root
+from integration.lab.meter import Meter, set_shares
 from integration.lab.process import wait_until
+from integration.lab.usage import busy_loops
 
 CLASS = "colocation.criproxy.io/class"
 PERIOD_US = 100_000
@@ -139,7 +139,7 @@ def stage(directory: Path, config: Config) -> Iterator[Stage]:
             parent = f"{root}/kubepods/besteffort/podoffline"
             Tree(parent).make()
             pod = client.run_pod("offline", uid="offline", labels={CLASS: "offline"}, cgroup_parent=parent)
-            client.run_container(pod, "main", offline_command(cores))
+            client.run_container(pod, "main", busy_loops(cores))
         box = f"{root}/offline"
         controller, name = ("cpu", "cpu.cfs_quota_us") if version() == 1 else ("", "cpu.max")
         quota = next(one.directory(box) / name for one in hierarchies() if controller in one.controllers)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from benchmarks.effect.arms import set_idle
 from benchmarks.table import table
-from integration.demo.meter import join, set_shares
 from integration.lab.cgroups import Tree
+from integration.lab.meter import join, set_shares
 
 _SHARES = (128, 512, 1024, 4096)
 _BEGINS_S = 1.0

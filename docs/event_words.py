@@ -35,7 +35,6 @@ WORDS: Final = {
     # The engine that carries the calls.
     "listening": "criproxy serves kubelet at this socket.",
     "cannot_listen": "criproxy can't serve at its socket, and ends.",
-    "blind": "`proxy.blind` is on: calls pass unseen, and offline pods are not bounded.",
     "connection_broken": "A connection was ended for an error in its HTTP/2; kubelet dials anew.",
     "relay_failed": "A fault in the relay (a bug): it has ended one connection.",
     "relay_given_up": "The relay has failed a client again and again, which gRPC's engine serves for that time.",

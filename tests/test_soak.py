@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import grpc
 import pytest
@@ -14,11 +13,9 @@ import pytest
 from benchmarks.node import connect
 from benchmarks.soak.jobs import JOBS, Way, WrongError, same
 from benchmarks.soak.load import Load
-from benchmarks.soak.plot import svg, ticks
+from benchmarks.soak.plot import draw
 from benchmarks.soak.runtime import DETAILS, Handler, seen, showing
 from benchmarks.soak.watch import Sample, drift
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def samples(rss_mib: list[float], files: list[int]) -> list[Sample]:
@@ -121,20 +118,7 @@ def test_long_error_that_does_not_is_a_failure(tmp_path: Path, answer: Callable[
         list(JOBS["error of 28 KB"][0](way))
 
 
-@pytest.mark.parametrize(
-    ("top", "last"), [(0.01, 0.01), (1, 1), (3.9, 4), (29, 40), (30, 40), (58.6, 80), (81, 100), (1000, 1000)]
-)
-def test_ticks_are_round_and_reach_the_top(top: float, last: float) -> None:
-    assert ticks(top)[0] == 0
-    assert ticks(top)[-1] == pytest.approx(last)
-
-
-def test_picture_has_a_line_per_measure_and_is_for_light_and_dark() -> None:
-    drawn = svg(samples([50.0, 51.0, 52.0], [20, 21, 20]), "calls & <more>")
-    root = ElementTree.fromstring(drawn)
-    lines = [line.get("points", "").split() for line in root.iter(f"{SVG}polyline")]
-    assert [len(points) for points in lines] == [3] * 4
-    heights = [float(point.partition(",")[2]) for point in lines[0]]
-    assert heights == sorted(heights, reverse=True), "more is higher"
-    assert "prefers-color-scheme: dark" in drawn
-    assert root.findtext(f"{SVG}title") == "calls & <more>"
+@pytest.mark.slow
+def test_picture_is_a_png(tmp_path: Path) -> None:
+    draw(samples([50.0, 51.0, 52.0], [20, 21, 20]), "calls", tmp_path / "soak.png")
+    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")

@@ -10,10 +10,10 @@ from typing import Literal
 
 from benchmarks.stage import PERIOD_US
 from criproxy.cgroup.files import CFS_PERIOD_US
-from integration.demo.meter import cpu_seconds
 from integration.lab.cgroups import hierarchies, version
 from integration.lab.criproxy import Config
 from integration.lab.process import LabError
+from integration.lab.usage import Cgroup
 
 Place = Literal["nowhere", "box", "besteffort", "burstable"]
 
@@ -151,7 +151,7 @@ class Koordlet:
             before = now
 
     def _read(self) -> tuple[float, float, float]:
-        return time.monotonic(), cpu_seconds(self._node), cpu_seconds(self._besteffort)
+        return time.monotonic(), Cgroup(self._node).cpu_s(), Cgroup(self._besteffort).cpu_s()
 
 
 def set_quota(path: str, cores: float | None) -> None:

@@ -25,11 +25,11 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.tree import Tree as Kernel
 from criproxy.control.capacity import CapacityReader
 from criproxy.model import CPU, MEMORY
-from integration.demo.meter import Meter, join, set_shares
 from integration.lab.cgroups import Tree
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root
+from integration.lab.meter import Meter, join, set_shares
 from integration.lab.process import LabError, wait_until
 
 SETTLE_S = 8.0

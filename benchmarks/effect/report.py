@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--pods", type=int, help="how many offline pods of one CPU each (as many as there are CPUs)")
     parser.add_argument("--state", metavar="F", type=Path, help="keep each round in this file, and go on from it")
-    parser.add_argument("--plot", metavar="F", type=Path, help="draw effective utilisation against p99 (.svg or .png)")
+    parser.add_argument("--plot", metavar="F", type=Path, help="draw effective utilisation against p99 (.png or .svg)")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in ("phase_s", "servers", "loads", "works", "arms", "pods")}

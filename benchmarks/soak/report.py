@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchmarks.node import NODE_PYTHON, rss_mib
 from benchmarks.soak.jobs import JOBS
 from benchmarks.soak.load import Load, Tally
-from benchmarks.soak.plot import svg
+from benchmarks.soak.plot import draw
 from benchmarks.soak.watch import Sample, drift, open_files, open_sockets, watch
 from benchmarks.table import table
 from integration.lab.clean import clean
@@ -64,7 +64,7 @@ def report(minutes: float, plot: Path | None) -> dict[str, Any]:
     print(table([summary]))
     print(summary.line())
     if plot is not None:
-        plot.write_text(svg(samples, f"criproxy, relay engine, mixed load: {summary.calls:,} calls"))
+        draw(samples, f"criproxy, relay engine, mixed load: {summary.calls:,} calls", plot)
     for failure in tally.failures[:_SHOWN]:
         print(failure, file=sys.stderr)
     if tally.failures or not summary.flat:

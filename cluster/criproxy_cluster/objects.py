@@ -83,13 +83,6 @@ class PolicyObject(Struct):
     status: Any = None
 
 
-class Figures(Struct, frozen=True):
-    """Of one Node: `capacity` of "cpu" in cores and "memory" in bytes, and what is published, 0 too, by its name."""
-
-    capacity: Mapping[str, Fraction]
-    published: Mapping[str, Fraction]
-
-
 class NodeView(Struct, frozen=True, gc=False):
     """A Node, as far as it concerns the controller. `None`: it is not there."""
 
@@ -130,7 +123,7 @@ def view(node: NodeObject) -> NodeView:
     """Never raises: what can't be read counts as not there."""
     meta, annotations = node.metadata, node.metadata.annotations or {}
     condition = next((one for one in node.status.conditions or () if one.type == CONDITION), None)
-    names = _published(annotations.get(PUBLISHES))
+    names = _names(annotations.get(PUBLISHES))
     lent = set[str]()
     for table in (node.status.capacity, node.status.allocatable):
         lent |= {intern(name) for name in (table or {}).keys() & names if _some((table or {})[name])}
@@ -150,23 +143,17 @@ def view(node: NodeObject) -> NodeView:
     )
 
 
-def figures(node: NodeObject) -> Figures:
-    """What can't be read is left out."""
-    names = _published((node.metadata.annotations or {}).get(PUBLISHES))
-    return Figures(
-        _amounts(node.status.capacity, frozenset(("cpu", "memory"))), _amounts(node.status.allocatable, names)
-    )
-
-
-def _amounts(table: Mapping[str, Any] | None, names: frozenset[str]) -> dict[str, Fraction]:
+def published(node: NodeObject) -> dict[str, Fraction]:
+    """What is published, 0 too, by its name. What can't be read is left out."""
+    allocatable = node.status.allocatable or {}
     found = {}
-    for name in sorted((table or {}).keys() & names):
+    for name in sorted(allocatable.keys() & _names((node.metadata.annotations or {}).get(PUBLISHES))):
         with suppress(ValueError):
-            found[name] = amount((table or {})[name])
+            found[name] = amount(allocatable[name])
     return found
 
 
-def _published(text: str | None) -> frozenset[str]:
+def _names(text: str | None) -> frozenset[str]:
     """The names that are the node's to lend. A node of before does not say them."""
     return _PRESETS if text is None else frozenset(names_of(text))
 

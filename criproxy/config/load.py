@@ -22,6 +22,11 @@ _MAX_CUTS: Final = 20
 _FAILED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]][^={]*=|#|$)")
 
+_GONE: Final[Mapping[str, str]] = {
+    "proxy.blind": 'remove it (for another engine: proxy.engine = "grpc"; past criproxy: `criproxy detach`)',
+}
+"""Keys that there were once, with the remedy: a guess would name another one."""
+
 
 class ConfigError(Struct, frozen=True):
     """One thing wrong with `file`. `key` is `section.name` ("" for the whole file), `value` as it was given."""
@@ -361,7 +366,7 @@ def _unknown(key: str, name: str, value: object, known: Sequence[str], *, guess:
 
     # Bounded: difflib takes quadratic time.
     near = difflib.get_close_matches(name[:SHOWN], known, n=1, cutoff=0.5) if guess else ()
-    remedy = f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})"
+    remedy = _GONE.get(key) or (f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})")
     return _error(bare(key), value, "there is no such key", remedy)
 
 

@@ -10,7 +10,6 @@ from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks import HookSettings
 from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidth
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
-from criproxy.vocabulary.policy import MIN_BYTES, MIN_CORES
 from criproxy.vocabulary.presets import MARKS, NAMES
 
 if TYPE_CHECKING:  # a type checker knows no Literal that is computed
@@ -60,15 +59,6 @@ class Proxy(Struct, frozen=True, kw_only=True):
             restart=True,
         ),
     ] = "relay"
-    blind: Annotated[
-        bool,
-        doc(
-            "For the day that something is wrong with the proxy itself: pass bytes unseen, whatever the "
-            "engine. Offline pods that start then are not bounded (see colocation.on_unbounded), calls are not "
-            "counted, and an upgrade cuts calls that last longer than 20 seconds.",
-            restart=True,
-        ),
-    ] = False
     bypass_after_s: Annotated[
         Annotated[float, Meta(ge=1.0, le=3600.0)] | Literal["never"],
         doc(
@@ -83,11 +73,6 @@ class Proxy(Struct, frozen=True, kw_only=True):
     def bypass(self) -> float | None:
         """`bypass_after_s`, None for never."""
         return self.bypass_after_s if isinstance(self.bypass_after_s, (int, float)) else None
-
-    @property
-    def carried_by(self) -> Literal["grpc", "relay", "blind"]:
-        """`engine`, unless it is `blind`."""
-        return "blind" if self.blind else self.engine
 
     @property
     def listen_path(self) -> str:
@@ -217,7 +202,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's CPUs that online and offline may fill.")
     ] = 0.9
-    min_cores: Annotated[Cores, doc("Offline pods keep this much, however busy the node is.")] = MIN_CORES
+    min_cores: Annotated[Cores, doc("Offline pods keep this much, however busy the node is.")] = 0.1
     max_cores: Annotated[Cores, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_cores: Annotated[
         float,
@@ -241,7 +226,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's memory that online and offline may fill.")
     ] = 0.9
-    min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = MIN_BYTES
+    min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
     max_bytes: Annotated[ByteCount, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_bytes: Annotated[
         int, Meta(ge=0, le=1 << 44), doc("Offline pods never get this much of the node, but for min_bytes.")

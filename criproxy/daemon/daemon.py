@@ -287,7 +287,7 @@ class Daemon:
             log=self._log,
         )
         self._engine = ChosenEngine(
-            settings.config.proxy.carried_by,
+            settings.config.proxy.engine,
             self._link.path,
             self._socket,
             pid=os.getpid(),

@@ -11,7 +11,7 @@ from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
 
-EngineKind = Literal["grpc", "relay", "blind"]
+EngineKind = Literal["grpc", "relay"]
 
 _FALLBACK: Final = "grpc"
 """The fallback's socket lies beside the engine's own, under this name: a short one, as the kernel limits paths."""
@@ -46,18 +46,15 @@ class ChosenEngine:
         self._making = asyncio.Lock()
         self._fallback: Engine | None = None
         self._relay: RelayServer | None = None
-        if kind != "grpc":
-            blind = kind == "blind"
+        if kind == "relay":
             self._relay = RelayServer(
-                interceptor, metrics, listen, runtime, clock=clock, log=log, blind=blind, fallback=self._fall_back
+                interceptor, metrics, listen, runtime, clock=clock, log=log, fallback=self._fall_back
             )
         self._engine: Engine = self._relay or self._grpc(listen)
 
     @property
     def problem(self) -> str | None:
         """What an operator should know of it; None: nothing."""
-        if self.name == "blind":
-            return "proxy.blind is on, so calls pass unseen: offline pods that start are not bounded"
         if self._relay is not None and (pids := self._relay.given_up):
             shown = ", ".join(map(str, pids[:5])) + (", ..." if len(pids) > 5 else "")
             return (
@@ -69,8 +66,6 @@ class ChosenEngine:
 
     async def start(self) -> None:
         await self._engine.start()
-        if self.name == "blind":
-            self._log.error("blind", consequence="calls pass unseen: offline pods that start are not bounded")
         if self.name == "relay":
             self._private.clear_leftovers()
 

@@ -44,7 +44,6 @@ class Mode(Enum):
     HELD = "held"
     UNWELCOME = "box not welcoming"
     NO_CGROUPS = "no cgroups"
-    BLIND = "blind"
     ENGINE_GIVEN_UP = "relay given up"
     BYPASS = "bypass"
 
@@ -90,7 +89,6 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
         Mode.NO_CGROUPS: Row(
             "criproxy can't have cgroups here, as where it is rootless", NewPod.REFUSED, limits=LimitsUse.KEPT
         ),
-        Mode.BLIND: Row("proxy.blind is true", NewPod.UNBOUNDED),
         Mode.ENGINE_GIVEN_UP: Row("the relay broke again and again for a client, which the gRPC engine serves for now"),
         Mode.BYPASS: Row(
             "criproxy does not run, for longer than proxy.bypass_after_s",

@@ -164,7 +164,7 @@ class Reporter(Struct, frozen=True):
             if not state.welcome:
                 found[Mode.UNWELCOME] = f"no offline pod is let in: {state.reason}"
             found[Mode.HELD] = self.holds.held(_ANY) or None
-        found[Mode.BLIND if self.engine.name == "blind" else Mode.ENGINE_GIVEN_UP] = self.engine.problem
+        found[Mode.ENGINE_GIVEN_UP] = self.engine.problem
         for one in self.shown:
             found |= one.modes()
         return Modes({mode: reason for mode, reason in found.items() if reason is not None})

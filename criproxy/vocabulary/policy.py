@@ -30,10 +30,6 @@ SCHEDULE: Final[Mapping[str, str]] = {
 }
 """The keys of spec.schedule, and what [schedule] of a node's settings calls them."""
 
-MIN_CORES: Final = 0.1
-MIN_BYTES: Final = 128 << 20
-"""What the keys cpu.min_cores and memory.min_bytes are where nobody sets them."""
-
 
 class NodePolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """What a Node is given, or a part of it. `version` and `name` are the controller's, for people.

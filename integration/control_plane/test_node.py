@@ -129,7 +129,7 @@ def test_policy_of_the_annotation_takes_effect_within_seconds_and_is_reported(cl
     ("version", "settings", "problem"),
     [
         pytest.param("8", {"cpu": {"reserve_cores": -1.0}}, "reserve_cores", id="bad-value"),
-        pytest.param("9", {"proxy": {"blind": True}}, "only this node's own file may set it", id="not-its-to-set"),
+        pytest.param("9", {"proxy": {"engine": "grpc"}}, "only this node's own file may set it", id="not-its-to-set"),
     ],
 )
 def test_bad_policy_keeps_the_old_one_and_is_reported(

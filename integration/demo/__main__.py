@@ -1,40 +1,75 @@
 """`python -m integration.demo`: see ./demo."""
 
+import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
-if sys.version_info < (3, 11):  # noqa: UP036  (said here, before what an older one can't even parse)
-    sys.exit(f"demo: Python 3.11 or newer is needed, this is {sys.version.split()[0]}: install python3.11.")
+import grpc
+
+from integration.demo import DemoError
+from integration.demo.load import DAY
+from integration.demo.place import Stopped
+from integration.lab.criproxy import CHECKOUT
+from integration.lab.process import LabError
+
+SHORTEST_S: Final = 10.0
+LONGEST_S: Final = 86400.0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments. Exits as argparse does for --help and unknown ones; raises DemoError for bad values."""
+    parser = argparse.ArgumentParser(
+        prog="./demo",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Watch criproxy do its job on this machine: a private containerd, an online pod that plays a day's "
+        "usage as real CPU load, and two offline pods that want everything. Needs root; leaves nothing but the plot.",
+    )
+    add = parser.add_argument
+    add("--seconds", type=float, default=90, metavar="N", help="how long the day takes; of --cluster, its four acts")
+    trace = "your own usage, as criproxy simulate reads it: its first 24 h, scaled to this machine"
+    add("--trace", type=Path, default=DAY, metavar="CSV", help=trace)
+    add("--trace-id", metavar="ID", help="which series of the trace, if not the first")
+    cluster = "a whole cluster of its own: a Job is converted, placed, squeezed, evicted and placed anew, beside online"
+    add("--cluster", action="store_true", help=f"{cluster} (Kubernetes is compiled first, once: a quarter of an hour)")
+    add("--kubelet", action="store_true", help="have a real kubelet start the pods, as static pods")
+    add("--port", type=int, default=9877, metavar="N", help="criproxy's /metrics on 127.0.0.1")
+    add("--plot", type=Path, metavar="PNG", help="where the plot goes, if not to build/ in the checkout")
+    lives = "where the demo lives while it runs"
+    add("--directory", type=Path, default=Path("/run/criproxy-demo"), metavar="DIR", help=lives)
+    given = parser.parse_args(argv)
+    if not SHORTEST_S <= given.seconds <= LONGEST_S:
+        raise DemoError(f"--seconds {given.seconds:g} is out of range: give {SHORTEST_S:g} to {LONGEST_S:g}")
+    if not 1 <= given.port <= 65535:
+        raise DemoError(f"--port {given.port} is no TCP port: give 1 to 65535")
+    if given.cluster and (given.trace != DAY or given.kubelet):
+        raise DemoError("--cluster has kubelets and a load of its own: leave out --kubelet and --trace")
+    plot = given.plot or CHECKOUT / "build" / ("demo-cluster.png" if given.cluster else "demo.png")
+    if plot.suffix != ".png":
+        raise DemoError(f"--plot {plot} does not end in .png: the plot is a PNG file")
+    given.plot, given.directory = plot.absolute(), given.directory.absolute()
+    return given
 
 
 def main() -> int:
     """Run the demo; returns the exit status: 0, 1 after an error, 128 + N when stopped by signal N."""
-    import grpc
-
-    from integration.demo import DemoError
-    from integration.demo.arguments import parse
-    from integration.demo.play import Stopped
-    from integration.lab.process import LabError
-
-    def say(text: str) -> None:
-        print(text, flush=True)
-
     try:
         options = parse(sys.argv[1:])
         if options.cluster:
             from integration.demo.cluster.play import run
         else:
             from integration.demo.play import run
-        run(options, say)
+        run(options)
     except Stopped as stop:
         print(f"demo: {stop}", file=sys.stderr)
         return 128 + stop.number
     except KeyboardInterrupt:  # after the play, while the plot is drawn
         return 130
     except grpc.RpcError as error:
-        print(
-            f"demo: the runtime refused a call: {error.details() if isinstance(error, grpc.Call) else error}",
-            file=sys.stderr,
-        )
+        said = error.details() if isinstance(error, grpc.Call) else error
+        print(f"demo: the runtime refused a call: {said}", file=sys.stderr)
         return 1
     except (DemoError, LabError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)

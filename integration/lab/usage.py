@@ -64,6 +64,9 @@ class Cgroup:
         name, unlimited = ("cpu.cfs_quota_us", "-1") if version() == 1 else ("cpu.max", "max")
         self.file("cpu", name).write_text(unlimited)
 
+    def exists(self) -> bool:
+        return self._directory("cpu").is_dir()
+
     def file(self, controller: str, name: str) -> Path:
         """A file of the cgroup, in the hierarchy of the controller (of v1, or v2 as a whole)."""
         return self._directory(controller) / name

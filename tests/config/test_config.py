@@ -50,7 +50,6 @@ def test_empty_file_means_the_defaults() -> None:
     [
         pytest.param('[proxy]\nlisten = "unix:///a//b"', "proxy.listen", "unix:///a//b", id="socket"),
         pytest.param('[proxy]\nengine = "relay"', "proxy.engine", "relay", id="engine"),
-        pytest.param("[proxy]\nblind = true", "proxy.blind", True, id="blind"),
         pytest.param("[colocation]\nenabled = true", "colocation.enabled", True, id="bool"),
         pytest.param('[colocation]\npresets = ["caelus"]', "colocation.presets", ("caelus",), id="list"),
         pytest.param("[cpu]\nmax_cores = 3", "cpu.max_cores", 3.0, id="whole-number-for-a-float"),
@@ -447,16 +446,10 @@ def test_status_socket_in_the_runtimes_place_is_refused() -> None:
     assert "the socket of criproxy's status" in str(loaded.errors[0])
 
 
-@pytest.mark.parametrize(
-    ("text", "carrier"),
-    [
-        pytest.param("", "relay", id="default"),
-        pytest.param('[proxy]\nengine = "grpc"', "grpc", id="grpc"),
-        pytest.param('[proxy]\nengine = "grpc"\nblind = true', "blind", id="blind-whatever-the-engine"),
-    ],
-)
-def test_calls_are_carried_by_the_engine_unless_it_is_blind(text: str, carrier: str) -> None:
-    assert read(text).config.proxy.carried_by == carrier
+def test_key_that_is_gone_is_unknown_and_has_its_remedy() -> None:
+    (error,) = read("[proxy]\nblind = false").errors
+    assert (error.key, error.problem) == ("proxy.blind", "there is no such key")
+    assert "`criproxy detach`" in error.remedy
 
 
 def test_prometheus_is_host_and_port_or_nowhere() -> None:
@@ -470,9 +463,9 @@ def test_address_is_host_and_port() -> None:
 
 
 def test_restart_keys_are_those_that_changed_and_need_one() -> None:
-    proxy = '[proxy]\nlisten = "/x"\nengine = "grpc"\nblind = true\n'
+    proxy = '[proxy]\nlisten = "/x"\nengine = "grpc"\n'
     new = read(proxy + '[observe]\naddress = "127.0.0.1:1"\n[cpu]\nmin_cores = 1').config
-    assert restart_keys(Config(), new) == ("proxy.listen", "proxy.engine", "proxy.blind", "observe.address")
+    assert restart_keys(Config(), new) == ("proxy.listen", "proxy.engine", "observe.address")
     assert restart_keys(new, new) == ()
 
 

@@ -5,12 +5,11 @@ import pytest
 
 from criproxy.control.memory_pressure import margin_bytes
 from integration.demo import DemoError
-from integration.demo.arguments import parse
 from integration.demo.cluster.objects import PODS, deployment, job, sizes
-from integration.demo.cluster.probe import ANSWER_S, Answer, quantile
-from integration.demo.cluster.report import Outcome, Window, draw, in_words
-from integration.demo.cluster.watch import Mark, Moment, thousandths
-from integration.demo.pods import CLASS_LABEL
+from integration.demo.cluster.probe import ANSWER_S
+from integration.demo.cluster.report import Moment, Outcome, draw, in_words
+from integration.demo.cluster.watch import thousandths
+from integration.demo.node import OFFLINE_LABELS
 
 GIB = 1 << 30
 
@@ -34,14 +33,14 @@ def test_sizes_on_a_small_machine_say_what_it_lacks() -> None:
 
 def test_job_is_what_anybody_writes_and_nothing_of_it_is_extended() -> None:
     made = job(sizes(24 * GIB, 24 * GIB))["spec"]["template"]
-    assert made["metadata"]["labels"] == {CLASS_LABEL: "offline"}
+    assert made["metadata"]["labels"] == OFFLINE_LABELS
     requests = made["spec"]["containers"][0]["resources"]["requests"]
     assert requests.keys() == {"cpu", "memory"}
 
 
 def test_deployment_is_online_and_listens_where_it_is_told() -> None:
     template = deployment(12345, Path("/x"), sizes(24 * GIB, 24 * GIB))["spec"]["template"]
-    assert CLASS_LABEL not in template["metadata"]["labels"]
+    assert not OFFLINE_LABELS.keys() & template["metadata"]["labels"].keys()
     script = template["spec"]["containers"][0]["command"][-1]
     assert "PORT=12345\n" in script and "BURST=/signals/burst\n" in script
 
@@ -51,27 +50,12 @@ def test_thousandths_are_read_as_the_api_server_writes_them(text: str, cores: fl
     assert thousandths(text) == pytest.approx(cores)
 
 
-@pytest.mark.parametrize(("values", "q", "found"), [([3.0, 1.0, 2.0], 0.5, 2.0), ([], 0.5, None), ([1.0], 0.99, 1.0)])
-def test_quantile(values: list[float], q: float, found: float | None) -> None:
-    assert quantile(values, q) == found
-
-
-@pytest.mark.parametrize("more", ["--kubelet", "--trace=x.csv"])
-def test_cluster_with_what_it_has_of_its_own_is_refused(more: str) -> None:
-    with pytest.raises(DemoError, match="leave out --kubelet and --trace"):
-        parse(["--cluster", more])
-
-
-def test_cluster_has_a_picture_of_its_own() -> None:
-    assert parse(["--cluster"]).plot.name == "demo-cluster.png"
-    assert parse([]).plot.name == "demo.png"
-
-
 def outcome() -> Outcome:
     moments = [Moment(float(t), 0.5, 1.0, 0.25, 0.1, 1.2, None if t == 0 else 1.5, 0.3) for t in range(5)]
-    answers = [Answer(100.0 + t / 10, ANSWER_S if t == 11 else 0.02) for t in range(50)]
-    found = Outcome(2, moments, [Mark(1.0, "burst"), Mark(1.5, "squeezed"), Mark(3.0, "evicted")], 100.0, answers)
-    found.windows = [Window("quiet, alone", 0.0, 1.0), Window("burst, alone", 1.0, 3.0), Window("none", 90.0, 91.0)]
+    marks = [(1.0, "burst"), (1.5, "squeezed"), (3.0, "evicted")]
+    windows = {"quiet, alone": (0.0, 1.0), "burst, alone": (1.0, 3.0), "none": (90.0, 91.0)}
+    answers = [(100.0 + t / 10, ANSWER_S if t == 11 else 0.02) for t in range(50)]
+    found = Outcome(2, 100.0, moments, marks, windows, answers)
     found.evicted, found.evicted_after_s, found.replaced_after_s, found.replaced_on = "crunch-a", 9.0, 3.5, "node 2"
     return found
 
@@ -89,14 +73,14 @@ def test_figures_tell_what_happened_and_each_window_s_latency() -> None:
 
 def test_box_that_was_squeezed_is_not_told_to_be_at_its_least() -> None:
     found = outcome()
-    found.moments = [replace(one, limit_cores=1.2 - 0.2 * one.t_s) for one in found.moments]
+    found.moments = [replace(one, limit=1.2 - 0.2 * one.t_s) for one in found.moments]
     assert not any("nothing was to be seen" in line for line in in_words(found))
     assert not any("Nothing has squeezed it" in line for line in in_words(found))
-    found.marks = [Mark(1.0, "burst")]
+    found.marks = [(1.0, "burst")]
     assert any("Nothing has squeezed it" in line for line in in_words(found)), "it was lowered by little at a time"
 
 
 @pytest.mark.slow
 def test_draw_writes_a_png(tmp_path: Path) -> None:
-    draw(outcome(), tmp_path / "new" / "plot.png")
-    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    draw(outcome(), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.demo import DemoError
-from integration.demo.place import held
+from integration.demo.place import check, check_port, held
 from integration.lab.process import LabError
 
 
@@ -75,3 +76,23 @@ def test_held_lock_belongs_to_the_file_that_is_there(short_path: Path) -> None:
         pytest.raises(BlockingIOError),
     ):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_check_port_taken_says_so_and_free_passes() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(DemoError, match=f"Port 127.0.0.1:{port} is taken.*--port"):
+            check_port(port)
+    check_port(port)
+
+
+def test_check_of_a_plot_leaves_no_file_keeps_an_old_one_and_says_what_cannot_be_written(tmp_path: Path) -> None:
+    check(tmp_path / "new" / "plot.png")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "old.png").write_bytes(b"old")
+    check(tmp_path / "old.png")
+    assert (tmp_path / "old.png").read_bytes() == b"old"
+    with pytest.raises(DemoError, match=r"can't be written.*--plot"):
+        check(tmp_path / "old.png" / "plot.png")

@@ -67,7 +67,6 @@ class FakeNode(Machine):
     flaps: Callable[[str], bool] = lambda endpoint: False
     drops: str = "nothing"
     criproxy: bool = True
-    engine: str = "relay"
     runtime_of_criproxy: str = RUNTIME
     offline: Sequence[tuple[str, str]] = ()
     before_run: Callable[[Sequence[str]], None] = lambda command: None
@@ -258,7 +257,7 @@ class FakeNode(Machine):
         if path == "/healthz":
             if self.active != "active" or not self.healthy(self.endpoint):
                 raise NodeError(f"http://{host}:{port}/healthz answers 500: PLEG is not healthy")
-            seen = self.endpoint == f"unix://{LISTEN}" and not self.silent and self.engine != "blind"
+            seen = self.endpoint == f"unix://{LISTEN}" and not self.silent
             self.calls += self.others_call or seen
             return "ok"
         raise AssertionError(path)
@@ -270,7 +269,7 @@ class FakeNode(Machine):
             return f'criproxy_calls_total{{method="Version",code="OK",hooked="false"}} {self.calls}.0\n'
         pods = [{"namespace": namespace, "name": name} for namespace, name in self.offline]
         runtime = {"socket": self.runtime_of_criproxy, "ready": True, "problem": ""}
-        return json.dumps({"runtime": runtime, "pods": pods, "engine": self.engine})
+        return json.dumps({"runtime": runtime, "pods": pods})
 
     def now_s(self) -> float:
         return self.time_s

@@ -62,7 +62,7 @@ def _make_rig(engine: str, runner: asyncio.Runner, tmp_path: Path, *, runtime_ru
 
 @pytest.fixture(params=WAYS)
 def rig(request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path: Path, quiet_log: None) -> Iterator[Rig]:
-    """What must be the same directly, through each engine and through blind pipes, which have no hooks."""
+    """What must be the same directly and through each engine."""
     yield from _make_rig(request.param, runner, tmp_path)
 
 

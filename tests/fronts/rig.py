@@ -20,7 +20,7 @@ from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
 from tests.fakes.runtime import OPTIONS, FakeRuntime
 
-WAYS = ("direct", "grpc", "relay", "blind")
+WAYS = ("direct", "grpc", "relay")
 
 
 @dataclass
@@ -116,16 +116,8 @@ async def build_rig(engine: str, directory: Path, runtime_runs: bool = True) -> 
         interceptor, metrics = FakeInterceptor(), FakeMetrics()
         listen = ListenSocket(directory / "proxy.sock", pid=1)
         server: Engine
-        if engine in ("relay", "blind"):
-            server = RelayServer(
-                interceptor,
-                metrics,
-                listen,
-                runtime.path,
-                clock=Clock(),
-                log=structlog.get_logger(),
-                blind=engine == "blind",
-            )
+        if engine == "relay":
+            server = RelayServer(interceptor, metrics, listen, runtime.path, clock=Clock(), log=structlog.get_logger())
         else:
             server = GrpcServer(interceptor, metrics, listen, runtime.path, Clock(), structlog.get_logger())
         await server.start()

@@ -133,7 +133,6 @@ async def stage(directory: Path, kind: EngineKind) -> AsyncIterator[Stage]:
     [
         pytest.param("grpc", b"x!", [("RunPodSandbox", "OK", True)], None, id="grpc"),
         pytest.param("relay", b"x!", [("RunPodSandbox", "OK", True)], None, id="relay"),
-        pytest.param("blind", b"x", [], "offline pods that start are not bounded", id="blind"),
     ],
 )
 def test_calls_are_carried_as_the_kind_says(

@@ -167,7 +167,6 @@ async def test_packed_answers_pass(bare: Rig) -> None:
 PACKED = {
     "direct": b"\1",
     "relay": b"\1",
-    "blind": b"\1",
     "grpc": b"\0",  # it has unpacked the message, and has no way to know that it came packed
 }
 
@@ -219,7 +218,6 @@ PATIENT = {**KEEPALIVE, "http2.ping_timeout_ms": 20_000}
 HUNG = {
     "direct": "ping timeout",
     "relay": "ping timeout",
-    "blind": "ping timeout",
     "grpc": "Too many pings",  # it answers them itself, whatever its runtime does, and in the end minds their number
 }
 

@@ -115,7 +115,7 @@ def test_offer_of_a_tick_has_what_is_measured():
         pytest.param({}, "", "", id="all well"),
         pytest.param({Mode.DISABLED: ""}, "disabled (colocation.enabled is false)", "", id="off"),
         pytest.param({Mode.CLOSED: "mon 9:00"}, "closed (mon 9:00)", "", id="closed"),
-        pytest.param({Mode.BLIND: ""}, "blind (proxy.blind is true)", "", id="unbounded"),
+        pytest.param({Mode.PASS_THROUGH: "bad"}, "pass-through (bad)", "", id="unbounded"),
         pytest.param({Mode.ENGINE_GIVEN_UP: ""}, "", "", id="the other engine"),
         pytest.param({Mode.HELD: "near eviction"}, "", "near eviction", id="held"),
         pytest.param({Mode.HELD_OFF: "repair"}, "", "repair", id="held off"),

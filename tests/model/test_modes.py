@@ -21,7 +21,6 @@ EXPECTED = {
     Mode.HELD: (REFUSED, AS_IT_CAME, WRITTEN, RUNTIME, True),
     Mode.UNWELCOME: (REFUSED, AS_IT_CAME, WRITTEN, RUNTIME, False),
     Mode.NO_CGROUPS: (REFUSED, AS_IT_CAME, KEPT, RUNTIME, False),
-    Mode.BLIND: (UNBOUNDED, AS_IT_CAME, WRITTEN, RUNTIME, False),
     Mode.ENGINE_GIVEN_UP: (BOUNDED, AS_IT_CAME, WRITTEN, RUNTIME, False),
     Mode.BYPASS: (UNBOUNDED, PAST, KEPT, NOBODY, False),
 }
@@ -39,7 +38,7 @@ def test_no_mode_hurts_an_online_pod_or_raises_a_limit_that_nobody_knows() -> No
     assert {row.online for row in TABLE.values()} <= {AS_IT_CAME, PAST}
     assert all(row.online == AS_IT_CAME for mode, row in TABLE.items() if mode is not Mode.BYPASS)
     unbounded = {mode for mode, row in TABLE.items() if row.new_pod is UNBOUNDED}
-    assert unbounded == {Mode.DISABLED, Mode.PASS_THROUGH, Mode.BLIND, Mode.BYPASS}, "these admit without bounds"
+    assert unbounded == {Mode.DISABLED, Mode.PASS_THROUGH, Mode.BYPASS}, "these admit without bounds"
 
 
 def test_without_a_mode_all_is_done() -> None:

@@ -498,8 +498,8 @@ def _fail_tick(bench: Bench) -> None:
     bench.recorder.tick_failed(0.1)
 
 
-def _go_blind(bench: Bench) -> None:
-    bench.engine.name, bench.engine.problem = "blind", "proxy.blind is on"
+def _give_the_relay_up(bench: Bench) -> None:
+    bench.engine.name, bench.engine.problem = "relay", "the relay broke again and again"
 
 
 def _open_bypass(bench: Bench) -> None:
@@ -515,7 +515,7 @@ def _open_bypass(bench: Bench) -> None:
         pytest.param(_close_box, "no offline pod is let in: cannot write", id="box-closed"),
         pytest.param(_lose_hierarchy, "no box can be made, so offline pods are refused: rootless", id="no-hierarchy"),
         pytest.param(_fail_tick, "last tick failed", id="tick"),
-        pytest.param(_go_blind, "proxy.blind is on", id="engine"),
+        pytest.param(_give_the_relay_up, "the relay broke again and again", id="engine"),
         pytest.param(_open_bypass, "the bypass is open", id="bypass"),
     ],
 )
@@ -609,10 +609,6 @@ def _hold(bench: Bench) -> None:
     bench.interference.closed = bench.holds.everybody = "the box harms online pods: memory"
 
 
-def _give_the_relay_up(bench: Bench) -> None:
-    bench.engine.name, bench.engine.problem = "relay", "the relay broke again and again"
-
-
 @pytest.mark.parametrize(
     ("mode", "bring_about"),
     [
@@ -623,7 +619,6 @@ def _give_the_relay_up(bench: Bench) -> None:
         (Mode.HELD, _hold),
         (Mode.UNWELCOME, _close_box),
         (Mode.NO_CGROUPS, _lose_hierarchy),
-        (Mode.BLIND, _go_blind),
         (Mode.ENGINE_GIVEN_UP, _give_the_relay_up),
         (Mode.BYPASS, _open_bypass),
     ],

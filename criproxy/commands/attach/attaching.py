@@ -72,21 +72,19 @@ def _check_proxy(steps: Steps, before: str) -> None:
             f'proxy.runtime = "{kubelets}" in {proxy.config_file} and restart criproxy'
         )
     say(f"criproxy answers at {proxy.listen} for {proxy.check(steps.host)}")
-    if proxy.is_blind(steps.host):
-        say("note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for")
 
 
 def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> None:
     host, proxy, active = steps.host, steps.proxy, kubelet.unit.active
     record = begun(plan, kubelet, before=before, listen=proxy.listen, previous=host.load())
-    blind, calls = proxy.is_blind(host), proxy.calls(host)
+    calls = proxy.calls(host)
     _remember(steps, record)
     try:
         steps.write(plan)
         _check_loaded(steps, plan)
         if active == "active":
             host.restart(UNIT)
-            steps.wait_until_well(kubelet, str if blind else functools.partial(proxy.unseen, host, calls))
+            steps.wait_until_well(kubelet, functools.partial(proxy.unseen, host, calls))
             _check_process(steps, plan)
         host.save(finished(record))
     except BaseException as error:
@@ -95,8 +93,6 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         raise NodeError("rolled back: kubelet is as it was") from error
     if active != "active":
         say(f"attached: kubelet does not run ({active}); it will use criproxy from its start on")
-    elif blind:
-        say("attached: kubelet is well; that its calls come through criproxy was not seen")
     else:
         say("attached: kubelet is well, and calls come through criproxy")
 

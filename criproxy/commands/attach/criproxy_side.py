@@ -12,7 +12,7 @@ from criproxy.commands.attach.host import Host
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
-_STATUS: Final = {"runtime": dict, "pods": list, "engine": str}
+_STATUS: Final = {"runtime": dict, "pods": list}
 """What is asked of its status."""
 
 _FIRST_CALLS: Final = 3
@@ -50,10 +50,6 @@ class RunningCriproxy(Struct, frozen=True):
                 f"{self.listen} answers as {through}, and {self.runtime} as {direct}: see `criproxy status`"
             )
         return direct
-
-    def is_blind(self, host: Host) -> bool:
-        """Whether it passes bytes unseen, and so counts no calls. Raises NodeError when it does not answer."""
-        return bool(self._status(host)["engine"] == "blind")
 
     def calls(self, host: Host) -> float:
         """How many calls it has carried. Raises NodeError when it does not answer."""

@@ -17,8 +17,8 @@ from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Intercepto
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.side import PeerIds, ReadBuffer, Side
 from criproxy.fronts.relay.actions import Action, Ask, Close, Ended, Forget, Learn, Started, ToClient, ToRuntime
-from criproxy.fronts.relay.blind import BlindRelay
 from criproxy.fronts.relay.core import Relay
+from criproxy.fronts.relay.fallback_pipe import FallbackPipe
 
 _MOST_WAITING: Final = 16 * 1024 * 1024
 """Bytes for a client that takes nothing: not the runtime's answers, which are read no further then, but the relay's own
@@ -51,7 +51,7 @@ class RelayConnection:
     """
 
     def __init__(self, shared: RelayShared) -> None:
-        self.core: Relay | BlindRelay = BlindRelay()
+        self.core: Relay | FallbackPipe = Relay(shared.interceptor.wants)
         self.fallback: Callable[[], Awaitable[Path]] | None = None
         self._shared = shared
         self.broken = False
@@ -83,9 +83,9 @@ class RelayConnection:
         """Whether a call is under way that will end by itself."""
         return any(not is_endless(method) for _, method in self._calls.values())
 
-    def carry_by(self, core: Relay | BlindRelay, fallback: Callable[[], Awaitable[Path]] | None = None) -> None:
-        """Put another core in the first one's place, and a fallback in the runtime's. `on_made` may, nobody later."""
-        self.core, self.fallback = core, fallback
+    def fall_back(self, fallback: Callable[[], Awaitable[Path]]) -> None:
+        """Put a pipe in the relay's place, and `fallback` in the runtime's. `on_made` may, nobody later."""
+        self.core, self.fallback = FallbackPipe(), fallback
 
     def drain(self) -> None:
         """Ask the client to go; the connection closes with its last call."""

@@ -13,9 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.control.clock import Clock
 from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
 from criproxy.fronts.http2.side import PeerIds, ReadBuffer
-from criproxy.fronts.relay.blind import FallbackPipe
 from criproxy.fronts.relay.connection import RelayConnection, RelayShared
-from criproxy.fronts.relay.core import Relay
 from criproxy.fronts.socket import ListenSocket
 
 _BACKLOG: Final = 128
@@ -88,7 +86,7 @@ class Breakers:
 
 
 class RelayServer:
-    """The `engine.Engine` that forwards HTTP/2 frames. With `blind`, pipes alone: no hooks, no counts.
+    """The `engine.Engine` that forwards HTTP/2 frames.
 
     A client, which is a process, whose connections break again and again has its new ones piped to the socket that
     `fallback` returns (or raises OSError), until its breaker closes: then it is asked to connect anew.
@@ -104,11 +102,9 @@ class RelayServer:
         *,
         clock: Clock,
         log: FilteringBoundLogger,
-        blind: bool = False,
         fallback: Callable[[], Awaitable[Path]] | None = None,
     ) -> None:
         self._listen = listen
-        self._blind = blind
         self._changed = asyncio.Event()
         self._fallback = fallback
         self._clock = clock
@@ -171,9 +167,7 @@ class RelayServer:
 
     def _made(self, connection: RelayConnection) -> None:
         if self._fallback is not None and self._breakers.is_open(connection.peer, self._clock.monotonic_s()):
-            connection.carry_by(FallbackPipe(), self._fallback)
-        elif not self._blind:
-            connection.carry_by(Relay(self._shared.interceptor.wants))
+            connection.fall_back(self._fallback)
         if self._draining:
             connection.drain()
         if self._stopping:

@@ -9,42 +9,26 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from integration.lab.criproxy import python_path
 from integration.lab.process import Process
 
-REQUEST: Final = b"GET /cgi-bin/work HTTP/1.0\r\n\r\n"
 ANSWER_S: Final = 5.0
 """A request without an answer by then counts as this long."""
 
 _MOST_OPEN: Final = 200
-_CHECKOUT: Final = Path(__file__).resolve().parents[3]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`at_s` is when the request was due (CLOCK_MONOTONIC), and the latency counts from there."""
-
-    at_s: float
-    latency_s: float
 
 
 class Probe:
     """The process, and what it has written so far; its files are in `directory`."""
 
     def __init__(self, port: int, directory: Path) -> None:
-        self._rate = directory / "rate"
-        self._answers = directory / "answers"
+        self._rate, self._answers = directory / "rate", directory / "answers"
         self.ask(0.0)
         command = (sys.executable, "-m", __name__, str(port), str(self._rate))
-        self._process = Process("probe", command, self._answers, {"PYTHONPATH": str(_CHECKOUT)})
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = Process("probe", command, self._answers, {"PYTHONPATH": python_path()}).pid
 
     def ask(self, rate: float) -> None:
         """So many requests per s from now on."""
@@ -52,9 +36,10 @@ class Probe:
         unseen.write_text(str(rate))
         unseen.rename(self._rate)
 
-    def answers(self) -> list[Answer]:
-        lines = self._answers.read_text().split("\n")[:-1]
-        return [Answer(*map(float, line.split())) for line in lines]
+    def answers(self) -> list[tuple[float, float]]:
+        """When each request was due (CLOCK_MONOTONIC), and its latency from there, in s."""
+        lines = (line.split() for line in self._answers.read_text().split("\n")[:-1])
+        return [(float(due_s), float(latency_s)) for due_s, latency_s in lines]
 
 
 async def ask(port: int, due_s: float) -> None:
@@ -64,26 +49,18 @@ async def ask(port: int, due_s: float) -> None:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
-                writer.write(REQUEST)
+                writer.write(b"GET /cgi-bin/work HTTP/1.0\r\n\r\n")
                 answered = (await reader.read()).endswith(b"done\n")
             finally:
                 writer.close()
-    tell(due_s, time.monotonic() - due_s if answered else ANSWER_S)
-
-
-def tell(due_s: float, latency_s: float) -> None:
-    print(due_s, latency_s, flush=True)
-
-
-def read_rate(file: Path) -> float:
-    return float(file.read_text())
+    print(due_s, time.monotonic() - due_s if answered else ANSWER_S, flush=True)
 
 
 async def run(port: int, rate_file: Path) -> None:
     """Until it is killed."""
     due_s, open_now = time.monotonic(), set[asyncio.Task[None]]()
     while True:
-        if not (rate := read_rate(rate_file)):
+        if not (rate := float(rate_file.read_text())):  # noqa: ASYNC240  (a file of a few bytes)
             await asyncio.sleep(0.05)
             due_s = time.monotonic()
             continue
@@ -94,13 +71,7 @@ async def run(port: int, rate_file: Path) -> None:
             open_now.add(task)
             task.add_done_callback(open_now.discard)
         else:
-            tell(due_s, ANSWER_S)
-
-
-def quantile(values: Sequence[float], q: float) -> float | None:
-    """None of no values."""
-    ordered = sorted(values)
-    return ordered[int(q * (len(ordered) - 1))] if ordered else None
+            print(due_s, ANSWER_S, flush=True)
 
 
 if __name__ == "__main__":

@@ -53,18 +53,6 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("case", [case for case in FAILURES if case != "no-call-comes"])
-def test_attach_to_a_blind_criproxy_that_fails_puts_the_bytes_and_kubelet_back(bench: Bench, case: str) -> None:
-    prepare, told = FAILURES[case]
-    prepare(bench.node)
-    bench.node.engine = "blind"
-    bench.node.kubeadm()
-    before = bench.node.files()
-    assert bench.attach() == 1
-    assert told in bench.out
-    assert (bench.node.files(), bench.record(), bench.node.endpoint) == (before, None, ON_RUNTIME)
-
-
 @pytest.mark.parametrize("case", FAILURES)
 def test_attach_that_fails_puts_the_bytes_and_kubelet_back(bench: Bench, case: str) -> None:
     prepare, told = FAILURES[case]

@@ -101,12 +101,3 @@ def test_dry_runs_show_and_change_nothing(bench: Bench, place: str) -> None:
     assert bench.detach(dry_run=True) == 0
     assert f"{ON_PROXY}" in "".join(line for line in bench.out.splitlines() if line.startswith("-"))
     assert (bench.node.files(), bench.node.ran) == (attached, ran)
-
-
-def test_attach_to_a_blind_criproxy_does_not_wait_for_calls_that_it_cannot_count(bench: Bench) -> None:
-    bench.node.kubeadm()
-    bench.node.engine = "blind"
-    assert bench.attach() == 0, bench.out
-    assert bench.node.endpoint == ON_PROXY
-    assert "note: proxy.blind is on: calls are not counted, so whether kubelet's come is not waited for\n" in bench.out
-    assert bench.out.endswith("attached: kubelet is well; that its calls come through criproxy was not seen\n")

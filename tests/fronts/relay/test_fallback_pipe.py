@@ -6,7 +6,7 @@ import pytest
 
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.relay.actions import ToClient, ToRuntime
-from criproxy.fronts.relay.blind import FallbackPipe
+from criproxy.fronts.relay.fallback_pipe import FallbackPipe
 from tests.fronts.relay.talk import SETTINGS
 
 GOAWAY = frames.goaway(frames.MAX_STREAM)

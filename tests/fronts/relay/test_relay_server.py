@@ -50,7 +50,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(directory: Path, *, blind: bool = False, falls_back: bool = False) -> AsyncIterator[Stage]:
+async def stage(directory: Path, *, falls_back: bool = False) -> AsyncIterator[Stage]:
     runtime = FakeRuntime(directory / "runtime.sock")
     await runtime.start()
     interceptor, metrics = FakeInterceptor(), FakeMetrics()
@@ -68,7 +68,6 @@ async def stage(directory: Path, *, blind: bool = False, falls_back: bool = Fals
         runtime.path,
         clock=Clock(),
         log=structlog.get_logger(),
-        blind=blind,
         fallback=fallback if falls_back else None,
     )
     await server.start()
@@ -203,15 +202,6 @@ async def test_drain_gives_up_at_its_limit(runner: asyncio.Runner, tmp_path: Pat
         await eventually(lambda: on.runtime.in_flight == 1)
         await asyncio.wait_for(on.server.drain(0.1), 20)
         call.cancel()
-
-
-async def test_blind_relay_passes_hooked_calls_unopened_and_counts_nothing(
-    runner: asyncio.Runner, tmp_path: Path
-) -> None:
-    async with stage(tmp_path, blind=True) as on, on.client() as client:
-        on.interceptor.verdicts[RUN] = lambda message: Forward(message + b"!")
-        assert await client.unary_unary(RUN)(b"x" * 1_000_000) == b"x" * 1_000_000
-        assert on.metrics.calls == []
 
 
 async def test_runtime_sees_who_the_client_is(runner: asyncio.Runner, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What policies would change on which nodes (`changes`), and what these would lend then (`outlook`)."""
+"""What policies would change on which nodes, before they are in the cluster."""

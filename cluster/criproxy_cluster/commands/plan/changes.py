@@ -7,15 +7,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.commands.plan.outlook import How, Outlook, in_all, is_memory, outlooks
 from criproxy_cluster.controller.node_law import is_switched_off
 from criproxy_cluster.controller.policies import Policy, in_order, selecting, told_by
-from criproxy_cluster.objects import Figures, Json, NodeView
+from criproxy_cluster.objects import Json, NodeView
 from criproxy_cluster.vocabulary.names import MANAGED
+from criproxy_cluster.vocabulary.presets import NAMES
 
 _SHOWN: Final = 5
 _SHOWN_AMOUNTS: Final = 20
 _FILE: Final = "the node's file"
+_MEMORY: Final = frozenset(name for preset in NAMES.values() for name, what, _ in preset.rows if what == "memory")
 
 
 class Change(Struct, frozen=True):
@@ -25,8 +26,8 @@ class Change(Struct, frozen=True):
     keys: tuple[tuple[str, Any, Any], ...]
     lending: int
     """How many of them publish something now."""
-    amounts: Mapping[str, Mapping[str, Outlook]]
-    """Of each node, by the names of which it publishes another amount then."""
+    taken_away: Mapping[str, Mapping[str, Fraction]]
+    """Of each node that publishes nothing then, what it does now. What others publish then, they alone can compute."""
 
     @property
     def goes_off(self) -> bool:
@@ -41,18 +42,20 @@ class Plan(Struct, frozen=True):
     """Those that would change, but are managed by people."""
 
 
-def plan(nodes: Iterable[tuple[NodeView, Figures]], before: Iterable[Policy], after: Iterable[Policy]) -> Plan:
+def plan(
+    nodes: Iterable[tuple[NodeView, Mapping[str, Fraction]]], before: Iterable[Policy], after: Iterable[Policy]
+) -> Plan:
     old, new = in_order(before), in_order(after)
-    found: dict[tuple[tuple[str, Any, Any], ...], list[tuple[NodeView, dict[str, Outlook]]]] = {}
+    found: dict[tuple[tuple[str, Any, Any], ...], list[tuple[NodeView, Mapping[str, Fraction]]]] = {}
     by_hand, count = [], 0
-    for node, figures in nodes:
+    for node, published in nodes:
         count += 1
         was, is_to_be = _told(old, node), _told(new, node)
         keys = _difference(was, is_to_be)
         if keys and node.labels.get(MANAGED) == "false" and not is_switched_off(node):
             by_hand.append(node.name)
         elif keys:
-            found.setdefault(_hashable(keys), []).append((node, outlooks(figures, was, is_to_be)))
+            found.setdefault(_hashable(keys), []).append((node, _taken_away(published, is_to_be)))
     changes = (
         Change(
             tuple(sorted(node.name for node, _ in same)),
@@ -82,23 +85,25 @@ def lines(found: Plan) -> Iterator[str]:
 
 
 def _amounts(change: Change) -> Iterator[str]:
-    names = sorted({name for amounts in change.amounts.values() for name in amounts})
-    for name in names if len(change.amounts) > 1 else ():
-        several = [amounts[name] for amounts in change.amounts.values() if name in amounts]
-        yield f"  in all, {_outlook(name, in_all(several))}"
-    for node in sorted(change.amounts)[:_SHOWN_AMOUNTS]:
-        yield f"  {node}: " + ", ".join(_outlook(*one) for one in sorted(change.amounts[node].items()))
-    if len(change.amounts) > _SHOWN_AMOUNTS:
-        yield f"  … and {len(change.amounts) - _SHOWN_AMOUNTS} more nodes"
+    several = change.taken_away
+    for name in sorted({name for amounts in several.values() for name in amounts}) if len(several) > 1 else ():
+        in_all = sum((amounts.get(name, Fraction(0)) for amounts in several.values()), Fraction(0))
+        yield f"  in all, {_quantity(name, in_all)} -> 0"
+    for node in sorted(several)[:_SHOWN_AMOUNTS]:
+        yield f"  {node}: " + ", ".join(f"{_quantity(*one)} -> 0" for one in sorted(several[node].items()))
+    if len(several) > _SHOWN_AMOUNTS:
+        yield f"  … and {len(several) - _SHOWN_AMOUNTS} more nodes"
 
 
-def _outlook(name: str, found: Outlook) -> str:
-    then = "" if found.how is How.UNKNOWN else _quantity(name, found.then)
-    return f"{name} {_quantity(name, found.now)} -> {found.how.value}{then}"
+def _quantity(name: str, amount: Fraction) -> str:
+    return f"{name} {float(amount) / (1 << 30):.1f}Gi" if name in _MEMORY else f"{name} {float(amount):.15g}"
 
 
-def _quantity(name: str, value: Fraction) -> str:
-    return f"{float(value) / (1 << 30):.1f}Gi" if value and is_memory(name) else f"{float(value):.15g}"
+def _taken_away(published: Mapping[str, Fraction], settings: Json) -> Mapping[str, Fraction]:
+    """What is published now, if nothing is with these settings."""
+    if settings.get("colocation.enabled") is False or settings.get("kubernetes.publish") is False:
+        return {name: amount for name, amount in published.items() if amount}
+    return {}
 
 
 def _told(policies: Sequence[Policy], node: NodeView) -> Json:

@@ -1,6 +1,7 @@
 """`criproxy-cluster plan`: what other policies would change in the cluster that kubectl speaks to."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from lightkube.core.client import Client
@@ -9,7 +10,7 @@ from lightkube.core.exceptions import ConfigError
 from criproxy_cluster.commands.manifests import ManifestError, read_documents
 from criproxy_cluster.commands.plan.changes import Plan, plan
 from criproxy_cluster.controller.policies import Policy, PolicyError, parsed
-from criproxy_cluster.objects import Figures, NodeView, figures, view
+from criproxy_cluster.objects import NodeView, published, view
 from criproxy_cluster.requests import trouble_of
 from criproxy_cluster.resources import NodeResource, PolicyResource
 from criproxy_cluster.vocabulary.policy import KIND, PLURAL
@@ -61,5 +62,5 @@ def _present(client: Client) -> Iterator[Policy]:
             continue
 
 
-def _nodes(client: Client) -> Iterator[tuple[NodeView, Figures]]:
-    return ((view(node), figures(node)) for node in client.list(NodeResource, chunk_size=PAGE))
+def _nodes(client: Client) -> Iterator[tuple[NodeView, Mapping[str, Fraction]]]:
+    return ((view(node), published(node)) for node in client.list(NodeResource, chunk_size=PAGE))

@@ -1,23 +1,40 @@
-"""A relay that looks at nothing: for the day that something is wrong with the one that does."""
+"""What stands in a relay's place while the gRPC engine serves its client: bytes pass as they come."""
 
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import HEADER_BYTES, Bytes
 from criproxy.fronts.relay.actions import Action, Close, ToClient, ToRuntime
 
 
-class BlindRelay:
-    """As `core.Relay`, but bytes pass as they come: no hooks, no counts, and no end but the peers'."""
+class FallbackPipe:
+    """As `core.Relay`, but without hooks and counts, to an HTTP/2 server of our own, whose client can be asked to go.
+
+    GOAWAY goes between two frames of the server's, and not amid a header block: so these are followed, and nothing else
+    is. It names no call, so those under way end here; a client that is done with them closes. Source: RFC 9113, 6.8.
+    """
 
     greeted = False
+
+    def __init__(self) -> None:
+        self._frame = bytearray()
+        """What has come of the frame that is not whole yet."""
+        self._between = False
+        self._amid_block = False
+        self._wanted = False
+        self._announced = False
 
     def client_bytes(self, chunk: Bytes) -> list[Action]:
         return [ToRuntime(bytes(chunk))]
 
     def runtime_bytes(self, chunk: Bytes) -> list[Action]:
-        return [ToClient(bytes(chunk))]
+        data = bytes(chunk)
+        gap = None if self._announced else self._followed(data)
+        if not self._wanted or self._announced or gap is None:
+            return [ToClient(data)]
+        return [ToClient(data[:gap] + self._goaway() + data[gap:])]
 
     def drain(self) -> list[Action]:
-        return []
+        self._wanted = True
+        return [ToClient(self._goaway())] if self._between and not self._announced else []
 
     def _nothing(self, *_: object) -> list[Action]:
         return []
@@ -32,33 +49,6 @@ class BlindRelay:
 
     def runtime_closed(self) -> list[Action]:
         return [Close("the runtime has closed")]
-
-
-class FallbackPipe(BlindRelay):
-    """A blind relay to an HTTP/2 server of our own, whose client can be asked to go.
-
-    GOAWAY goes between two frames of the server's, and not amid a header block: so these are followed, and nothing else
-    is. It names no call, so those under way end here; a client that is done with them closes. Source: RFC 9113, 6.8.
-    """
-
-    def __init__(self) -> None:
-        self._frame = bytearray()
-        """What has come of the frame that is not whole yet."""
-        self._between = False
-        self._amid_block = False
-        self._wanted = False
-        self._announced = False
-
-    def runtime_bytes(self, chunk: Bytes) -> list[Action]:
-        data = bytes(chunk)
-        gap = None if self._announced else self._followed(data)
-        if not self._wanted or self._announced or gap is None:
-            return [ToClient(data)]
-        return [ToClient(data[:gap] + self._goaway() + data[gap:])]
-
-    def drain(self) -> list[Action]:
-        self._wanted = True
-        return [ToClient(self._goaway())] if self._between and not self._announced else []
 
     def _goaway(self) -> bytes:
         self._announced = True
