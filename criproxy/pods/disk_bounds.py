@@ -55,7 +55,10 @@ class DiskBounds(Struct, eq=False):
             return
         self._due.clear()
         with self._trouble.logged_by(lambda error: self.shared.log.warning("disks_not_bounded", error=str(error))):
-            changes = await self.box.hold_disks(self.state.bounds)
+            wanted = self.state.bounds
+            changes = await self.box.writes(
+                "bound disks", lambda driver, box: driver.hold_disks(box, wanted), apart="cgroup-disks"
+            )
             if changes:
                 self.shared.log.debug("disks_bounded", changes=[one.new for one in changes])
             return
