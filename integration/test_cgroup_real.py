@@ -386,8 +386,8 @@ def test_page_cache_of_a_pod_that_has_ended_stays_charged_to_the_box_unless_it_i
 
         async def after() -> tuple[int, tuple[str, ...]]:
             await box.adopt(parse_box(ground.box))
-            dropped = await box.drop_caches(()) if drops else 0
-            return dropped, await box.sweep(())
+            dropped = await box.memory.drop_caches(()) if drops else 0
+            return dropped, await box.pods.sweep(())
 
         dropped, swept = asyncio.run(after())
         left = int(usage.read_text())
@@ -419,7 +419,7 @@ def test_cpu_and_pods_do_not_wait_for_page_cache_that_sinks(ground: Ground) -> N
         await asyncio.sleep(0.01)
         calls = {
             "squeeze": await timed(lambda: box.squeeze(0.5)),
-            "admission": await timed(lambda: box.admit(place, 0)),
+            "admission": await timed(lambda: box.pods.admit(place, 0)),
             "limit": await timed(lambda: box.apply({"cpu": 0.7, "memory": 48 * MIB})),
         }
         await lowering
@@ -505,13 +505,13 @@ def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
 
     async def scenario() -> None:
         for place in places:
-            await box.admit(place, 32 * MIB)
-            box.forget(place.name)
+            await box.pods.admit(place, 32 * MIB)
+            box.pods.forget(place.name)
         child = ground.start(places[0].in_box)
-        assert await box.sweep(set()) == ("podb",)
+        assert await box.pods.sweep(set()) == ("podb",)
         assert box.state().pods == ("poda",)
         ground.stop(child)
-        while not await box.sweep(set()):  # noqa: ASYNC110 - the kernel tells nobody when a cgroup is empty
+        while not await box.pods.sweep(set()):  # noqa: ASYNC110 - the kernel tells nobody when a cgroup is empty
             await asyncio.sleep(0.05)
 
     asyncio.run(scenario())
@@ -542,11 +542,11 @@ def test_limit_that_somebody_lifts_between_two_pods_is_back_before_the_second_on
             Path(f"{hierarchy}{ground.box}").rmdir()
 
     async def scenario() -> None:
-        await box.admit(one, 0)
-        box.forget(one.name)
-        assert await box.sweep(set()) == ("poda",)
+        await box.pods.admit(one, 0)
+        box.pods.forget(one.name)
+        assert await box.pods.sweep(set()) == ("poda",)
         lift()
-        await box.admit(other, 0)
+        await box.pods.admit(other, 0)
 
     asyncio.run(scenario())
     box.close()

@@ -19,7 +19,7 @@ from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.naming import parse_kubelet_parent
-from criproxy.cgroup.pressure import PressureListener
+from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.tree import Tree
 from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard, GuardSettings
@@ -110,7 +110,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
     """The box with `LIMITS` in force, a pod in it, and the guard at work; nothing is predicted."""
     place = parse_kubelet_parent(f"{node.kubepods}/podx")
     await node.box.apply(LIMITS)
-    await node.box.admit(place, 0)
+    await node.box.pods.admit(place, 0)
     outlook = Outlook(float(CPUS), 0.9 * CPUS, 0.0)
     law = GuardLaw(floor_cores=0.1, watermark_ratio=0.9)
     guard = CpuGuard(
@@ -162,7 +162,7 @@ def test_counters_of_a_cgroup_that_is_removed_and_made_anew_are_the_new_ones(nod
 
 def test_online_step_up_lowers_the_real_quota_and_the_tick_after_it_finds_no_drift(node: Node) -> None:
     async def play() -> None:
-        async with guarded(node, PressureListener(node.box.pressure_file)) as guard:
+        async with guarded(node, PressureListener(lambda: online_pressure(node.driver, node.box.path))) as guard:
             await asyncio.sleep(0.3)
             assert guard.ceiling() is None
             assert node.quota_cores() == pytest.approx(0.9 * CPUS, abs=0.01)
@@ -184,7 +184,7 @@ def test_where_the_kernel_reports_no_pressure_the_guard_says_so(node: Node) -> N
         pytest.skip("this kernel reports pressure")
 
     async def play() -> None:
-        async with guarded(node, PressureListener(node.box.pressure_file)) as guard:
+        async with guarded(node, PressureListener(lambda: online_pressure(node.driver, node.box.path))) as guard:
             await until(lambda: "usage alone" in guard.status().pressure, "the guard's word")
 
     asyncio.run(play())

@@ -5,7 +5,7 @@ are called from the threads of `cgroup.box`, never from the event loop. What cha
 but for `reclaim`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -33,6 +33,20 @@ def no_cpus(box: str) -> CgroupError:
         f"{box} keeps the CPUs that it has: kubelet's CPU manager has left none that is there to offline pods; leave "
         "some with --reserved-cpus, or run fewer pods with CPUs of their own"
     )
+
+
+def all_done(jobs: Iterable[Callable[[], tuple[LimitChange, ...]]]) -> tuple[LimitChange, ...]:
+    """What all of these have changed. One that fails keeps no other from being done, and the last failure is raised."""
+    changes: list[LimitChange] = []
+    failure: CgroupError | None = None
+    for job in jobs:
+        try:
+            changes += job()
+        except CgroupError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return tuple(changes)
 
 
 class HeldLimit(Struct, frozen=True, rename={"used": "current"}):

@@ -10,11 +10,19 @@ import select
 from collections.abc import Callable
 from typing import Final
 
+from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.naming import parse_box
+
 TRIGGERS: Final = ((50_000, 500_000), (200_000, 2_000_000))
 """Waiting time and window in us: a tenth of each window. Without CAP_SYS_RESOURCE only windows of 2 s are taken."""
 
 _RETRY_S: Final = 5.0
 _WITHOUT: Final = "the guard goes by usage alone, where the prediction bounds CPU"
+
+
+def online_pressure(driver: CgroupDriver, box: str | None) -> str | None:
+    """The file that says how long online waits for CPU, by its box; None: there is no box, or none on this version."""
+    return None if box is None else driver.pressure_file(parse_box(box).online)
 
 
 class PressureListener:

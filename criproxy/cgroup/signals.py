@@ -11,7 +11,7 @@ of those that are pods'.
 
 import errno
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
 from criproxy.cgroup import files
@@ -19,7 +19,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import CgroupError, checked_box, checked_path
 from criproxy.cgroup.kernel_files import KernelFile
-from criproxy.cgroup.naming import parse_box
+from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.work import ProcessorCounters, WorkReader
@@ -93,6 +93,13 @@ class SignalReader:
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
             work=None if pods is None else _understood(lambda: self._work.read(pods)),
         )
+
+    def of_box(self, box: str, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
+        """As `read`. `counted`: the uids of the online pods that the processor is to count; None: none."""
+        if counted is None:
+            return self.read(box, own_limits=own_limits)
+        parsed = parse_box(box)
+        return self.read(box, own_limits=own_limits, pods={uid: _at_kubelet(parsed, uid) for uid in counted})
 
     # --- pressure ----------------------------------------------------------------------------------------------------
 
@@ -229,6 +236,11 @@ class SignalReader:
                 counts = self._access.read_if_there(operations, box) or {}
                 return {number: DiskIo(sizes[number], counts.get(number, 0)) for number in sizes}
         return Missing("blkio of cgroup v1 counts no disk on this kernel")
+
+
+def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
+    """Where kubelet's own cgroup of a pod may be."""
+    return tuple(path for name in dict.fromkeys(pod_names(uid)) for path in PodParent(box, name).at_kubelet)
 
 
 def _v2_io(values: dict[str, str]) -> DiskIo:

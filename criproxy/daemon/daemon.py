@@ -19,7 +19,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.detect import detect_any, detect_signals
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.pressure import PressureListener
+from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
@@ -237,7 +237,7 @@ class Daemon:
         parts = [part.made(ports) for part in PARTS]
         self._guard = CpuGuard(
             self._box,
-            PressureListener(self._box.pressure_file),
+            PressureListener(lambda: online_pressure(driver, self._box.path)),
             self._clock,
             settings_of.guard(settings),
             counters=self._metrics,
@@ -273,7 +273,7 @@ class Daemon:
 
     def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
         """What carries kubelet's calls."""
-        self._admissions = Admissions(self._box)
+        self._admissions = Admissions(self._box.pods)
         self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
         self._child_quota = driver.version == 2
         self._placing = Placing(
@@ -493,7 +493,7 @@ class _PodsOfDaemon(PodObserver, Struct):
 
     def pod_started(self, running: Running) -> None:
         if running.container and running.sandbox.placement is not None:
-            self.box.started(parse_placement(running.sandbox.placement).name)
+            self.box.pods.started(parse_placement(running.sandbox.placement).name)
         self.guard.wake()
         self.admissions.changed()
 

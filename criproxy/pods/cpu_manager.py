@@ -209,7 +209,7 @@ class CpuManager(Shows, Struct):
                 f"kubelet bounds containers to CPUs, and {self.file} does not say that its CPU manager is static, so "
                 "offline pods may start on others: set kubelet.root_dir to kubelet's --root-dir"
             )
-            return self.box.kept_to(cpus)
+            return self.box.pods.kept_to(cpus)
         self._contradicted = ""
         if not asked & cpus:
             raise AdmissionError(
@@ -223,7 +223,7 @@ class CpuManager(Shows, Struct):
                 await self._confine(cpus)
             except CgroupError as error:
                 raise AdmissionError(str(error)) from error
-        return self.box.kept_to(cpus)
+        return self.box.pods.kept_to(cpus)
 
     # --- in the background ------------------------------------------------------------------------------------------
 

@@ -9,16 +9,17 @@ cgroup v1 none is pinned beside it: kubelet names the shared pool for each conta
 a CPU that its pod has not. None is, either, while kubelet names CPUs and its file says nothing of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.driver import CpuUse
+from criproxy.cgroup.driver import CgroupDriver, CpuUse, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
-from criproxy.model import UNLIMITED, Sandbox
+from criproxy.model import UNLIMITED, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_manager import CpuManager
@@ -82,7 +83,8 @@ class CpuPinning(Part, Struct):
         if self.enabled is not None:
             ours = {path for path, one in placed.items() if not covers(one.pod)}
             if touched := {path for path in ours if path in self.pinned or path not in self._free}:
-                await self.box.pin({path: self.pinned.get(path) for path in touched})
+                wanted = {path: self.pinned.get(path) for path in touched}
+                await self.box.writes("pin pods", lambda driver, _: pin(driver, wanted))
             self._free = frozenset(ours - self.pinned.keys())
 
     def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
@@ -98,7 +100,10 @@ class CpuPinning(Part, Struct):
     async def _choose(self, pods: Mapping[str, Sandbox]) -> None:
         now_s = self.shared.clock.monotonic_s()
         limits = await self._limits_of(pods, now_s)
-        use = await self.box.cpu_use(limits) if limits else None
+        use = None
+        if limits:
+            paths = tuple(limits)
+            use = await self.box.reads("read pods' CPU", lambda driver, box: driver.cpu_use(box, paths))
         if use is None:
             self._pins, self._last = {}, None
             return
@@ -119,13 +124,47 @@ class CpuPinning(Part, Struct):
         known = {path: limit for path, limit in self._limits.items() if path in pods}
         unknown: list[PodParent] = [parse_placement(path) for path in pods if path not in known]
         if unknown:
-            held = await self.box.cpu_limits_of(unknown)
+            held = (
+                await self.box.reads("read pods' CPU limits", lambda driver, _: kubelets_limits(driver, unknown)) or {}
+            )
             for place in unknown:
                 asked = pods[place.in_box].cpu_limit_millicores / 1000
                 known[place.in_box] = held.get(place.in_box, asked)
         self._limits = known
         exclusive = self.cpu_manager.of_box.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
+
+
+# --- jobs of the box's threads ----------------------------------------------------------------------------------------
+
+
+def pin(driver: CgroupDriver, pods: Mapping[str, Cpus | None]) -> tuple[LimitChange, ...]:
+    """Let each of these pods of the box (paths) run on these of its CPUs alone; None: on all of them.
+
+    A pod that has gone is no error. What failed keeps none of the others from it, and is raised then, as CgroupError.
+    """
+    return all_done(partial(driver.pin, pod, cpus) for pod, cpus in pods.items())
+
+
+def kubelets_limits(driver: CgroupDriver, places: Collection[PodParent]) -> dict[str, float]:
+    """The CPU limits that kubelet has set on its own cgroups of these pods, in cores, of those that have one.
+
+    By their paths in the box. Raises CgroupError.
+    """
+    held = {place.in_box: _kubelets_limit(driver, place) for place in places}
+    return {path: limit for path, limit in held.items() if limit is not None}
+
+
+def _kubelets_limit(driver: CgroupDriver, place: PodParent) -> float | None:
+    """None: there is none, or kubelet has no cgroup of the pod."""
+    for path in place.at_kubelet:
+        limit = driver.cpu_limit(path)
+        if limit is not None:
+            return None if limit is UNLIMITED else limit
+    return None
+
+
+# --- between two looks ------------------------------------------------------------------------------------------------
 
 
 def _rates(last: tuple[float, CpuUse] | None, now_s: float, now: CpuUse) -> tuple[dict[int, float], dict[str, float]]:

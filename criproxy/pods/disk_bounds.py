@@ -55,9 +55,11 @@ class DiskBounds(Part, Struct, eq=False):
         """Write what is wanted, if that is due. What fails is due again with the next reading."""
         if not self._is_due:
             return
-        self._is_due = False
+        self._is_due, wanted = False, self.state.bounds
         try:
-            changes = await self.box.hold_disks(self.state.bounds)
+            changes = await self.box.writes(
+                "bound disks", lambda driver, box: driver.hold_disks(box, wanted), apart="cgroup-disks"
+            )
         except BaseException:
             self._lifted = False
             raise

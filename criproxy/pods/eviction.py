@@ -25,12 +25,13 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.tree import if_there
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, fair_shares, owner_of
 from criproxy.control.resources import RESOURCES, bytes_in_words
-from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, UNLIMITED, Pod, PodRef, Sandbox, Unlimited, Usage
 from criproxy.pods.runtime import ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import KnownPod, PodStopper
@@ -201,7 +202,7 @@ class PodEviction(Struct):
         """What fails of it is logged: its sandbox is stopped all the same."""
         self.shared.log.warning("kill", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=why)
         try:
-            await self.box.kill(sandbox.placement or "")
+            await self.box.reads("kill a pod", lambda driver, _: driver.kill_pod(sandbox.placement or ""))
         except (CgroupError, ValueError) as error:
             self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 
@@ -231,13 +232,13 @@ class PodEviction(Struct):
             self._listed(emergency),
             self.stopper.known(within_s=EMERGENCY_S if emergency else KNOWN_S),
         )
-        found, least = [], _least(resource, uses)
+        found, least, tiers = [], _least(resource, uses), self.box.state().tiers
         for listed in sandboxes:
             if listed.id in uses and uses[listed.id] >= least:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
                 # The API server may answer the next time only: the owner is barred by both of its names.
                 owners = tuple(filter(None, (told.owner, owner_of(pod))))
-                use, mid = uses[listed.id], self.box.tiers and running[listed.id].mid
+                use, mid = uses[listed.id], tiers and running[listed.id].mid
                 found.append(
                     candidate(
                         pod,
@@ -264,7 +265,9 @@ class PodEviction(Struct):
     async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> tuple[dict[str, float], dict[str, float]]:
         """What each uses, and what its fair share is of memory: by sandbox id, in the unit of the resource."""
         if resource == MEMORY:
-            now, limits = await self.box.usage_of(tuple(pods)), await self.box.memory_limits_of(tuple(pods))
+            paths = tuple(pods)
+            now = await self._usages(paths)
+            limits = await self.box.reads("read pods' limits", lambda driver, _: memory_limits(driver, paths)) or {}
             uses = {pods[path].id: float(usage.anon_bytes) for path, usage in now.items()}
             return uses, fair_shares(uses, {pods[path].id: limit for path, limit in limits.items()})
         before = await self._counters(pods, resource)
@@ -277,8 +280,40 @@ class PodEviction(Struct):
     async def _counters(self, pods: Collection[str], resource: str) -> Mapping[str, float]:
         """By path: seconds of CPU, or bytes of IO."""
         if resource == IO:
-            return await self.box.disk_use_of(pods)
-        return {path: usage.cpu_usage_s for path, usage in (await self.box.usage_of(pods)).items()}
+            paths = tuple(pods)
+            return await self.box.reads("read pods' IO", lambda driver, _: disk_uses(driver, paths)) or {}
+        return {path: usage.cpu_usage_s for path, usage in (await self._usages(tuple(pods))).items()}
+
+    async def _usages(self, pods: tuple[str, ...]) -> dict[str, Usage]:
+        return await self.box.reads("read pods' usage", lambda driver, _: usages(driver, pods)) or {}
+
+
+# --- jobs of the box's reader, for pods of the box (paths), of which each may have gone -------------------------------
+
+
+def usages(driver: CgroupDriver, pods: Collection[str]) -> dict[str, Usage]:
+    """What those use that are there. Raises CgroupError."""
+    return {path: usage for path in pods if (usage := driver.usage(path)) is not None}
+
+
+def memory_limits(driver: CgroupDriver, pods: Collection[str]) -> dict[str, float]:
+    """The memory limits, in bytes, of those that have one. Raises CgroupError."""
+    held = {path: _memory_limit(driver, path) for path in pods}
+    return {path: limit for path, limit in held.items() if limit is not UNLIMITED}
+
+
+def _memory_limit(driver: CgroupDriver, path: str) -> float | Unlimited:
+    with if_there():
+        return driver.read(path)[MEMORY]
+    return UNLIMITED
+
+
+def disk_uses(driver: CgroupDriver, pods: Collection[str]) -> dict[str, int]:
+    """How many bytes those have read from disks and written that are counted. Raises CgroupError."""
+    return {path: use for path in pods if (use := driver.disk_use(path)) is not None}
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
 
 
 def _least(resource: str, uses: Mapping[str, float]) -> float:

@@ -4,8 +4,8 @@ How it works
 ------------
 A look goes one way, and the pure modules of `control.interference` do all of the judging:
 
-    Box.signals -> signals.values, cpi -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
-    ServiceChecks.signals -> service_checks -^
+    SignalReader.of_box -> signals.values, cpi -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
+    ServiceChecks.signals -> service_checks ---------^
 
     what comes out    what is done with it
     shares            the control loop keeps to them from the next decision on; where one has sunk, it decides at once
@@ -32,6 +32,7 @@ squeeze would have to lower the limit, and who hits that is killed. So there it 
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -349,7 +350,8 @@ class InterferenceWatch(Part, Struct, eq=False):
     async def _reading(self, workloads: Mapping[str, str]) -> SignalReading | None:
         if self.settings.enabled and self.reader is not None:
             counted = tuple(workloads) if self.settings.cpi else None
-            return await self.box.signals(self.reader, own_limits=self._own_limits, counted=counted)
+            job = partial(self.reader.of_box, own_limits=self._own_limits, counted=counted)
+            return await self.box.reads("read signals", lambda _, box: job(box))
         evidence = self.relief.evidence
         if evidence is None:
             return None

@@ -7,7 +7,7 @@
 |                 | for beyond kubelet's knowledge                   | what kubelet itself has given a container      |
 |                 |                                                  | stays                                          |
 
-A pod that starts has its cgroup from the box (`Box.admit`). A container gets what it asks for here, once it has
+A pod that starts has its cgroup from the box (`BoxPods.admit`). A container gets what it asks for here, once it has
 started, and not in the request that creates it: the runtime would report that to kubelet, kubelet takes it for what the
 pod requests, and scheduler and kubelet's admission would count what is lent as taken from online pods.
 
@@ -17,14 +17,18 @@ theirs anew, `SOON_S` after its end by one at the pod, and `AGAIN_S` after its b
 refused, and then its own cgroup has what was there before. Meanwhile the pod's cgroup is left alone.
 """
 
+from collections.abc import Collection
+from functools import partial
 from typing import Final
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.box import AskedOfContainer, Box
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CgroupDriver, ContainerLimits, all_done
+from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_placement
 from criproxy.control.clock import Wake
-from criproxy.model import Sandbox
+from criproxy.model import Asked, LimitChange, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import Part, Ports
 from criproxy.pods.runtime import Running
@@ -32,6 +36,27 @@ from criproxy.pods.shared import PodsShared
 
 SOON_S: Final = 0.5
 AGAIN_S: Final = 5.0
+
+
+class AskedOfContainer(Struct, frozen=True):
+    """What a container of a pod in the box (`pod`: its path) asks for; `id` is the runtime's."""
+
+    pod: str
+    id: str
+    asked: Asked
+
+
+def settle_containers(driver: CgroupDriver, asked: Collection[AskedOfContainer]) -> tuple[LimitChange, ...]:
+    """A job of the box's: give containers what they ask for, where kubelet has given them nothing.
+
+    One that has gone is no error. What failed of one is raised after all were tried, as CgroupError.
+    """
+    return all_done(partial(_settle_container, driver, one) for one in asked)
+
+
+def _settle_container(driver: CgroupDriver, one: AskedOfContainer) -> tuple[LimitChange, ...]:
+    weight = weight_of(one.asked.cpu_shares, driver.version) if one.asked.cpu_shares else None
+    return driver.settle_container(one.pod, one.id, ContainerLimits(weight, one.asked.memory_bytes or None))
 
 
 class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
@@ -112,7 +137,7 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
 
     async def _carry(self, pods: dict[str, Sandbox]) -> None:
         places = [parse_placement(one.placement) for one in pods.values() if one.placement]
-        if places and (carried := await self.box.carry(places)):
+        if places and (carried := await self.box.pods.carry(places)):
             reason = "the pods' cgroups in the box held others"
             self.shared.log.info("pod_limits_carried", pods=list(carried), reason=reason)
 
@@ -124,7 +149,9 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
             for one in self.shared.inventory.containers_of(sandbox.id)
             if (asked := sandbox.containers.get(one.name)) is not None
         ]
-        if asking and (changes := await self.box.settle_containers(asking)):
+        if not asking:
+            return
+        if changes := await self.box.writes("settle containers", lambda driver, _: settle_containers(driver, asking)):
             reason = "their pods' annotations ask for it"
             files = [{"file": change.file, "old": change.old, "new": change.new} for change in changes]
             self.shared.log.info("container_limits_set", files=files, reason=reason)

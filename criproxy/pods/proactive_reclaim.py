@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CgroupDriver, Reclaimable
 from criproxy.control.clock import Wake
 from criproxy.control.proactive_reclaim import EVERY_S, ReclaimState, step
 from criproxy.control.resources import bytes_in_words
@@ -22,6 +23,11 @@ from criproxy.pods.shared import PodsShared
 def reclaim_asked(now: NodeSettings) -> bool:
     """Whether it is asked for, and the box is ours to change."""
     return now.config.memory.proactive_reclaim and now.writes
+
+
+def reclaimable(driver: CgroupDriver, box: str) -> Reclaimable | Missing | None:
+    """A job of the box's: what of its memory could be taken back; None: it has gone."""
+    return driver.reclaimable(box) if driver.exists(box) else None
 
 
 class ProactiveReclaim(Part, Struct):
@@ -66,7 +72,7 @@ class ProactiveReclaim(Part, Struct):
         if not self.enabled:
             return
         log = self.shared.log
-        found = await self.box.reclaimable()
+        found = await self.box.reads("read pressure", reclaimable)
         if isinstance(found, Missing):
             if found.why != self.missing:
                 log.warning("proactive_reclaim_not_here", reason=found.why)
@@ -76,7 +82,7 @@ class ProactiveReclaim(Part, Struct):
         if found is None:
             return
         size_bytes, self._state = step(found.stall, found.size_bytes, self._state)
-        if self.enabled and size_bytes and (taken := await self.box.take_back(size_bytes)):
+        if self.enabled and size_bytes and (taken := await self.box.memory.take_back(size_bytes)):
             self.taken_bytes += taken
             self.shared.counters.count("proactively_reclaimed_bytes", by=taken)
             log.debug("proactively_reclaimed", bytes=taken, asked_bytes=size_bytes)

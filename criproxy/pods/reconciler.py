@@ -10,7 +10,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.naming import BoxPath, parse_placement
+from criproxy.cgroup.naming import BoxPath, is_slice, parse_placement
 from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.shared import PodsShared, Trouble
@@ -25,10 +25,15 @@ machine may have kept a cgroup for longer than the first sweep waited.
 """
 
 TEND_EVERY_S: Final = 1.0
-"""Kubelet looks each minute or so at what `Box.tend` keeps, and kills the pod when it finds it gone."""
+"""Kubelet looks each minute or so at what `Reconciler.tend_once` keeps, and kills the pod when it finds it gone."""
 
 _AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
+
+
+def may_need_anchors(version: int, box: str | None) -> bool:
+    """Whether kubelet's own cgroups of the pods in the box may need something there (`CgroupDriver.keep_anchors`)."""
+    return version == 2 and box is not None and is_slice(box)
 
 
 class ReconcilerSettings(Struct, frozen=True):
@@ -136,17 +141,19 @@ class Reconciler(PodObserver, Struct, eq=False):
         """Never raises: a failure is logged once."""
         log, harm = self.shared.log, "kubelet may restart offline pods"
         with self._tend_trouble.logged_by(lambda e: log.error("anchors_failed", error=str(e), consequence=harm)):
-            if changed := await self.box.tend():
+            if not may_need_anchors(self.box.version, self.box.path):
+                return
+            if changed := await self.box.writes("tend", lambda driver, box: driver.keep_anchors(box)):
                 self.shared.log.info("anchors_changed", slices=list(changed))
 
     async def _sweep(self) -> None:
         running = {parse_placement(one.placement).name for one in self.shared.inventory.running_pods if one.placement}
         with self._cache_trouble.logged_by(lambda e: self.shared.log.warning("page_cache_stays", error=str(e))):
-            if size_bytes := await self.box.drop_caches(running):
+            if size_bytes := await self.box.memory.drop_caches(running):
                 self.shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
                 reason = "pods that have ended have left it"
                 self.shared.log.info("page_cache_dropped", bytes=size_bytes, reason=reason)
-        swept = await self.box.sweep(frozenset(parse_placement(place).name for place in self._placements()))
+        swept = await self.box.pods.sweep(frozenset(parse_placement(place).name for place in self._placements()))
         self.swept += len(swept)
         self.shared.counters.count("box_swept", by=len(swept))
         if swept:
@@ -155,10 +162,11 @@ class Reconciler(PodObserver, Struct, eq=False):
     def _know_asked(self) -> None:
         placed = self.shared.inventory.placed
         names = {parse_placement(s.placement).name: s for s in placed if s.placement}
-        self.box.know_asked({name: s.cpu_shares for name, s in names.items()}, [n for n, s in names.items() if s.mid])
+        shares = {name: s.cpu_shares for name, s in names.items()}
+        self.box.pods.know_asked(shares, [name for name, s in names.items() if s.mid])
 
     async def _reap(self) -> None:
-        if killed := await self.box.reap(self.shared.inventory.uids):
+        if killed := await self.box.pods.reap(self.shared.inventory.uids):
             self.shared.log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
 
     def _placements(self) -> list[str]:

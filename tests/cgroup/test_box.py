@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,20 +11,13 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import (
-    ORPHAN_S,
-    STARTING_MOST_S,
-    STARTING_S,
-    AskedOfContainer,
-    Box,
-    BoxSettings,
-    BoxState,
-    Held,
-)
-from criproxy.cgroup.driver import AbsentDriver, CgroupError, ContainerLimits, HeldLimit, PodLimits
-from criproxy.cgroup.naming import PodParent, parse_box, parse_kubelet_parent
+from criproxy.cgroup.box import Box, BoxSettings, BoxState, Held
+from criproxy.cgroup.box.pods import ORPHAN_S, STARTING_MOST_S, STARTING_S
+from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
+from criproxy.cgroup.pressure import online_pressure
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Asked, Limits, Resources, Unlimited, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -94,7 +88,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_box_is_kept_to_its_cpus_before_its_first_pod_enters(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
     allowed.cpus = frozenset({0, 2})
 
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
 
     in_order = [name for name, *_ in driver.log]
     assert "confine" in in_order[: in_order.index("ensure_pod")]
@@ -106,7 +100,7 @@ def test_slice_is_kept_to_its_cpus_after_its_pod_has_entered_too(
 ) -> None:
     allowed.cpus = frozenset({0, 2})
 
-    run(lambda: box.admit(SLICE, 0))
+    run(lambda: box.pods.admit(SLICE, 0))
 
     in_order = [name for name, *_ in driver.log]
     pod = in_order.index("ensure_pod")
@@ -115,7 +109,7 @@ def test_slice_is_kept_to_its_cpus_after_its_pod_has_entered_too(
 
 
 def test_box_follows_its_cpus_when_told_and_with_each_decision(box: Box, driver: FakeDriver, allowed: Allowed) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     free = dict(driver.cpus), box.state().cpus
     held = []
     for cpus, step in (({0}, box.confine), ({0, 1}, lambda: box.apply(DECIDED))):
@@ -144,7 +138,7 @@ def test_box_that_does_not_keep_to_its_cpus_lets_no_pod_in_and_has_its_limits_al
     driver.fail_on = {"confine"}
 
     with pytest.raises(AdmissionError, match="cannot confine: EIO"):
-        run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0))
+        run(lambda: box.apply(DECIDED), lambda: box.pods.admit(A, 0))
 
     assert (driver.boxes["/offline"], box.state().limits) == (DECIDED, DECIDED)
     assert "poda" not in driver.pods("/offline")
@@ -165,14 +159,14 @@ def test_box_of_running_pods_is_taken_over_with_its_cpus(box: Box, driver: FakeD
 
 
 def test_first_pod_finds_the_floor_in_force_before_it_enters(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 4096))
+    run(lambda: box.pods.admit(A, 4096))
 
     assert [call[0] for call in driver.log[:4]] == ["ensure", "write_limit", "write", "ensure_pod"]
     assert driver.boxes["/offline"] == FLOOR
 
 
 def test_pod_finds_the_last_decision_in_force(box: Box, driver: FakeDriver) -> None:
-    early, *_ = run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0))
+    early, *_ = run(lambda: box.apply(DECIDED), lambda: box.pods.admit(A, 0))
 
     assert early == ()
     assert driver.boxes["/offline"] == DECIDED
@@ -207,11 +201,11 @@ def test_pod_finds_the_last_decision_in_force(box: Box, driver: FakeDriver) -> N
 def test_pod_that_follows_another_at_once_has_the_box_settled_anew_only_if_it_is_not_as_it_was_left(
     box: Box, driver: FakeDriver, allowed: Allowed, clock: FakeClock, *, change: Callable[..., None], settles: bool
 ) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     change(driver, box, allowed, clock)
     before = len(driver.log)
 
-    run(lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(B, 0))
 
     calls = [name for name, *_ in driver.log[before:]]
     assert ("write" in calls) is settles
@@ -221,14 +215,14 @@ def test_pod_that_follows_another_at_once_has_the_box_settled_anew_only_if_it_is
 
 
 def test_box_that_could_not_be_bounded_is_settled_for_the_next_pod_too(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     driver.fail_on = {"write"}
     with pytest.raises(CgroupError):
         run(lambda: box.apply(FLOOR))
     driver.fail_on = set()
     before = len(driver.log)
 
-    run(lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(B, 0))
 
     assert "write" in [name for name, *_ in driver.log[before:]]
 
@@ -238,7 +232,7 @@ def test_pod_is_refused_when_the_kernel_refuses(box: Box, driver: FakeDriver, st
     driver.fail_on = {step}
 
     with pytest.raises(AdmissionError, match=f"cannot {step}: EIO"):
-        run(lambda: box.admit(A, 0))
+        run(lambda: box.pods.admit(A, 0))
 
     assert "poda" not in driver.pods("/offline")
 
@@ -246,7 +240,7 @@ def test_pod_is_refused_when_the_kernel_refuses(box: Box, driver: FakeDriver, st
 def test_box_that_could_not_be_bounded_welcomes_again_after_a_success(box: Box, driver: FakeDriver) -> None:
     driver.fail_on = {"write"}
     with pytest.raises(AdmissionError):
-        run(lambda: box.admit(A, 0))
+        run(lambda: box.pods.admit(A, 0))
     closed = box.state()
     driver.fail_on = set()
 
@@ -260,59 +254,37 @@ def test_pod_whose_anchor_cannot_be_had_is_refused(box: Box, driver: FakeDriver)
     driver.fail_on = {"keep_anchors"}
 
     with pytest.raises(AdmissionError, match="cannot keep_anchors"):
-        run(lambda: box.admit(SLICE, 0))
-
-
-def test_tend_keeps_the_anchors_of_the_box(box: Box, driver: FakeDriver) -> None:
-    driver.anchors = ("kubepods-criproxy.slice",)
-
-    nowhere, _, kept = run(box.tend, lambda: box.admit(SLICE, 0), box.tend)
-
-    assert (nowhere, kept) == ((), driver.anchors)
-    assert driver.log[-1] == ("keep_anchors", "offline.slice")
-
-
-@pytest.mark.parametrize(("version", "place"), [(2, A), (1, SLICE)], ids=["without-systemd", "v1"])
-def test_tend_where_nothing_needs_an_anchor_asks_nobody(
-    driver: FakeDriver, clock: FakeClock, version: int, place: PodParent
-) -> None:
-    driver.version = version
-    box = made(driver, clock)
-
-    run(lambda: box.admit(place, 0), box.tend)
-    box.close()
-
-    assert driver.log.count(("keep_anchors", place.box.path)) == 1, "by admit"
+        run(lambda: box.pods.admit(SLICE, 0))
 
 
 def test_sweep_names_pods_in_the_shape_of_the_box(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(SLICE, 0))
-    box.forget("poda")
+    run(lambda: box.pods.admit(SLICE, 0))
+    box.pods.forget("poda")
 
-    (swept,) = run(lambda: box.sweep(()))
+    (swept,) = run(lambda: box.pods.sweep(()))
 
     assert (swept, driver.log[-1]) == (("poda",), ("remove_pod", "offline-poda.slice"))
 
 
 def test_pod_of_another_prefix_is_refused_while_the_box_is_in_use(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
 
     with pytest.raises(AdmissionError, match=r"/kubelet/offline.*/offline still has 1 pods"):
-        run(lambda: box.admit(ELSEWHERE, 0))
+        run(lambda: box.pods.admit(ELSEWHERE, 0))
 
     assert box.state().path == "/offline"
     assert "/kubelet/offline" not in driver.boxes
 
 
 def test_box_moves_with_kubelets_prefix_when_it_is_empty(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.adopt(A.box), lambda: box.admit(ELSEWHERE, 0))
+    run(lambda: box.adopt(A.box), lambda: box.pods.admit(ELSEWHERE, 0))
 
     assert box.state().path == "/kubelet/offline"
     assert driver.boxes["/kubelet/offline"] == FLOOR
 
 
 def test_update_pod_changes_the_pods_own_limit(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 4096), lambda: box.update_pod(A, Resources(memory_limit_bytes=8192)))
+    run(lambda: box.pods.admit(A, 4096), lambda: box.pods.update_pod(A, Resources(memory_limit_bytes=8192)))
 
     assert driver.pods_in["/offline"]["poda"].memory_bytes == 8192
 
@@ -329,7 +301,7 @@ def kubelets(driver: FakeDriver) -> PodLimits:
 
 def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     first = box.state().in_use["pids"]
     driver.limits["/offline", "pids"] = 1000
 
@@ -343,7 +315,7 @@ def test_pids_are_bounded_before_a_pod_enters_and_put_back_each_tick(driver: Fak
 def test_pids_stay_bounded_when_the_limits_are_lifted(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
 
-    run(lambda: box.admit(A, 0), box.release)
+    run(lambda: box.pods.admit(A, 0), box.release)
     box.close()
 
     assert (driver.boxes["/offline"], box.state().in_use["pids"]) == (LIFTED, HeldLimit(250, 7))
@@ -363,7 +335,7 @@ def test_limits_hold_and_memory_sinks_though_cpus_or_pids_can_not_be_had(
     box: Box, driver: FakeDriver, allowed: Allowed, fails: str
 ) -> None:
     async def go() -> None:
-        await box.admit(A, 0)
+        await box.pods.admit(A, 0)
         await box.apply({"cpu": 1.0, "memory": 4000})
         allowed.cpus = frozenset({0})
         driver.fail_on = {fails}
@@ -387,7 +359,7 @@ def test_pids_stay_as_they_are_while_the_config_is_not_known(driver: FakeDriver,
 def test_limit_that_was_decided_takes_the_place_of_the_share(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, QUARTER)
 
-    run(lambda: box.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
+    run(lambda: box.pods.admit(A, 0), lambda: box.apply({**DECIDED, "pids": 100}))
     decided = driver.limits["/offline", "pids"]
     held = box.state().limits
     run(lambda: box.apply(DECIDED))
@@ -420,7 +392,7 @@ def test_usage_without_a_box_is_read_by_a_thread_where_that_takes_long(
 def test_what_is_lifted_is_all_that_is_decided_about(driver: FakeDriver, clock: FakeClock) -> None:
     box = made(driver, clock, BoxSettings({**FLOOR, "pids": 100}, {"pids": 0.25}))
 
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     floor = driver.limits["/offline", "pids"]
     run(box.release)
     box.close()
@@ -433,29 +405,29 @@ def test_settings_hold_from_the_next_call_on(driver: FakeDriver, clock: FakeCloc
     box = made(driver, clock)
     box.configure(BoxSettings(DECIDED, {"pids": 0.5}))
 
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     box.close()
 
     assert (driver.boxes["/offline"], driver.limits["/offline", "pids"]) == (DECIDED, 500)
 
 
 def test_pods_that_another_process_has_admitted_are_starting(box: Box) -> None:
-    box.expect(["poda", "podb"])
-    assert box.starting == 2
+    box.pods.expect(["poda", "podb"])
+    assert box.pods.starting == 2
 
 
 def test_box_whose_pids_can_not_be_bounded_lets_nobody_in(box: Box, driver: FakeDriver) -> None:
     driver.fail_on = {"write_limit"}
 
     with pytest.raises(AdmissionError, match="cannot write_limit"):
-        run(lambda: box.admit(A, 0))
+        run(lambda: box.pods.admit(A, 0))
 
     assert driver.boxes["/offline"] == FLOOR
     assert not box.state().welcome
 
 
 def test_pod_has_what_kubelet_set_on_its_own_cgroup(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
 
     assert driver.pods_in["/offline"] == {"poda": PodLimits(), "podb": kubelets}
 
@@ -473,27 +445,27 @@ def test_memory_limit_of_a_pod_is_kubelets_else_the_one_it_asks_for(
 ) -> None:
     driver.kubelets["/kubepods/besteffort/podb"] = PodLimits(memory_bytes=kubelet_bytes)
 
-    run(lambda: box.admit(B, asked_bytes))
+    run(lambda: box.pods.admit(B, asked_bytes))
 
     assert driver.pods_in["/offline"]["podb"] == PodLimits(memory_bytes=expected)
 
 
 def test_update_keeps_the_pids_and_takes_the_new_weight(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
-    run(lambda: box.admit(B, 4096))
+    run(lambda: box.pods.admit(B, 4096))
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=200)
 
-    run(lambda: box.update_pod(B, Resources(memory_limit_bytes=8192)))
+    run(lambda: box.pods.update_pod(B, Resources(memory_limit_bytes=8192)))
 
     assert driver.pods_in["/offline"]["podb"] == replace(kubelets, cpu_weight=200, memory_bytes=8192)
 
 
 def test_carry_follows_kubelet_without_a_call(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     now = replace(kubelets, pids=128, memory_bytes=2048)
     driver.kubelets["/kubepods/besteffort/podb"] = now
     driver.log.clear()
 
-    carried = run(lambda: box.carry((A, B)), lambda: box.carry((A, B)))
+    carried = run(lambda: box.pods.carry((A, B)), lambda: box.pods.carry((A, B)))
 
     assert (carried, driver.log) == ([("podb",), ()], [("ensure_pod", "/offline/podb")])
     assert driver.pods_in["/offline"]["podb"] == now
@@ -503,10 +475,10 @@ def test_carry_takes_back_a_resize_that_kubelet_was_refused(box: Box, driver: Fa
     before = replace(kubelets, memory_bytes=4096, cpu_cores=0.5)
     driver.kubelets["/kubepods/besteffort/podb"] = before
     resized = Resources(cpu_shares=102_400, cpu_quota_us=-1, cpu_period_us=100_000, memory_limit_bytes=8192)
-    run(lambda: box.admit(B, 0), lambda: box.update_pod(B, resized))
+    run(lambda: box.pods.admit(B, 0), lambda: box.pods.update_pod(B, resized))
     meanwhile = driver.pods_in["/offline"]["podb"]
 
-    run(lambda: box.carry((B,)))
+    run(lambda: box.pods.carry((B,)))
 
     assert (meanwhile.memory_bytes, meanwhile.cpu_cores, driver.pods_in["/offline"]["podb"]) == (
         8192,
@@ -519,12 +491,12 @@ def test_carry_leaves_a_memory_limit_alone_that_kubelet_does_not_know(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, memory_bytes=None)
-    run(lambda: box.admit(B, 4096))
+    run(lambda: box.pods.admit(B, 4096))
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, pids=128, memory_bytes=None)
 
-    assert run(lambda: box.carry((B,))) == [("podb",)]
+    assert run(lambda: box.pods.carry((B,))) == [("podb",)]
     driver.pods_in["/offline"]["podb"] = replace(driver.pods_in["/offline"]["podb"], memory_bytes=4096)
-    assert run(lambda: box.carry((B,))) == [()]
+    assert run(lambda: box.pods.carry((B,))) == [()]
 
 
 @pytest.mark.parametrize(
@@ -539,48 +511,20 @@ def test_resize_takes_all_of_the_pods_values_from_the_request_as_kubelets_cgroup
     driver.kubelets["/kubepods/besteffort/podb"] = old
     resized = Resources(cpu_shares=512, cpu_quota_us=25_000, cpu_period_us=50_000, memory_limit_bytes=8192)
 
-    run(lambda: box.admit(B, 0), lambda: box.update_pod(B, resized))
+    run(lambda: box.pods.admit(B, 0), lambda: box.pods.update_pod(B, resized))
 
     held = driver.pods_in["/offline"]["podb"]
     assert held == replace(old, cpu_weight=weight, cpu_cores=cores, memory_bytes=8192)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_containers_get_what_they_ask_for_and_one_that_fails_keeps_none_from_it(
-    driver: FakeDriver, version: int
-) -> None:
-    driver.version = version
-    box = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
-    run(lambda: box.admit(A, 0))
-    asked = [
-        AskedOfContainer(A.in_box, "c1", Asked(2048, 4096)),
-        AskedOfContainer(A.in_box, "c2", Asked(0, 0, 500)),
-        AskedOfContainer(A.in_box, "c3", Asked(0, 4096)),
-    ]
-
-    first, again = run(lambda: box.settle_containers(asked), lambda: box.settle_containers(asked))
-
-    assert (len(first), len(again)) == (3, 0)  # type: ignore[arg-type]
-    assert driver.containers == {
-        "c1": ContainerLimits(2048 if version == 1 else 79, 4096),
-        "c2": ContainerLimits(),
-        "c3": ContainerLimits(None, 4096),
-    }
-    driver.containers.clear()
-    driver.unsettled = {"c1"}
-    with pytest.raises(CgroupError, match="c1: EIO"):
-        run(lambda: box.settle_containers(asked))
-    assert driver.containers.keys() == {"c2", "c3"}
-
-
 def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
         driver.kubelets[path] = replace(kubelets, pids=128)
     driver.stubborn = {"/offline/poda"}
 
     with pytest.raises(CgroupError, match="poda: EBUSY"):
-        run(lambda: box.carry((A, B)))
+        run(lambda: box.pods.carry((A, B)))
 
     assert driver.pods_in["/offline"]["podb"].pids == 128
 
@@ -588,17 +532,17 @@ def test_carry_goes_on_when_one_pod_takes_no_limit(box: Box, driver: FakeDriver,
 def test_carry_without_news_or_without_kubelets_cgroup_writes_nothing(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:
-    (nowhere, *_) = run(lambda: box.carry((A,)), lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    (nowhere, *_) = run(lambda: box.pods.carry((A,)), lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     driver.log.clear()
 
-    assert (nowhere, run(lambda: box.carry((A, B))), driver.log) == ((), [()], [])
+    assert (nowhere, run(lambda: box.pods.carry((A, B))), driver.log) == ((), [()], [])
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
 def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     driver.drifted = True
 
     changes, again = run(lambda: box.apply(DECIDED), lambda: box.apply(DECIDED))
@@ -609,7 +553,7 @@ def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeD
 
 
 def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
+    run(lambda: box.apply(DECIDED), lambda: box.pods.admit(A, 0), lambda: box.squeeze(0.7))
 
     assert driver.boxes["/offline"] == {"cpu": 0.7, "memory": DECIDED["memory"]}
     assert box.state().limits == {"cpu": 0.7, "memory": DECIDED["memory"]}
@@ -617,7 +561,9 @@ def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> Non
 
 
 def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7), lambda: box.admit(B, 0))
+    run(
+        lambda: box.apply(DECIDED), lambda: box.pods.admit(A, 0), lambda: box.squeeze(0.7), lambda: box.pods.admit(B, 0)
+    )
     squeezed = driver.boxes["/offline"]
 
     run(lambda: box.apply(DECIDED))
@@ -630,12 +576,13 @@ def test_squeeze_holds_for_the_next_pod_and_gives_way_to_the_next_decision(box: 
     "before",
     [
         pytest.param([], id="no-box"),
-        pytest.param([lambda box: box.admit(A, 0)], id="no-decision"),
+        pytest.param([lambda box: box.pods.admit(A, 0)], id="no-decision"),
         pytest.param(
-            [lambda box: box.apply({"cpu": 0.5, "memory": 1 << 20}), lambda box: box.admit(A, 0)], id="lower-already"
+            [lambda box: box.apply({"cpu": 0.5, "memory": 1 << 20}), lambda box: box.pods.admit(A, 0)],
+            id="lower-already",
         ),
         pytest.param(
-            [lambda box: box.apply(DECIDED), lambda box: box.admit(A, 0), lambda box: box.release()], id="released"
+            [lambda box: box.apply(DECIDED), lambda box: box.pods.admit(A, 0), lambda box: box.release()], id="released"
         ),
     ],
 )
@@ -649,14 +596,14 @@ def test_squeeze_never_raises_a_limit_nor_makes_one(
 
 
 def test_squeeze_of_an_unlimited_box_limits_it(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.apply(LIFTED), lambda: box.admit(A, 0), lambda: box.squeeze(0.7))
+    run(lambda: box.apply(LIFTED), lambda: box.pods.admit(A, 0), lambda: box.squeeze(0.7))
 
     assert driver.boxes["/offline"] == {"cpu": 0.7, "memory": UNLIMITED}
 
 
 def test_cpu_times_are_none_without_a_box_or_its_files(box: Box) -> None:
     before = box.cpu_times()
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
 
     assert (before, box.cpu_times()) == (None, None)
 
@@ -670,7 +617,7 @@ def test_cpu_times_of_a_node_that_is_sampled_are_those_of_kubepods_and_the_box(
         (tmp_path / cgroup).mkdir(parents=True, exist_ok=True)
         (tmp_path / cgroup / "cpu.stat").write_text(f"usage_usec {seconds}000000\n")
     driver.counts_the_node = exact
-    run(lambda: box.admit(ELSEWHERE, 0))
+    run(lambda: box.pods.admit(ELSEWHERE, 0))
 
     assert box.cpu_times() == (node_s, 2.0)
 
@@ -684,49 +631,42 @@ def test_cpu_times_are_of_a_box_that_may_have_pods(
         (tmp_path / cgroup / "cpu.stat").write_text("usage_usec 1000000\n")
     told = []
     for step in (
-        lambda: box.admit(A, 0),
-        lambda: box.sweep(()),  # it is starting
-        lambda: box.sweep({"poda"}),
-        lambda: box.sweep(()),
-        lambda: box.update_pod(A, Resources()),
-        lambda: box.sweep(()),
-        lambda: box.admit(B, 0),
-        lambda: box.sweep({"podb"}),
-        lambda: box.sweep(()),
+        lambda: box.pods.admit(A, 0),
+        lambda: box.pods.sweep(()),  # it is starting
+        lambda: box.pods.sweep({"poda"}),
+        lambda: box.pods.sweep(()),
+        lambda: box.pods.update_pod(A, Resources()),
+        lambda: box.pods.sweep(()),
+        lambda: box.pods.admit(B, 0),
+        lambda: box.pods.sweep({"podb"}),
+        lambda: box.pods.sweep(()),
         lambda: box.adopt(parse_box("/offline")),
     ):
         run(step)
         told.append(box.cpu_times() is not None)
-        for name in box.admitted if len(told) in {2, 8} else ():
-            box.forget(name)
+        for name in box.pods.admitted if len(told) in {2, 8} else ():
+            box.pods.forget(name)
 
     assert told == [True, True, True, False, True, False, True, True, False, True]
 
 
-def test_pressure_is_that_of_kubelets_own_cgroup(box: Box) -> None:
-    before = box.pressure_file()
-    run(lambda: box.admit(ELSEWHERE, 0))
-
-    assert (before, box.pressure_file()) == (None, "/kubelet/kubepods/cpu.pressure")
-
-
 def test_apply_that_fails_is_still_what_the_next_pod_gets(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     driver.fail_on = {"write"}
     with pytest.raises(CgroupError):
         run(lambda: box.apply(DECIDED))
     driver.fail_on = set()
 
-    run(lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(B, 0))
 
     assert driver.boxes["/offline"] == DECIDED
 
 
 def test_release_lifts_the_limits_and_the_next_pod_is_bounded_by_the_floor(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.apply(DECIDED), lambda: box.admit(A, 0), box.release)
+    run(lambda: box.apply(DECIDED), lambda: box.pods.admit(A, 0), box.release)
     lifted = driver.boxes["/offline"]
 
-    run(lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(B, 0))
 
     assert lifted == LIFTED
     assert driver.boxes["/offline"] == FLOOR
@@ -742,7 +682,7 @@ def test_each_tick_without_a_box_wakes_up_no_thread_and_what_it_decided_holds_fo
         patched.setattr(Worker, "run", woken)
         usages, changes = run(box.usage, lambda: box.apply(DECIDED))
     assert (usages.box, changes) == (None, ())  # type: ignore[attr-defined]
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     assert driver.boxes["/offline"] == DECIDED
 
 
@@ -825,26 +765,10 @@ def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: 
 
 
 def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
-    before, _, after = run(box.usage, lambda: box.admit(A, 0), box.usage)
+    before, _, after = run(box.usage, lambda: box.pods.admit(A, 0), box.usage)
 
     assert (before.node, before.box) == (Usage(10.0, 1000), None)  # type: ignore[attr-defined]
     assert after.box == Usage(1.0, 100)  # type: ignore[attr-defined]
-
-
-def test_usage_of_pods_is_of_those_that_are_there_and_never_waits_for_a_write(box: Box, driver: FakeDriver) -> None:
-    driver.boxes["/offline/poda"] = FLOOR
-
-    (found,) = run(lambda: box.usage_of(["/offline/poda", "/offline/podb"]))
-    assert driver.threads["usage"] == {"cgroup-reader"}
-    assert found == {"/offline/poda": driver.usage("/offline/poda")}
-
-
-def test_memory_limits_are_of_the_pods_that_are_there_and_have_one(box: Box, driver: FakeDriver) -> None:
-    driver.boxes["/offline/poda"] = FLOOR
-    driver.boxes["/offline/podb"] = {**FLOOR, "memory": UNLIMITED}
-
-    (found,) = run(lambda: box.memory_limits_of(["/offline/poda", "/offline/podb", "/offline/podc"]))
-    assert found == {"/offline/poda": FLOOR["memory"]}
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
@@ -853,35 +777,35 @@ def test_memory_limits_are_of_the_pods_that_are_there_and_have_one(box: Box, dri
 def test_sweep_removes_empty_pods_that_the_runtime_does_not_know(
     box: Box, driver: FakeDriver, clock: FakeClock
 ) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     clock.now += STARTING_S + 1
 
-    (removed,) = run(lambda: box.sweep({"poda"}))
+    (removed,) = run(lambda: box.pods.sweep({"poda"}))
 
     assert removed == ("podb",)
     assert driver.pods("/offline") == box.state().pods == ("poda",)
 
 
 def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     clock.now += STARTING_S - 1
 
-    (removed,) = run(lambda: box.sweep(set()))
+    (removed,) = run(lambda: box.pods.sweep(set()))
 
     assert removed == ()
     assert driver.pods("/offline") == ("poda",)
 
 
 def test_pods_that_start_are_those_let_in_without_a_container_that_runs(box: Box, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
-    both = box.starting
-    box.forget("poda")
-    box.started("poda")
-    box.started("poda")
-    one = box.starting
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
+    both = box.pods.starting
+    box.pods.forget("poda")
+    box.pods.started("poda")
+    box.pods.started("poda")
+    one = box.pods.starting
     clock.now += STARTING_MOST_S + 1
 
-    assert (both, one, box.starting) == (2, 1, 0)
+    assert (both, one, box.pods.starting) == (2, 1, 0)
 
 
 def test_adopt_lifted_never_bounds_the_box(box: Box, driver: FakeDriver) -> None:
@@ -895,90 +819,140 @@ def test_adopt_lifted_never_bounds_the_box(box: Box, driver: FakeDriver) -> None
 
 
 def test_sweep_does_not_wait_for_a_pod_that_is_forgotten(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0))
-    box.forget("poda")
+    run(lambda: box.pods.admit(A, 0))
+    box.pods.forget("poda")
 
-    assert run(lambda: box.sweep(set())) == [("poda",)]
+    assert run(lambda: box.pods.sweep(set())) == [("poda",)]
 
 
 def test_sweep_keeps_a_pod_that_another_process_has_admitted(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
     driver.boxes["/offline"], driver.pods_in["/offline"] = DECIDED, {"poda": PodLimits(), "podb": PodLimits()}
-    box.expect(["poda"])
-    assert box.admitted == ("poda",)
+    box.pods.expect(["poda"])
+    assert box.pods.admitted == ("poda",)
 
-    assert run(lambda: box.adopt(parse_box("/offline")), lambda: box.sweep(set()))[1] == ("podb",)
+    assert run(lambda: box.adopt(parse_box("/offline")), lambda: box.pods.sweep(set()))[1] == ("podb",)
 
     clock.now += STARTING_S + 1
-    assert run(lambda: box.sweep(set())) == [("poda",)]
+    assert run(lambda: box.pods.sweep(set())) == [("poda",)]
 
 
 def test_settle_waits_for_a_write_whose_caller_has_gone(box: Box, driver: FakeDriver) -> None:
     async def play() -> None:
-        asyncio.create_task(box.admit(A, 0)).cancel()
-        cut = asyncio.create_task(box.admit(B, 0))
+        asyncio.create_task(box.pods.admit(A, 0)).cancel()
+        cut = asyncio.create_task(box.pods.admit(B, 0))
         await asyncio.sleep(0)
         cut.cancel()
         await box.settle()
-        assert box.admitted == ("podb",)
+        assert box.pods.admitted == ("podb",)
         assert driver.pods("/offline") == ("podb",)
 
     asyncio.run(play())
 
 
 def test_sweep_keeps_a_pod_that_was_admitted_again(box: Box, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     clock.now += STARTING_S + 1
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
 
-    assert run(lambda: box.sweep(set())) == [()]
+    assert run(lambda: box.pods.sweep(set())) == [()]
 
 
 def test_sweep_keeps_a_pod_with_processes(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0))
+    run(lambda: box.pods.admit(A, 0))
     driver.busy = {"poda"}
     clock.now += STARTING_S + 1
 
-    assert run(lambda: box.sweep(set())) == [()]
+    assert run(lambda: box.pods.sweep(set())) == [()]
     assert box.state().pods == ("poda",)
 
 
 def test_processes_of_a_pod_that_is_gone_are_killed_after_a_while_and_its_place_goes(
     box: Box, driver: FakeDriver, clock: FakeClock
 ) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
-    box.forget("poda")
-    box.forget("podb")
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
+    box.pods.forget("poda")
+    box.pods.forget("podb")
     driver.busy = {"poda", "podb"}
 
-    assert run(lambda: box.reap({"b"})) == [()]
+    assert run(lambda: box.pods.reap({"b"})) == [()]
     clock.now += ORPHAN_S - 1
-    assert run(lambda: box.reap({"b"}), lambda: box.sweep({"podb"})) == [(), ()]
+    assert run(lambda: box.pods.reap({"b"}), lambda: box.pods.sweep({"podb"})) == [(), ()]
     clock.now += 1
-    assert run(lambda: box.reap({"b"}), lambda: box.sweep({"podb"})) == [("poda",), ("poda",)]
+    assert run(lambda: box.pods.reap({"b"}), lambda: box.pods.sweep({"podb"})) == [("poda",), ("poda",)]
     assert [step for step in driver.log if step[0] == "kill_pod"] == [("kill_pod", "/offline/poda")]
 
 
 def test_pod_that_came_back_is_not_killed_for_having_been_gone(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0))
-    box.forget("poda")
+    run(lambda: box.pods.admit(A, 0))
+    box.pods.forget("poda")
     driver.busy = {"poda"}
     for uids in (set(), {"a"}, set()):
-        assert run(partial(box.reap, uids)) == [()]
+        assert run(partial(box.pods.reap, uids)) == [()]
         clock.now += ORPHAN_S - 1
 
 
 def test_pod_that_is_starting_is_not_killed(box: Box, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.reap(set()))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.reap(set()))
     clock.now += ORPHAN_S
-    assert run(lambda: box.reap(set())) == [()]
+    assert run(lambda: box.pods.reap(set())) == [()]
 
 
 def test_reaping_without_a_box_kills_nothing(box: Box) -> None:
-    assert run(lambda: box.reap(set())) == [()]
+    assert run(lambda: box.pods.reap(set())) == [()]
 
 
 def test_sweep_without_a_box_removes_nothing(box: Box) -> None:
-    assert run(lambda: box.sweep(set())) == [()]
+    assert run(lambda: box.pods.sweep(set())) == [()]
+
+
+# --- jobs of features --------------------------------------------------------------------------------------------
+
+
+def test_features_jobs_get_driver_and_path_and_run_on_the_thread_that_is_right_for_them(
+    box: Box, driver: FakeDriver
+) -> None:
+    def job(with_driver: object, path: str) -> tuple[object, str, str]:
+        return with_driver, path, threading.current_thread().name
+
+    steps = (
+        lambda: box.reads("read", job),
+        lambda: box.writes("write", job),
+        lambda: box.writes("write slowly", job, apart="cgroup-disks"),
+    )
+
+    assert run(*steps) == [None] * 3
+    run(lambda: box.pods.admit(A, 0))
+    threads = ("cgroup-reader", "cgroup-writer", "cgroup-disks")
+    assert run(*steps) == [(driver, "/offline", thread) for thread in threads]
+
+
+def test_features_job_that_writes_is_of_the_box_that_a_job_before_it_makes(box: Box) -> None:
+    async def scenario() -> object:
+        admission = asyncio.create_task(box.pods.admit(A, 0))
+        await asyncio.sleep(0)
+        path = await box.writes("write", lambda _, path: path)
+        await admission
+        return path
+
+    assert asyncio.run(scenario()) == "/offline"
+
+
+def test_features_slow_job_keeps_neither_limits_nor_readings_waiting_and_its_timeout_is_counted(
+    driver: FakeDriver, clock: FakeClock
+) -> None:
+    box, gate = made(driver, clock, timeout_s=0.05), threading.Event()
+
+    async def scenario() -> None:
+        await box.pods.admit(A, 0)
+        with pytest.raises(CgroupError, match="cannot bound disks: no answer"):
+            await box.writes("bound disks", lambda *_: gate.wait(), apart="cgroup-disks")
+        await box.apply(DECIDED)
+        await box.usage()
+
+    asyncio.run(scenario())
+    gate.set()
+    box.close()
+    assert (box.state().welcome, box.state().timeouts) == (True, 1)
 
 
 # --- calls that block --------------------------------------------------------------------------------------------
@@ -990,7 +964,7 @@ def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDrive
 
     async def scenario() -> None:
         with pytest.raises(AdmissionError, match=r"admit /offline/poda: no answer from the kernel within 2 s"):
-            await box.admit(A, 0)
+            await box.pods.admit(A, 0)
         with pytest.raises(CgroupError, match="still blocked in the kernel"):
             await box.apply(DECIDED)
         stuck = box.state()
@@ -1010,7 +984,7 @@ def test_blocked_write_does_not_block_the_event_loop(box: Box, driver: FakeDrive
     driver.gate.clear()
 
     async def scenario() -> bool:
-        admission = asyncio.create_task(box.admit(A, 0))
+        admission = asyncio.create_task(box.pods.admit(A, 0))
         await until(driver.writing.is_set)
         pending = not admission.done()
         driver.gate.set()
@@ -1024,9 +998,9 @@ def test_pod_is_killed_while_a_write_is_blocked(box: Box, driver: FakeDriver) ->
     driver.gate.clear()
 
     async def scenario() -> None:
-        admission = asyncio.create_task(box.admit(A, 0))
+        admission = asyncio.create_task(box.pods.admit(A, 0))
         await until(driver.writing.is_set)
-        await box.kill("/offline/podb")
+        await box.reads("kill a pod", lambda driver, _: driver.kill_pod("/offline/podb"))
         assert not admission.done()
         driver.gate.set()
         await admission
@@ -1039,13 +1013,13 @@ def test_admission_whose_caller_vanishes_is_remembered(box: Box, driver: FakeDri
     driver.gate.clear()
 
     async def scenario() -> None:
-        admission = asyncio.create_task(box.admit(A, 0))
+        admission = asyncio.create_task(box.pods.admit(A, 0))
         await until(driver.writing.is_set)
         admission.cancel()
         with pytest.raises(asyncio.CancelledError):
             await admission
         driver.gate.set()
-        assert await box.sweep(set()) == ()
+        assert await box.pods.sweep(set()) == ()
 
     asyncio.run(scenario())
     assert box.state().pods == ("poda",)
@@ -1053,7 +1027,9 @@ def test_admission_whose_caller_vanishes_is_remembered(box: Box, driver: FakeDri
 
 def test_every_change_runs_on_one_thread(box: Box, driver: FakeDriver) -> None:
     async def scenario() -> None:
-        await asyncio.gather(box.admit(A, 0), box.apply(DECIDED), box.admit(B, 0), box.sweep(set()), box.release())
+        await asyncio.gather(
+            box.pods.admit(A, 0), box.apply(DECIDED), box.pods.admit(B, 0), box.pods.sweep(set()), box.release()
+        )
 
     asyncio.run(scenario())
 
@@ -1070,7 +1046,7 @@ def sinking(box: Box, driver: FakeDriver, steps: Callable[[], Awaitable[T]]) -> 
     driver.in_use = 500 << 20
 
     async def scenario() -> T:
-        await box.admit(A, 0)
+        await box.pods.admit(A, 0)
         await box.apply(DECIDED)
         driver.reclaim_gate.clear()
         await box.apply(LOW)
@@ -1090,8 +1066,8 @@ def test_cpu_limits_and_pods_never_wait_for_memory_that_is_reclaimed(box: Box, d
         squeezed = driver.boxes["/offline"]
         await box.apply({**LOW, "cpu": 1.0})
         applied = driver.boxes["/offline"]
-        await box.admit(B, 4096)
-        await box.sweep(set())
+        await box.pods.admit(B, 4096)
+        await box.pods.sweep(set())
         await box.usage()
         return [squeezed, applied]
 
@@ -1133,7 +1109,7 @@ def test_squeezed_memory_is_reclaimed_below_its_limit_which_stays(box: Box, driv
     driver.in_use = 500 << 20
 
     async def scenario() -> None:
-        await box.admit(A, 0)
+        await box.pods.admit(A, 0)
         await box.apply(SQUEEZED)
         await until(driver.reclaiming.is_set)
         await box.settle()
@@ -1153,7 +1129,7 @@ def test_squeezed_memory_is_not_reclaimed_by_a_limit_that_kills(driver: FakeDriv
     box = made(driver, clock)
 
     async def scenario() -> None:
-        await box.admit(A, 0)
+        await box.pods.admit(A, 0)
         await box.apply({**DECIDED, "memory": 900 << 20, "memory_high": 128 << 20})
         await box.settle()
 
@@ -1202,7 +1178,7 @@ def test_reclaim_that_fails_is_told_by_the_next_apply_and_tried_again(box: Box, 
     driver.in_use, driver.fail_on = 500 << 20, {"reclaim"}
 
     async def scenario() -> None:
-        await box.admit(A, 0)
+        await box.pods.admit(A, 0)
         with pytest.raises(CgroupError, match="cannot reclaim: EIO"):
             await applied_often()
         driver.fail_on = set()
@@ -1225,7 +1201,7 @@ def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: FakeCloc
     async def steps() -> BoxState:
         await until(lambda: box.state().timeouts > 0)
         await box.apply(LOW)
-        await box.admit(B, 0)
+        await box.pods.admit(B, 0)
         return box.state()
 
     state = sinking(box, driver, steps)
@@ -1235,10 +1211,10 @@ def test_reclaim_that_hangs_keeps_no_pod_out(driver: FakeDriver, clock: FakeCloc
 
 
 def test_resize_of_a_pod_reclaims_beside_what_writes(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 8192))
+    run(lambda: box.pods.admit(A, 8192))
     driver.boxes["/offline/poda"] = FLOOR
 
-    run(lambda: box.update_pod(A, Resources(memory_limit_bytes=4096)))
+    run(lambda: box.pods.update_pod(A, Resources(memory_limit_bytes=4096)))
 
     assert driver.log[-2:] == [("reclaim", "/offline/poda", "4096"), ("ensure_pod", "/offline/poda")]
     assert driver.pods_in["/offline"]["poda"].memory_bytes == 4096
@@ -1250,10 +1226,10 @@ def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Fak
 
     run(lambda: box.apply(DECIDED))
     with pytest.raises(AdmissionError, match="no cgroup mount"):
-        run(lambda: box.admit(A, 0))
+        run(lambda: box.pods.admit(A, 0))
     with pytest.raises(CgroupError, match="no cgroup mount"):
         run(box.usage)
-    state, file = box.state(), box.pressure_file()
+    state, file = box.state(), online_pressure(AbsentDriver(""), "/offline")
     box.close()
 
     assert (state.welcome, state.reason, file) == (False, "no cgroup mount", None)
@@ -1275,10 +1251,10 @@ def test_box_that_is_taken_over_keeps_what_an_operator_has_set_while_hands_are_o
 
 
 def test_pod_that_is_not_named_is_carried_nothing(box: Box, driver: FakeDriver, kubelets: PodLimits) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     for path in ("/kubepods/poda", "/kubepods/besteffort/podb"):
         driver.kubelets[path] = replace(kubelets, pids=128)
-    assert run(lambda: box.carry((B,))) == [(B.name,)]
+    assert run(lambda: box.pods.carry((B,))) == [(B.name,)]
 
 
 @pytest.mark.parametrize(("version", "weight"), [pytest.param(1, 2048, id="v1"), pytest.param(2, 79, id="v2")])
@@ -1289,25 +1265,25 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     box = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=2 if version == 1 else 1)
 
-    run(lambda: box.admit(B, 0, 2048))
+    run(lambda: box.pods.admit(B, 0, 2048))
     assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
-    assert run(lambda: box.carry((A, B))) == [()]
-    run(lambda: box.update_pod(B, Resources(memory_limit_bytes=4096)))
+    assert run(lambda: box.pods.carry((A, B))) == [()]
+    run(lambda: box.pods.update_pod(B, Resources(memory_limit_bytes=4096)))
     assert driver.pods_in["/offline"]["podb"].cpu_weight == weight
 
     after_restart = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock())
-    after_restart.know_asked({"podb": 2048})
+    after_restart.pods.know_asked({"podb": 2048})
     run(lambda: after_restart.adopt(B.box))
-    assert run(lambda: after_restart.carry((A, B))) == [()]
-    after_restart.know_asked({"podb": 1024})
-    assert run(lambda: after_restart.carry((A, B))) == [("podb",)]
+    assert run(lambda: after_restart.pods.carry((A, B))) == [()]
+    after_restart.pods.know_asked({"podb": 1024})
+    assert run(lambda: after_restart.pods.carry((A, B))) == [("podb",)]
 
 
 def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=500)
-    run(lambda: box.admit(B, 0, 2048))
+    run(lambda: box.pods.admit(B, 0, 2048))
     assert driver.pods_in["/offline"]["podb"].cpu_weight == 500
 
 
@@ -1315,12 +1291,12 @@ def test_shares_of_a_pod_that_is_starting_stay_when_those_that_run_are_listed(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:
     driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
-    run(lambda: box.admit(B, 0, 2048))
-    box.know_asked({})
-    assert run(lambda: box.carry((A, B))) == [()]
-    box.forget(B.name)
-    box.know_asked({})
-    assert run(lambda: box.carry((A, B))) == [("podb",)]
+    run(lambda: box.pods.admit(B, 0, 2048))
+    box.pods.know_asked({})
+    assert run(lambda: box.pods.carry((A, B))) == [()]
+    box.pods.forget(B.name)
+    box.pods.know_asked({})
+    assert run(lambda: box.pods.carry((A, B))) == [("podb",)]
 
 
 # --- page cache ----------------------------------------------------------------------------------------------------
@@ -1331,22 +1307,24 @@ def dropped(driver: FakeDriver) -> list[str]:
 
 
 def test_page_cache_of_ended_pods_is_dropped_to_the_end_and_once(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     driver.caches = {"poda": 3, "podb": 5}
-    assert run(lambda: box.drop_caches(())) == [0], "both are starting"
-    box.forget("poda")
-    box.forget("podb")
+    assert run(lambda: box.memory.drop_caches(())) == [0], "both are starting"
+    box.pods.forget("poda")
+    box.pods.forget("podb")
 
-    assert run(lambda: box.drop_caches({"podb"}), lambda: box.drop_caches({"podb"})) == [3, 0]
+    assert run(lambda: box.memory.drop_caches({"podb"}), lambda: box.memory.drop_caches({"podb"})) == [3, 0]
     assert set(dropped(driver)) == {"/offline/poda"}
     assert len(dropped(driver)) == 4
     driver.caches["poda"] = 2
-    assert run(lambda: box.drop_caches({"poda", "podb"}), lambda: box.drop_caches({"podb"})) == [0, 2], "it ran again"
+    assert run(lambda: box.memory.drop_caches({"poda", "podb"}), lambda: box.memory.drop_caches({"podb"})) == [0, 2], (
+        "it ran again"
+    )
 
 
 def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: FakeDriver, clock: FakeClock) -> None:
-    run(lambda: box.admit(A, 0))
-    box.forget("poda")
+    run(lambda: box.pods.admit(A, 0))
+    box.pods.forget("poda")
     driver.caches = {"poda": 10}
     drop = driver.drop_cache
 
@@ -1355,16 +1333,16 @@ def test_page_cache_that_takes_long_is_left_for_the_next_time(box: Box, driver: 
         return drop(pod)
 
     driver.drop_cache = slow  # type: ignore[method-assign]
-    assert run(lambda: box.drop_caches(()), lambda: box.drop_caches(())) == [2, 2]
+    assert run(lambda: box.memory.drop_caches(()), lambda: box.memory.drop_caches(())) == [2, 2]
 
 
 def test_page_cache_waits_while_a_limit_is_to_sink(box: Box, driver: FakeDriver) -> None:
-    run(lambda: box.admit(A, 0))
-    box.forget("poda")
-    driver.caches, box._sink_to = {"poda": 10}, 1
-    assert run(lambda: box.drop_caches(())) == [0]
+    run(lambda: box.pods.admit(A, 0))
+    box.pods.forget("poda")
+    driver.caches, box.memory._sink_to = {"poda": 10}, 1
+    assert run(lambda: box.memory.drop_caches(())) == [0]
     assert dropped(driver) == []
 
 
 def test_without_a_box_there_is_no_page_cache_to_drop(box: Box) -> None:
-    assert run(lambda: box.drop_caches(())) == [0]
+    assert run(lambda: box.memory.drop_caches(())) == [0]

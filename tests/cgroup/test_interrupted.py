@@ -216,7 +216,7 @@ def test_pod_is_in_a_bounded_box_or_refused_wherever_its_start_is_interrupted(
     for number, node in interrupted(make):
         box = Box(node.driver, BoxSettings(SMALL), lambda: UNLIMITED, FakeClock(), timeout_s=60.0)
         try:
-            asyncio.run(box.admit(PLACE, 0))
+            asyncio.run(box.pods.admit(PLACE, 0))
         except AdmissionError:
             there = node.exists(f"{node.root}/{'cg' if version == 2 else 'cpu,cpuacct'}{POD}")
             assert not there or (node.is_lowest() and node.cores() == 0.5 and node.memory_bytes() == 64 * MIB)

@@ -267,7 +267,7 @@ def test_memory_limit_of_a_pod_that_is_let_in_is_the_one_on_kubelets_cgroup(
     place = parse_kubelet_parent(node.set_by_kubelet(**{name: kubelets or none}))
     box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
 
-    asyncio.run(box.admit(place, asked_bytes))
+    asyncio.run(box.pods.admit(place, asked_bytes))
 
     assert node.driver.pod_limits(node.pod).memory_bytes == expected
 
@@ -304,10 +304,10 @@ def carried_anew(node: Node, meanwhile: Callable[[], object]) -> tuple[str, ...]
     box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
 
     async def carried() -> tuple[str, ...]:
-        await box.admit(place, 0)
+        await box.pods.admit(place, 0)
         meanwhile()
-        again = await box.carry((place,))
-        assert await box.carry((place,)) == ()
+        again = await box.pods.carry((place,))
+        assert await box.pods.carry((place,)) == ()
         return again
 
     return asyncio.run(carried())
@@ -341,8 +341,8 @@ def test_what_kubelet_has_set_counts_where_systemd_has_switched_another_controll
     box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
 
     async def carried() -> tuple[str, ...]:
-        await box.admit(place, 0)
-        return await box.carry((place,))
+        await box.pods.admit(place, 0)
+        return await box.pods.carry((place,))
 
     assert asyncio.run(carried()) == ()
     held = node.driver.pod_limits(node.pod)
@@ -365,8 +365,8 @@ def test_what_a_pod_of_a_tier_has_is_not_carried_again_and_again(node: Node, mid
     box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}, tiers=True), lambda: UNLIMITED, FakeClock())
 
     async def carried_twice() -> list[tuple[str, ...]]:
-        await box.admit(place, 0, mid=mid)
-        return [await box.carry((place,)) for _ in range(2)]
+        await box.pods.admit(place, 0, mid=mid)
+        return [await box.pods.carry((place,)) for _ in range(2)]
 
     assert asyncio.run(carried_twice()) == [(), ()]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.pressure import PressureListener
+from criproxy.cgroup.pressure import PressureListener, online_pressure
+from tests.fakes.driver import FakeDriver
 
 
 def follow(listener: PressureListener, now_s: float = 0.0) -> None:
@@ -49,3 +50,9 @@ def test_listener_closes_as_often_as_asked(times: int) -> None:
     for _ in range(times):
         listener.close()
     assert listener.note == "not listening"
+
+
+def test_pressure_of_online_is_that_of_kubelets_own_cgroup() -> None:
+    driver = FakeDriver()
+    assert online_pressure(driver, None) is None
+    assert online_pressure(driver, "/kubelet/offline") == "/kubelet/kubepods/cpu.pressure"

@@ -582,9 +582,9 @@ def test_box_on_slices_is_read_beside_its_kubepods(tmp_path: Path) -> None:
 
 async def _read_through(box: Box, node: Node):
     try:
-        before = await box.signals(node.reader, own_limits=False)
-        await box.admit(parse_kubelet_parent("/kubepods/burstable/podz"), 0)
-        return before, await box.signals(node.reader, own_limits=True)
+        before = await box.reads("read signals", lambda _, path: node.reader.of_box(path, own_limits=False))
+        await box.pods.admit(parse_kubelet_parent("/kubepods/burstable/podz"), 0)
+        return before, await box.reads("read signals", lambda _, path: node.reader.of_box(path, own_limits=True))
     finally:
         box.close()
 

@@ -70,7 +70,7 @@ def test_pods_have_the_weight_and_the_protection_of_their_tier_from_the_start_on
     driver.kubelets["/kubepods/burstable/podb"] = PodLimits(cpu_weight=39)
     box = box_of(driver, tiers=True)
 
-    run(lambda: box.admit(A, 0, 1024, mid=True), lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(A, 0, 1024, mid=True), lambda: box.pods.admit(B, 0))
 
     pods = driver.pods_in["/offline"]
     assert pods["poda"] == PodLimits(cpu_weight=312, protected=True)
@@ -85,10 +85,10 @@ def test_tiers_come_and_go_with_the_setting() -> None:
     held: list[tuple[int | None, bool]] = []
 
     async def carried() -> None:
-        await box.carry((A, B))
+        await box.pods.carry((A, B))
         held.extend((one.cpu_weight, one.protected) for _, one in sorted(driver.pods_in["/offline"].items()))
 
-    run(lambda: box.admit(A, 0, mid=True), lambda: box.admit(B, 0), carried)
+    run(lambda: box.pods.admit(A, 0, mid=True), lambda: box.pods.admit(B, 0), carried)
     for tiers in (True, False):
         box.configure(BoxSettings(FLOOR, tiers=tiers))
         run(carried)
@@ -103,7 +103,7 @@ def test_protection_that_kubelet_has_given_is_not_carried_into_the_box() -> None
     driver.kubelets["/kubepods/burstable/podb"] = PodLimits(cpu_weight=39, protected=True)
     box = box_of(driver, tiers=False)
 
-    run(lambda: box.admit(B, 0))
+    run(lambda: box.pods.admit(B, 0))
 
     assert driver.pods_in["/offline"]["podb"] == PodLimits(cpu_weight=39)
 
@@ -112,10 +112,10 @@ def test_tier_is_known_again_after_a_restart() -> None:
     driver = FakeDriver()
     driver.kubelets["/kubepods/besteffort/poda"] = PodLimits(cpu_weight=1)
     first = box_of(driver, tiers=True)
-    run(lambda: first.admit(A, 0, mid=True))
+    run(lambda: first.pods.admit(A, 0, mid=True))
     second = box_of(driver, tiers=True)
-    second.know_asked({"poda": 0}, ["poda"])
+    second.pods.know_asked({"poda": 0}, ["poda"])
 
-    run(lambda: second.adopt(A.box), lambda: second.carry((A,)))
+    run(lambda: second.adopt(A.box), lambda: second.pods.carry((A,)))
 
     assert driver.pods_in["/offline"]["poda"] == PodLimits(cpu_weight=100, protected=True)

@@ -170,7 +170,7 @@ def test_box_follows_its_limit_and_says_what_it_has(tmp_path: Path) -> None:
     held: list[str] = []
 
     async def course() -> None:
-        await box.admit(POD, 0)
+        await box.pods.admit(POD, 0)
         for limit, cpus in ((3.5, "0-7"), (3.0, "0-7"), (3.0, "0-6"), (1.0, "0-7")):
             allowed[0] = parse_cpus(cpus)
             await box.apply({"cpu": limit, "memory": 1 << 30})
@@ -192,11 +192,11 @@ def test_container_is_kept_to_what_the_box_has_now_on_v1_alone(tmp_path: Path, v
     box = Box(driver, BoxSettings(FLOOR, whole_cores=True), lambda: frozenset(range(8)), FakeClock(), cores=cores)
 
     async def course() -> None:
-        await box.admit(POD, 0)
+        await box.pods.admit(POD, 0)
         await box.apply({"cpu": 3.5, "memory": 1 << 30})
 
     asyncio.run(course())
-    cpus = box.kept_to(frozenset(range(8)))
+    cpus = box.pods.kept_to(frozenset(range(8)))
 
     assert cpus is not UNLIMITED
     assert format_cpus(cpus) == kept
@@ -210,7 +210,7 @@ def test_box_leaves_the_sibling_of_an_exclusive_cpu_without_being_asked_for_whol
     held: list[tuple[str, str]] = []
 
     async def course() -> None:
-        await box.admit(POD, 0)
+        await box.pods.admit(POD, 0)
         for cpus in ("0-2,4-7", "0-7"):
             allowed[0] = parse_cpus(cpus)
             await box.confine()
@@ -226,7 +226,7 @@ def test_box_on_a_machine_that_does_not_tell_its_cores_leaves_the_exclusive_cpus
     cores = WholeCores(Topology(Tree(), None, str(tmp_path)), lambda: NONE, lambda: NONE)
     box = Box(FakeDriver(), BoxSettings(FLOOR), lambda: parse_cpus("0-2"), FakeClock(), cores=cores)
 
-    asyncio.run(box.admit(POD, 0))
+    asyncio.run(box.pods.admit(POD, 0))
 
     assert box.state().cpus == "0-2"
     assert "which of them are siblings of exclusive CPUs is not known: cannot read" in box.state().cores

@@ -1,13 +1,17 @@
 """The box, as those see it who let pods in, look after them or report: it notes what it is told."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from criproxy.cgroup.box import AskedOfContainer, BoxState, Held
-from criproxy.cgroup.driver import CgroupError, HeldLimit
+from criproxy.cgroup.box import BoxState, Held
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit
 from criproxy.cgroup.naming import BoxPath, PodParent
 from criproxy.model import AdmissionError, LimitChange, Limits, Resources, Unlimited, UsageReading
 from criproxy.model.cpulist import Cpus
+from tests.fakes.driver import FakeDriver
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -42,7 +46,9 @@ class FakeAdmissions:
 
 @dataclass
 class FakeBox:
-    """`orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
+    """The box, its pods and its memory in one; what features read and write goes to `driver`, at once.
+
+    `orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
 
     `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
     `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for. `usages`: what readings say.
@@ -52,7 +58,7 @@ class FakeBox:
     version: int = 1
     limits: Limits | None = None
     wanted: Limits | None = None
-    memory: Held | None = None
+    used: Held | None = None
     cpus: str = ""
     tiers: bool = False
     pids: HeldLimit | None = None
@@ -63,14 +69,31 @@ class FakeBox:
     confined: int = 0
     known: frozenset[str] | None = None
     empty: tuple[str, ...] = ()
-    tended: int = 0
-    anchors: tuple[str, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
     mid: tuple[str, ...] = ()
     keeps_to: Cpus | None = None
     drops: list[frozenset[str]] = field(default_factory=list)
     cache: int = 0
     usages: list[UsageReading] = field(default_factory=list)
+    driver: FakeDriver = field(default_factory=FakeDriver)
+    jobs: list[str] = field(default_factory=list)
+    """What features have read and written, in words."""
+
+    @property
+    def pods(self) -> "FakeBox":
+        return self
+
+    @property
+    def memory(self) -> "FakeBox":
+        return self
+
+    async def reads(self, what: str, job: Callable[[CgroupDriver, str], T]) -> T | None:
+        self.jobs.append(what)
+        self._check()
+        return None if self.path is None else job(self.driver, self.path)
+
+    async def writes(self, what: str, job: Callable[[CgroupDriver, str], T], *, apart: str = "") -> T | None:
+        return await self.reads(what, job)
 
     async def usage(self) -> UsageReading:
         self._check()
@@ -87,7 +110,7 @@ class FakeBox:
             timeouts=0,
             pods=(),
             wanted=self.wanted,
-            memory=self.memory,
+            memory=self.used,
             cpus=self.cpus,
             in_use={"pids": self.pids} if self.pids else {},
             tiers=self.tiers,
@@ -108,18 +131,9 @@ class FakeBox:
         self.orders.append("release")
         return ()
 
-    async def tend(self) -> tuple[str, ...]:
-        self.tended += 1
-        self._check()
-        return self.anchors
-
     async def carry(self, pods: Collection[PodParent]) -> tuple[str, ...]:
         self.orders.append(("carry", frozenset(pod.name for pod in pods)))
         self._check()
-        return ()
-
-    async def settle_containers(self, asked: Collection[AskedOfContainer]) -> tuple[LimitChange, ...]:
-        self.orders.append(("settle", frozenset(asked)))
         return ()
 
     def kept_to(self, cpus: Cpus | Unlimited) -> Cpus | Unlimited:

@@ -428,7 +428,7 @@ MIB = 1 << 20
 def _stay(bench: Bench) -> None:
     """Memory that can't be taken back, as it was found on a node."""
     bench.box.wanted, bench.box.limits = {"cpu": 1.5, "memory": 128 * MIB}, {"cpu": 1.5, "memory": 509 * MIB}
-    bench.box.memory = Held(used_bytes=501 * MIB, wanted_bytes=128 * MIB)
+    bench.box.used = Held(used_bytes=501 * MIB, wanted_bytes=128 * MIB)
 
 
 def test_status_metrics_and_why_tell_what_is_in_force_and_what_it_bounds() -> None:
@@ -460,7 +460,7 @@ def test_memory_that_stays_above_the_bound_is_a_problem_and_a_metric() -> None:
     assert early == ()
     assert bench.status().problems == ("the box uses 501.00 MiB, 373.00 MiB above its bound of 128.00 MiB, for 45 s",)
     assert (bench.metric(above % "memory"), bench.metric(above % "cpu")) == (45.0, 0.0)
-    bench.box.memory = Held(used_bytes=100 * MIB, wanted_bytes=128 * MIB)
+    bench.box.used = Held(used_bytes=100 * MIB, wanted_bytes=128 * MIB)
     bench.tick()
     assert (bench.metric(above % "memory"), bench.status().problems) == (0.0, ())
 

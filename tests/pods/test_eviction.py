@@ -1,8 +1,10 @@
 """One pod goes when one has to: who, how, and that it does not come straight back."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,12 +15,23 @@ from structlog.testing import capture_logs
 from criproxy.cgroup.driver import CgroupError
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
-from criproxy.model import CPU, MEMORY, PodRef, Sandbox, Usage
-from criproxy.pods.eviction import ACCEPTED_S, GRACE_S, VICTIM_HELD_S, VICTIMS, EvictionState, PodEviction
+from criproxy.model import CPU, MEMORY, UNLIMITED, Limits, PodRef, Sandbox, Usage
+from criproxy.pods.eviction import (
+    ACCEPTED_S,
+    GRACE_S,
+    VICTIM_HELD_S,
+    VICTIMS,
+    EvictionState,
+    PodEviction,
+    disk_uses,
+    memory_limits,
+    usages,
+)
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds, KnownPod
 from tests.fakes.clock import FakeClock
+from tests.fakes.driver import FakeDriver
 from tests.fakes.hold_offs import held_off, no_hold_offs
 
 MIB = 1 << 20
@@ -28,7 +41,7 @@ ORDER = EvictionOrder(MEMORY, "memory_shortage", False, frozenset(), "memory is 
 
 @dataclass
 class Bench:
-    """Box, inventory, runtime and counters in one. An ended sandbox of the same pod is in the runtime's list, too."""
+    """Box, driver, inventory, runtime and counters in one. Of one pod, an ended sandbox is in the list, too."""
 
     clock: FakeClock = field(default_factory=FakeClock)
     memory: dict[str, int] = field(default_factory=lambda: {"/offline/podu1": 50 * MIB, "/offline/podu2": 400 * MIB})
@@ -58,31 +71,35 @@ class Bench:
         shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
         self.eviction = PodEviction(shared, self, shared.stopper())  # type: ignore[arg-type]
 
-    async def usage_of(self, pods: Collection[str]) -> dict[str, Usage]:
+    async def reads(self, what: str, job: Callable[[Any, str], Any]) -> Any:
+        return job(self, "/offline")
+
+    def state(self) -> Any:
+        return SimpleNamespace(tiers=self.tiers)
+
+    def usage(self, pod: str) -> Usage | None:
         if self.fails:
             raise self.fails
         if self.setting_ends:
             self.holds.configure(frozenset())
-        now = self.clock.boottime_s()
-        return {
-            pod: Usage(self.cores.get(pod, 0.0) * now, size + self.cache, anon_bytes=size)
-            for pod, size in self.memory.items()
-            if pod in pods
-        }
+        if pod not in self.memory:
+            return None
+        size, now = self.memory[pod], self.clock.boottime_s()
+        return Usage(self.cores.get(pod, 0.0) * now, size + self.cache, anon_bytes=size)
 
-    async def memory_limits_of(self, pods: Collection[str]) -> dict[str, float]:
-        return {pod: limit for pod, limit in self.limits.items() if pod in pods}
+    def read(self, pod: str) -> Limits:
+        return {MEMORY: self.limits.get(pod, UNLIMITED)}
 
-    async def kill(self, pod: str) -> None:
+    def kill_pod(self, pod: str) -> None:
         assert f"s{pod[-1]}" not in self.stopped, "the runtime was asked before"
         assert self.holds.held_itself(PodRef(f"u{pod[-1]}", "", "")), "kubelet may start its containers again"
         if self.kill_fails:
             raise self.kill_fails
         self.killed.append(pod)
 
-    async def disk_use_of(self, pods: Collection[str]) -> dict[str, int]:
-        now = self.clock.boottime_s()
-        return {pod: int(rate * now) for pod, rate in self.disk_bytes_per_s.items() if pod in pods}
+    def disk_use(self, pod: str) -> int | None:
+        rate = self.disk_bytes_per_s.get(pod)
+        return None if rate is None else int(rate * self.clock.boottime_s())
 
     async def sandboxes(self) -> list[ListedSandbox]:
         if self.lists:
@@ -678,3 +695,17 @@ def test_where_memory_is_scarce_nobody_waits_for_the_last_one() -> None:
     bench.evict()
 
     assert [name for name, *_ in api.asked] == ["job2", "job1"]
+
+
+def test_pods_that_have_gone_or_are_not_bounded_or_counted_are_left_out_of_what_is_read() -> None:
+    driver = FakeDriver()
+    driver.boxes = {
+        "/offline/poda": {MEMORY: 64 * MIB},
+        "/offline/podb": {MEMORY: UNLIMITED},
+    }
+    driver.disk_bytes = {"/offline/poda": 7}
+    pods = ("/offline/poda", "/offline/podb", "/offline/podc")
+
+    assert usages(driver, pods).keys() == {"/offline/poda", "/offline/podb"}
+    assert memory_limits(driver, pods) == {"/offline/poda": 64 * MIB}
+    assert disk_uses(driver, pods) == {"/offline/poda": 7}

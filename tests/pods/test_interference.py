@@ -59,7 +59,7 @@ class Node:
     io_waits: float = 0.0
     seen: HarmSeen = field(default_factory=HarmSeen)
     renewed: int = 0
-    reads: list[bool] = field(default_factory=list)
+    readings: list[bool] = field(default_factory=list)
     spares_memory: bool = True
     memory_waits: Callable[[Mapping[str, float]], float] | None = None
     path: str | None = "/offline"
@@ -78,8 +78,14 @@ class Node:
     _throttled_s: float = 0.0
     _free_s: float = 0.0
 
-    async def signals(self, reader: Any, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
-        self.reads.append(own_limits)
+    async def reads(self, what: str, job: Callable[[Any, str], Any]) -> Any:
+        return job(self, "/offline")
+
+    async def writes(self, what: str, job: Callable[[Any, str], Any], *, apart: str = "") -> Any:
+        return job(self, "/offline")
+
+    def of_box(self, box: str, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
+        self.readings.append(own_limits)
         self.counted = counted
         self.meanwhile()
         if self.fails:
@@ -107,7 +113,7 @@ class Node:
             work=None if counted is None else self._worked(now_s),
         )
 
-    async def hold_disks(self, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
         others = {number: None for number, rate in self.disk_limits.items() if rate is None}
         self.disk_limits = {**others, **{number: rate.whole for number, rate in wanted.items()}}
         return ()
@@ -181,7 +187,7 @@ class Bench:
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
         disks = DiskBounds(shared, node)
-        return InterferenceWatch(shared, node, port, node, port, relief, port, port, disks, self.save, settings)
+        return InterferenceWatch(shared, node, node, node, port, relief, port, port, disks, self.save, settings)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
@@ -340,7 +346,7 @@ def test_online_that_waits_for_its_own_limits_is_no_harm_and_the_guard_is_told()
 
     assert bench.moves() == []
     assert bench.innocent[-20:] == [True] * 20
-    assert bench.node.reads[:3] == [False, False, True], "own limits are read after an alarm only"
+    assert bench.node.readings[:3] == [False, False, True], "own limits are read after an alarm only"
 
 
 def test_pod_that_waits_for_the_box_is_heard_beside_one_that_waits_for_its_own_limit() -> None:
@@ -357,7 +363,7 @@ def test_online_that_is_calm_acquits_nobody() -> None:
     bench.looks(10)
 
     assert bench.innocent == [False] * 10
-    assert bench.node.reads == [False] * 10
+    assert bench.node.readings == [False] * 10
 
 
 def test_innocent_box_is_exonerated_and_the_guard_is_told() -> None:
@@ -421,7 +427,7 @@ def test_it_rests_without_pods() -> None:
     bench = Bench(pods=0)
     bench.looks(5)
 
-    assert bench.node.reads == []
+    assert bench.node.readings == []
     assert "no pods" in bench.watch.status().resting
 
 
@@ -464,12 +470,12 @@ def test_what_is_held_is_given_back_when_the_pods_have_gone() -> None:
     bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
     bench.looks(30)
     closed, bench.running_pods = bench.watch.closed, ()
-    reads = len(bench.node.reads)
+    reads = len(bench.node.readings)
     bench.looks(250)
 
     assert closed
     assert (bench.watch.closed, bench.node.seen.shares, bench.rung(CPU)) == ("", {}, "open")
-    assert len(bench.node.reads) == reads
+    assert len(bench.node.readings) == reads
 
 
 def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() -> None:
@@ -523,7 +529,7 @@ def test_memory_that_is_nearly_gone_costs_a_pod_at_once_when_the_box_has_to_answ
         (MEMORY, True, ON_OVER_LIMIT)
     ]
     assert bench.holds.closed == "the box harms online pods: memory"
-    assert bench.node.reads == [], "of the kernel, nothing else is asked while it is off"
+    assert bench.node.readings == [], "of the kernel, nothing else is asked while it is off"
 
 
 def test_where_no_pod_may_be_stopped_the_box_stays_closed_and_the_budget_whole() -> None:
@@ -594,11 +600,11 @@ def test_nothing_is_looked_at_nor_held_while_the_limits_are_not_ours() -> None:
     bench.looks(6)
     held = bench.node.seen.shares
     bench.watch.set_to(replace(ON, acts=False))
-    reads = len(bench.node.reads)
+    reads = len(bench.node.readings)
     bench.looks(5)
 
     assert held
-    assert (bench.node.seen.shares, bench.holds.closed, len(bench.node.reads)) == ({}, "", reads)
+    assert (bench.node.seen.shares, bench.holds.closed, len(bench.node.readings)) == ({}, "", reads)
 
 
 def test_new_settings_keep_where_each_resource_stands() -> None:
@@ -829,11 +835,11 @@ def test_no_look_is_taken_while_what_was_held_back_is_not_known() -> None:
     bench = Bench()
     bench.watch.wait_for_checkpoint(True)
     bench.looks(3)
-    waited = len(bench.node.reads)
+    waited = len(bench.node.readings)
     bench.watch.wait_for_checkpoint(False)
     bench.looks(1)
 
-    assert (waited, len(bench.node.reads)) == (0, 1)
+    assert (waited, len(bench.node.readings)) == (0, 1)
 
 
 WEB = PodRef("u-web", "shop", "web")
@@ -1025,7 +1031,7 @@ def test_limits_on_disks_that_could_not_be_lifted_are_lifted_later() -> None:
     disk.looks(12)
     held, hold = bench.node.disk_limits, bench.node.hold_disks
 
-    async def hangs(wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+    def hangs(box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
         raise CgroupError("a disk hangs")
 
     bench.node.hold_disks = hangs  # type: ignore[method-assign]

@@ -5,12 +5,15 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
-from criproxy.cgroup.box import AskedOfContainer
+import pytest
+
+from criproxy.cgroup.driver import CgroupError, ContainerLimits
 from criproxy.model import Asked, PodRef, Sandbox
-from criproxy.pods.pod_limits import AGAIN_S, SOON_S, PodLimitsUpkeep
+from criproxy.pods.pod_limits import AGAIN_S, SOON_S, AskedOfContainer, PodLimitsUpkeep, settle_containers
 from criproxy.pods.runtime import ListedContainer, Running
 from tests.fakes.box import FakeBox
 from tests.fakes.clock import ClockAhead
+from tests.fakes.driver import FakeDriver
 from tests.fakes.log import FakeLog
 from tests.fakes.part import look, round_of
 from tests.fakes.pods import FakeInventory
@@ -40,10 +43,14 @@ class Bench:
         self.part = PodLimitsUpkeep(shared, cast(Any, self.box))
 
     def looks(self) -> list[object]:
-        """What one look at what is due asked of the box."""
-        before = len(self.box.orders)
+        """What one look at what is due asked of the box, for pods and for containers."""
+        self.box.orders.clear()
+        self.box.driver.containers.clear()
         look(self.part, self.log)
-        return self.box.orders[before:]
+        return self.asked()
+
+    def asked(self) -> list[object]:
+        return [*self.box.orders, *([self.box.driver.containers] if self.box.driver.containers else [])]
 
 
 LOOK_FAILED = (
@@ -52,7 +59,7 @@ LOOK_FAILED = (
     {"part": "keeping pods and containers to their limits", "error": "poda: EBUSY", "exc_info": None},
 )
 A, B = sandbox("a", main=ASKED), sandbox("b")
-OF_A = ("settle", frozenset({AskedOfContainer("/offline/poda", "main-of-s-a", ASKED)}))
+OF_A = {"main-of-s-a": ContainerLimits(79, 1 << 20)}
 
 
 def test_all_pods_are_looked_at_when_they_are_listed() -> None:
@@ -100,7 +107,8 @@ def test_pod_that_takes_no_limit_keeps_no_container_from_its_own_and_is_told_onc
     bench.box.error = "poda: EBUSY"
     for _ in range(2):
         bench.part.pods_listed()
-        assert bench.looks() == [("carry", {"poda"}), OF_A]
+        assert bench.looks() == [("carry", {"poda"})]
+    assert bench.box.jobs == ["settle containers"] * 2
     assert bench.log.events == [LOOK_FAILED]
 
 
@@ -118,9 +126,34 @@ def test_each_update_is_followed_by_another_look_as_kubelet_may_have_been_refuse
             await asyncio.sleep(0.001)
             if bench.box.orders:
                 break
-        assert bench.box.orders == [("carry", {"poda"}), OF_A]
+        assert bench.asked() == [("carry", {"poda"}), OF_A]
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_containers_get_what_they_ask_for_and_one_that_fails_keeps_none_from_it(version: int) -> None:
+    driver = FakeDriver()
+    driver.version = version
+    asked = [
+        AskedOfContainer("/offline/poda", "c1", Asked(2048, 4096)),
+        AskedOfContainer("/offline/poda", "c2", Asked(0, 0, 500)),
+        AskedOfContainer("/offline/poda", "c3", Asked(0, 4096)),
+    ]
+
+    first, again = settle_containers(driver, asked), settle_containers(driver, asked)
+
+    assert (len(first), len(again)) == (3, 0)
+    assert driver.containers == {
+        "c1": ContainerLimits(2048 if version == 1 else 79, 4096),
+        "c2": ContainerLimits(),
+        "c3": ContainerLimits(None, 4096),
+    }
+    driver.containers.clear()
+    driver.unsettled = {"c1"}
+    with pytest.raises(CgroupError, match="c1: EIO"):
+        settle_containers(driver, asked)
+    assert driver.containers.keys() == {"c2", "c3"}

@@ -51,7 +51,7 @@ class Bench:
 
         async def looks() -> None:
             if admitted and self.box.path is None:
-                await self.box.admit(POD, 0)
+                await self.box.pods.admit(POD, 0)
                 self.kernel.cache[f"{self.kernel.root}/cg/offline"] = 1000 * MIB
             for _ in range(number):
                 await self.round.look(self.part)
@@ -96,7 +96,7 @@ def test_box_that_waits_for_memory_is_left_alone(bench: Bench) -> None:
 
 def test_limit_that_sinks_goes_first(bench: Bench) -> None:
     bench.looks(1)
-    bench.box._sink_to = 1
+    bench.box.memory._sink_to = 1
 
     assert bench.looks(1) == []
 

@@ -260,15 +260,16 @@ def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_
 
 @pytest.mark.parametrize("settings", [ON, RELEASE, EVICT], ids=["on", "release", "evict"])
 def test_box_is_tended_whatever_the_switch_says(settings: ReconcilerSettings) -> None:
-    bench = Bench(settings, box=FakeBox(anchors=("kubepods-criproxy.slice",)))
+    bench = Bench(settings, box=FakeBox("offline.slice", 2))
+    bench.box.driver.anchors = ("kubepods-criproxy.slice",)
     with structlog.testing.capture_logs() as logs:
         asyncio.run(bench.reconciler.tend_once())
-    assert bench.box.tended == 1
+    assert bench.box.driver.log == [("keep_anchors", "offline.slice")]
     assert [log["event"] for log in logs] == ["anchors_changed"]
 
 
 def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
-    bench = Bench(box=FakeBox(error="no systemd"))
+    bench = Bench(box=FakeBox("offline.slice", 2, error="no systemd"))
 
     async def tend() -> None:
         for _ in range(3):
@@ -276,8 +277,22 @@ def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(tend())
-    assert bench.box.tended == 3
+    assert bench.box.jobs == ["tend"] * 3
     assert [log["event"] for log in logs] == ["anchors_failed"]
+
+
+@pytest.mark.parametrize(
+    ("version", "path"),
+    [
+        pytest.param(2, None, id="no-box"),
+        pytest.param(2, "/offline", id="without-systemd"),
+        pytest.param(1, "offline.slice", id="v1"),
+    ],
+)
+def test_tending_where_nothing_needs_an_anchor_asks_nobody(version: int, path: str | None) -> None:
+    bench = Bench(box=FakeBox(path, version))
+    asyncio.run(bench.reconciler.tend_once())
+    assert bench.box.jobs == []
 
 
 # --- the schedule --------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Upgrades(Struct):
         self.waiting = False
         self.learned = self.predecessor.learned
         self.active.adopt(self.predecessor.listeners())
-        self.box.expect(take.admitted)
+        self.box.pods.expect(take.admitted)
         if take.box is not None:
             await self.cpu_manager.look()
             await self.reconciler.take_over(parse_box(take.box))
@@ -162,7 +162,7 @@ class Upgrades(Struct):
         except CgroupError as error:
             raise UpgradeError(f"{error}: try again") from error
         learned = (Learned(resource, state) for resource, state in self.checkpoint().items())
-        return self.active.sockets(), (*learned, Take(self.box.path, self.box.admitted))
+        return self.active.sockets(), (*learned, Take(self.box.path, self.box.pods.admitted))
 
     async def resume(self) -> None:
         """Let what writes work, if it does not."""

@@ -1,0 +1,261 @@
+"""The box, as the rest of criproxy sees it; how it works stands in the package's docstring."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, TypeVar
+
+from msgspec import Struct, field
+
+from criproxy.cgroup.box.limits import BoxLimits, BoxSettings
+from criproxy.cgroup.box.memory import BoxMemory, Held
+from criproxy.cgroup.box.pods import BoxPods
+from criproxy.cgroup.box.threads import BoxThreads, for_request
+from criproxy.cgroup.counter import CpuTimes
+from criproxy.cgroup.driver import CgroupDriver, HeldLimit
+from criproxy.cgroup.naming import BoxPath
+from criproxy.cgroup.topology import WholeCores
+from criproxy.cgroup.tree import GONE
+from criproxy.model import MEMORY, UNLIMITED, LimitChange, Limits, Unlimited, UsageReading
+from criproxy.model.clock import MonotonicClock
+from criproxy.model.cpulist import Cpus, format_cpus
+
+T = TypeVar("T")
+
+_AT_ONCE_S: Final = 0.001
+"""Without a box, the event loop itself reads usage, as it is /proc/meminfo and, on v2, /proc/stat alone: 30 us on two
+CPUs. Where that takes longer, as with hundreds of CPUs, kubelet's calls would wait for it: then a thread reads.
+"""
+
+
+class BoxState(Struct, frozen=True):
+    """The box at one moment. `path`: None until kubelet or the inventory has named it.
+
+    `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
+    taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
+    `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
+    `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
+    `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write. `cores` says
+    how many whole cores these CPUs are, or why they are not, or that siblings are left out, "": neither. `tiers`: its
+    pods are in two.
+    """
+
+    path: str | None
+    version: int
+    limits: Limits | None
+    welcome: bool
+    reason: str
+    drift: int
+    timeouts: int
+    pods: tuple[str, ...]
+    wanted: Limits | None = None
+    memory: Held | None = None
+    cpus: str = ""
+    in_use: Mapping[str, HeldLimit] = field(default_factory=dict)
+    cores: str = ""
+    tiers: bool = False
+
+
+class Box:
+    """`cpus` and `cores`: see `BoxLimits`. `pods` and `memory` are parts of it with methods of their own.
+
+    `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
+    """
+
+    def __init__(
+        self,
+        driver: CgroupDriver,
+        settings: BoxSettings,
+        cpus: Callable[[], Cpus | Unlimited],
+        clock: MonotonicClock,
+        *,
+        cores: WholeCores | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._driver = driver
+        self._version = driver.version
+        self._clock = clock
+        self._threads = BoxThreads(timeout_s)
+        self._limits = BoxLimits(driver, settings, cpus, cores, clock)
+        self.pods = BoxPods(driver, self._limits, self._threads, clock)
+        self.memory = BoxMemory(driver, self._limits, self.pods, self._threads, clock)
+        self._reading_s = 0.0
+        """How long the node's usage took to be read, the last time."""
+        self._counted = ""
+        """The box's path that the counters are of."""
+        self._counters = CpuTimes("", "", whole=True)
+
+    # --- limits ----------------------------------------------------------------------------------------------------
+
+    def configure(self, settings: BoxSettings) -> None:
+        """From the next call on."""
+        self._limits.configure(settings)
+
+    async def adopt(self, box: BoxPath, *, lifted: bool = False) -> None:
+        """The runtime already has pods in this box, from before a restart of ours.
+
+        Limits that the kernel still holds stay in force until the first decision; with `lifted` there shall be none.
+        Raises AdmissionError.
+        """
+        job = partial(self._limits.guarded, partial(self._adopt, box.path, lifted))
+        await for_request(f"adopt {box.path}", job, self._threads.writer)
+        self.memory.first_sink()  # systemd has put its own memory.high there, which is the limit
+
+    async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
+        """Put limits in force; without a box they are kept for its first pod. Raises CgroupError.
+
+        Memory that must be reclaimed for that goes on sinking afterwards; what failed of it is raised by the next call.
+        """
+        if self._limits.path is None:  # no thread has to wake up for that, each second
+            self._limits.wanted = limits
+            return ()
+        job = partial(self._limits.guarded, partial(self._limits.apply, limits))
+        try:
+            changes = await self._threads.writer.run("apply limits", job)
+        finally:  # memory sinks also when something beside the limits could not be written
+            failure = self.memory.sink()
+        if failure is not None:
+            raise failure
+        return changes
+
+    async def squeeze(self, cores: float) -> tuple[LimitChange, ...]:
+        """Lower the CPU limit in force to `cores`, alone and at once; never raise it. Raises CgroupError.
+
+        The next `apply` supersedes it.
+        """
+        return await self._at_box("squeeze the box", lambda path: self._limits.squeeze(path, cores))
+
+    async def confine(self) -> tuple[LimitChange, ...]:
+        """Let the box run on `cpus` alone, whether or not its limits are ours to set. Raises CgroupError."""
+        return await self._at_box("confine the box", self._limits.confine)
+
+    async def release(self) -> tuple[LimitChange, ...]:
+        """Lift the limits; the priority stays lowest. A later pod starts from the floor. Raises CgroupError."""
+        job = partial(self._limits.guarded, self._limits.release)
+        async with self.memory.at_rest():
+            return await self._threads.writer.run("lift limits", job)
+
+    async def settle(self) -> None:
+        """Wait until what was asked for has been written, as far as no memory must be reclaimed. Raises CgroupError."""
+        await self.memory.stop()
+        await self._threads.writer.run("finish", lambda: None)
+
+    # --- for features ----------------------------------------------------------------------------------------------
+
+    async def reads(self, what: str, job: Callable[[CgroupDriver, str], T]) -> T | None:
+        """A reading of a feature's own: what `job` makes of driver and box, on the reader's thread. None: there is no
+        box, and no thread wakes up.
+
+        It may also do what no blocked write is to delay, such as killing. Raises CgroupError, and what `job` does.
+        """
+        path = self._limits.path
+        return None if path is None else await self._threads.reader.run(what, lambda: job(self._driver, path))
+
+    async def writes(self, what: str, job: Callable[[CgroupDriver, str], T], *, apart: str = "") -> T | None:
+        """As `reads`, for what changes something: in one order with all else that the writer's thread does.
+
+        The box may be one that a job before this one makes. `apart`: the name of a thread of its own for it, where it
+        may wait for something slow; then the box is one that is there by now.
+        """
+        path = self._limits.path
+        if apart:
+            return None if path is None else await self._threads.apart(apart).run(what, lambda: job(self._driver, path))
+        return await self._threads.writer.run(what, lambda: self._written(job))
+
+    # --- what is known ---------------------------------------------------------------------------------------------
+
+    async def usage(self) -> UsageReading:
+        """Raises CgroupError."""
+        path = self._limits.path
+        if path is None and self._reading_s < _AT_ONCE_S:  # then no thread has to wake up for it, each second
+            return self._usage(None)
+        return await self._threads.reader.run("read usage", lambda: self._usage(path))
+
+    def cpu_times(self) -> tuple[float, float] | None:
+        """CPU seconds of the node and of the box; None: there is no box, or no pod in it. Raises OSError.
+
+        For the event loop: two small files that the kernel answers at once. On v2 the node is kubepods and the box.
+        """
+        path = self._limits.path
+        if path is None or self.pods.none_left:
+            return None
+        if self._counted != path:
+            self._counters.close()
+            self._counters, self._counted = self._driver.cpu_times(path), path
+        try:
+            return self._counters.read()
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise
+
+    def state(self) -> BoxState:
+        stuck, limits = self._threads.writer.stuck, self._limits
+        return BoxState(
+            path=limits.path,
+            version=self._version,
+            limits=limits.held,
+            welcome=not stuck and not limits.fault,
+            reason="a cgroup write is blocked in the kernel" if stuck else limits.fault,
+            drift=limits.drift,
+            timeouts=self._threads.timeouts,
+            pods=tuple(sorted(self.pods.names)),
+            wanted=limits.wanted,
+            memory=self.memory.last,
+            cpus="" if limits.confined is UNLIMITED else format_cpus(limits.confined),
+            in_use=dict(limits.in_use),
+            cores=limits.cores_words,
+            tiers=limits.settings.tiers,
+        )
+
+    @property
+    def path(self) -> str | None:
+        """Where the box is; None until kubelet or the inventory has named it."""
+        return self._limits.path
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the kernel held after the last write; None: there was none."""
+        return self._limits.held
+
+    @property
+    def starting(self) -> int:
+        """How many pods have been let in and have no container yet that runs."""
+        return self.pods.starting
+
+    @property
+    def version(self) -> int:
+        """Of cgroups: 1 or 2."""
+        return self._version
+
+    @property
+    def spares_memory(self) -> bool:
+        """Memory can be taken back without a limit that kills: there is memory.high, which v1 has not."""
+        return self.memory.spares
+
+    def close(self) -> None:
+        """End the threads. The box stays as it is, with its limits: pods are in it."""
+        self._counters.close()
+        self.memory.halt()
+        self._threads.close()
+
+    # --- jobs, on the threads --------------------------------------------------------------------------------------
+
+    async def _at_box(self, what: str, job: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
+        return await self._threads.writer.run(what, partial(self._limits.at_box, job))
+
+    def _written(self, job: Callable[[CgroupDriver, str], T]) -> T | None:
+        path = self._limits.path
+        return None if path is None else job(self._driver, path)
+
+    def _adopt(self, path: str, lifted: bool) -> None:
+        self.pods.none_left = False
+        self._limits.adopt(path, lifted=lifted)
+        self.pods.adopt(path)
+
+    def _usage(self, path: str | None) -> UsageReading:
+        wanted, began_s = self._limits.wanted, self._clock.monotonic_s()
+        node, read_s = self._driver.node_usage(), self._clock.monotonic_s()
+        self._reading_s = read_s - began_s
+        box = None if path is None else self._driver.usage(path)
+        self.memory.last = None if box is None or wanted is None else Held(box.memory_bytes, wanted[MEMORY])
+        return UsageReading(node, box, read_s)
