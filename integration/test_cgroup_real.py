@@ -81,13 +81,20 @@ class Ground:
 
     def pod(self, name: str) -> str:
         self.driver.ensure_pod(f"{self.box}/{name}", PodLimits())
-        return f"{self.box}/{name}"
+        return self.as_the_runtime_makes_it(f"{self.box}/{name}")
+
+    def as_the_runtime_makes_it(self, cgroup: str) -> str:
+        """In each hierarchy that it joins, with its parents."""
+        for hierarchy in self.hierarchies:
+            Path(f"{hierarchy}{cgroup}").mkdir(parents=True, exist_ok=True)
+        return cgroup
 
     def start(self, cgroup: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
             [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.children.append(child)
+        self.as_the_runtime_makes_it(cgroup)
         for hierarchy in self.hierarchies:
             Path(f"{hierarchy}{cgroup}/cgroup.procs").write_text(str(child.pid))
         return child

@@ -66,6 +66,7 @@ class Node:
             child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             self.busy.append(child)
             for mount in mounts():
+                Path(f"{mount}{path}").mkdir(parents=True, exist_ok=True)  # as the runtime makes it, where it joins
                 Path(f"{mount}{path}/cgroup.procs").write_text(str(child.pid))
 
     def rest(self) -> None:

@@ -101,6 +101,11 @@ class FileAccess:
     def write(self, row: KernelFile, path: str, value: Any) -> None:
         self.tree.write(self.file(row, path), _column(row, self.version).format.text(value))
 
+    def copy(self, row: KernelFile, source: str, target: str) -> None:
+        """Give a cgroup what another one holds."""
+        if (held := self._held(row, source)) is not None:
+            self.tree.write(self.file(row, target), held)
+
     def settle(self, row: KernelFile, path: str, value: Any, *, made: bool = False) -> list[LimitChange]:
         """Make the file hold the value; does nothing when the file is optional, and not there. Raises CgroupError.
 

@@ -1,4 +1,4 @@
-"""What is cgroup v1's own: a directory per hierarchy, in every hierarchy that runc joins; cpusets; memory with swap."""
+"""What is cgroup v1's own: a directory per hierarchy, the box's in each that runc joins; cpusets; memory with swap."""
 
 import errno
 from collections.abc import Mapping
@@ -13,6 +13,11 @@ from criproxy.cgroup.tree import Tree, if_there
 from criproxy.model import UNLIMITED, LimitChange, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.signals import Missing
+
+_OF_PODS: Final = ("cpu", "cpuacct", "cpuset", "hugetlb", "memory", "pids")
+"""Where a pod's cgroup is to be there, with its limits, before the runtime begins. In the other hierarchies the runtime
+makes it on its way to the container's, as in any parent that it is given (runc: libcontainer/cgroups/fs, join).
+"""
 
 _TRIES: Final = 3
 """So often the box's cpuset is narrowed while containers come."""
@@ -32,6 +37,8 @@ class V1Hierarchies:
         self.access = FileAccess(1, mounts, roots, tree)
         self._tree = tree
         self._cpuset = mounts.get("cpuset")
+        of_pods = {mounts[name] for name in _OF_PODS if name in mounts}
+        self._roots_of_pods = tuple(root for root in self.access.roots if root in of_pods)
         self._followed: set[str] = set()
         """The boxes' cpuset files that all below was brought to."""
 
@@ -61,9 +68,9 @@ class V1Hierarchies:
             self.access.write(rows.HIERARCHICAL_MEMORY, box, True)
 
     def make_pod(self, box: str, pod: str, *, by_systemd: bool) -> bool:
-        """Whether it is new in all hierarchies, and nobody has written to it yet."""
+        """Whether it is new in all hierarchies that it is made in, and nobody has written to it yet."""
         new = not by_systemd
-        for root in self.access.roots:
+        for root in self.access.roots if by_systemd else self._roots_of_pods:
             if by_systemd:  # which removes the empty box from hierarchies that no slice has asked for
                 self._make_all(root, box)
             new = self._make(root, box, pod) and new
@@ -91,8 +98,8 @@ class V1Hierarchies:
         if root == self._cpuset:
             # A new cpuset is empty, and takes no process. One that has a value keeps it: it may be kubelet's.
             for row in (rows.CPUS, rows.MEMORY_NODES):
-                if not self.access.read(row, path):
-                    self.access.write(row, path, self.access.read(row, parent))
+                if made or not self.access.read(row, path):
+                    self.access.copy(row, parent, path)
         return made
 
     # --- cpusets ---------------------------------------------------------------------------------------------------

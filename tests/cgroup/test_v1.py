@@ -24,13 +24,25 @@ def driver(kernel: FakeKernel) -> CgroupDriver:
 
 
 @pytest.mark.parametrize("hierarchy", V1)
-def test_box_and_pod_are_in_every_hierarchy_that_runc_joins(
+def test_box_is_in_every_hierarchy_that_runc_joins_and_a_pod_where_it_is_bounded(
     kernel: FakeKernel, driver: CgroupDriver, hierarchy: str
 ) -> None:
     driver.ensure(BOX)
     driver.ensure_pod(POD, PodLimits())
 
-    assert kernel.exists(f"{kernel.root}/{hierarchy}{POD}")
+    left_to_runc = "blkio", "systemd", "unified"
+    assert kernel.exists(f"{kernel.root}/{hierarchy}{BOX}")
+    assert kernel.exists(f"{kernel.root}/{hierarchy}{POD}") is (hierarchy not in left_to_runc)
+
+
+def test_pod_goes_from_every_hierarchy(kernel: FakeKernel, driver: CgroupDriver) -> None:
+    driver.ensure(BOX)
+    driver.ensure_pod(POD, PodLimits())
+    for hierarchy in V1:  # runc has made the others
+        kernel.mkdir(f"{kernel.root}/{hierarchy}{POD}")
+
+    assert driver.remove_pod(POD)
+    assert [hierarchy for hierarchy in V1 if kernel.exists(f"{kernel.root}/{hierarchy}{POD}")] == []
 
 
 def test_cpuset_is_filled_from_the_top_down(kernel: FakeKernel, driver: CgroupDriver) -> None:

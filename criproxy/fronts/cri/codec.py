@@ -6,9 +6,10 @@ unknown fields. Messages of runtime.v1 and runtime.v1alpha2 are the same on the 
 
 from __future__ import annotations  # the messages in them are not imported yet
 
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from functools import cache, cached_property
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -29,6 +30,7 @@ from criproxy.pods.placing import Made
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 
 _M = TypeVar("_M", bound=Message)
+_L = TypeVar("_L", ListedSandbox, ListedContainer)
 
 _KEPT: Final = "surrogateescape"
 """What is no UTF-8 comes out again as it came in."""
@@ -36,6 +38,13 @@ _KEPT: Final = "surrogateescape"
 _SANDBOX_READY: Final = 0
 _CONTAINER_RUNNING: Final = 1
 """Source: CRI PodSandboxState, ContainerState."""
+
+_NONE_KNOWN: Final[Mapping[str, Any]] = MappingProxyType({})
+
+_PIECE_BYTES: Final = 64 * 1024
+_FIRST_FIELD: Final = b"\x0a"
+"""The tag of a message in field 1."""
+_LENGTH_BYTES: Final = 5
 
 
 class CodecError(ValueError):
@@ -171,33 +180,74 @@ class Request:
                 return Made()
 
 
-def listed_sandboxes(data: bytes) -> list[ListedSandbox]:
-    """The sandboxes of a ListPodSandboxResponse."""
-    return [
-        ListedSandbox(
-            text(sandbox.id),
-            _pod_ref(sandbox.metadata),
-            (annotations := _map(sandbox.annotations)).get(PLACEMENT_ANNOTATION, ""),
-            running=sandbox.state == _SANDBOX_READY,
-            labels=_map(sandbox.labels),
-            annotations=annotations,
-            created_s=sandbox.created_at / 1e9,
-        )
-        for sandbox in decode(cri.ListPodSandboxResponse, data).items
-    ]
+def listed_sandboxes(data: bytes, known: Mapping[str, ListedSandbox] = _NONE_KNOWN) -> list[ListedSandbox]:
+    """The sandboxes of a ListPodSandboxResponse. One that is as it is in `known` (by id) is that very object."""
+    found, keys = list[ListedSandbox](), dict[bytes, str]()
+    for piece in _pieces(data):
+        for sandbox in decode(cri.ListPodSandboxResponse, piece).items:
+            one = ListedSandbox(
+                text(sandbox.id),
+                _pod_ref(sandbox.metadata),
+                (annotations := _map(sandbox.annotations, keys)).get(PLACEMENT_ANNOTATION, ""),
+                running=sandbox.state == _SANDBOX_READY,
+                labels=_map(sandbox.labels, keys),
+                annotations=annotations,
+                created_s=sandbox.created_at / 1e9,
+            )
+            found.append(_same(one, known))
+    return found
 
 
-def listed_containers(data: bytes) -> list[ListedContainer]:
-    """The containers of a ListContainersResponse."""
-    return [
-        ListedContainer(
-            text(container.id),
-            text(container.pod_sandbox_id),
-            text(container.metadata.name),
-            running=container.state == _CONTAINER_RUNNING,
-        )
-        for container in decode(cri.ListContainersResponse, data).containers
-    ]
+def listed_containers(data: bytes, known: Mapping[str, ListedContainer] = _NONE_KNOWN) -> list[ListedContainer]:
+    """The containers of a ListContainersResponse; `known` as in `listed_sandboxes`."""
+    found = list[ListedContainer]()
+    for piece in _pieces(data):
+        for container in decode(cri.ListContainersResponse, piece).containers:
+            one = ListedContainer(
+                text(container.id),
+                text(container.pod_sandbox_id),
+                text(container.metadata.name),
+                running=container.state == _CONTAINER_RUNNING,
+            )
+            found.append(_same(one, known))
+    return found
+
+
+def _same(one: _L, known: Mapping[str, _L]) -> _L:
+    """The known one, if this says the same."""
+    before = known.get(one.id)
+    return before if before is not None and before == one else one
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """A message that is nothing but a list, in messages of some of it: a whole one takes several times its bytes.
+
+    Fields that follow each other are a message of their own, wherever the bytes are cut between them. What is written
+    otherwise comes as it is, for protobuf to judge. Source: protobuf.dev, encoding (Message Structure).
+    """
+    begin = at = 0
+    while len(data) - begin > _PIECE_BYTES:
+        while at - begin < _PIECE_BYTES:
+            behind = _behind_field(data, at)
+            if behind is None:
+                yield data[begin:]
+                return
+            at = behind
+        yield data[begin:at]
+        begin = at
+    yield data[begin:]
+
+
+def _behind_field(data: bytes, at: int) -> int | None:
+    """Where the field that begins here ends; None: it is no message in field 1."""
+    if data[at : at + 1] != _FIRST_FIELD:
+        return None
+    size = 0
+    for number, byte in enumerate(data[at + 1 : at + 1 + _LENGTH_BYTES]):
+        size |= (byte & 0x7F) << 7 * number
+        if byte < 0x80:
+            return at + 2 + number + size
+    return None
 
 
 def requested_id(method: str, data: bytes) -> str:
@@ -257,9 +307,16 @@ def wire(value: str) -> bytes:
     return value.encode("utf-8", _KEPT)
 
 
-def _map(entries: Iterable[cri.StringEntry]) -> dict[str, str]:
-    """As `text` does it, but without a call for each."""
-    return {entry.key.decode("utf-8", _KEPT): entry.value.decode("utf-8", _KEPT) for entry in entries}
+def _map(entries: Iterable[cri.StringEntry], keys: dict[bytes, str] | None = None) -> dict[str, str]:
+    """As `text` does it, but without a call for each. `keys`: what was read of others, which often have the same."""
+    if keys is None:
+        return {entry.key.decode("utf-8", _KEPT): entry.value.decode("utf-8", _KEPT) for entry in entries}
+    found = {}
+    for entry in entries:
+        if (key := keys.get(raw := entry.key)) is None:
+            key = keys[raw] = raw.decode("utf-8", _KEPT)
+        found[key] = entry.value.decode("utf-8", _KEPT)
+    return found
 
 
 def _pod_ref(metadata: cri.PodSandboxMetadata) -> PodRef:

@@ -22,9 +22,11 @@ from criproxy.fronts.http2.client.connection import CallError
 from criproxy.fronts.http2.codes import Code
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running, UnknownError
 
-_LARGE_BYTES: Final = 1024 * 1024
+_LARGE_BYTES: Final = 64 * 1024
 _READ_S: Final = 2.0
-"""Once a large list has been read, it leaves as much memory behind as it has bytes: its messages were small blocks."""
+"""Once a large list has been read, it leaves as much memory behind as it has bytes, or twice that: its messages were
+small blocks. To give that back takes 0.1 to 0.3 ms.
+"""
 
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
@@ -56,6 +58,11 @@ class PodsRuntime(msgspec.Struct, eq=False):
 
     link: RuntimeLink
     trim: Callable[[], None] = lambda: None
+    _sandboxes: dict[str, ListedSandbox] = {}
+    """Those of the last list of all, as `_containers`: whoever has them keeps them, and a new list, each minute, does
+    not hold all of it twice meanwhile.
+    """
+    _containers: dict[str, ListedContainer] = {}
 
     @property
     def ready(self) -> bool:
@@ -67,11 +74,19 @@ class PodsRuntime(msgspec.Struct, eq=False):
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         request = cri.ListPodSandboxRequest(filter={"id": codec.wire(sandbox_id)} if sandbox_id else None)
-        return codec.listed_sandboxes(await self._call("ListPodSandbox", request, _LIST_TIMEOUT_S))
+        answer = await self._call("ListPodSandbox", request, _LIST_TIMEOUT_S)
+        found = codec.listed_sandboxes(answer, self._sandboxes)
+        if not sandbox_id:
+            self._sandboxes = {one.id: one for one in found}
+        return found
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
         request = cri.ListContainersRequest(filter={"id": codec.wire(container_id)} if container_id else None)
-        return codec.listed_containers(await self._call("ListContainers", request, _LIST_TIMEOUT_S))
+        answer = await self._call("ListContainers", request, _LIST_TIMEOUT_S)
+        found = codec.listed_containers(answer, self._containers)
+        if not container_id:
+            self._containers = {one.id: one for one in found}
+        return found
 
     async def process_of(self, running: Running) -> Process:
         request: Message

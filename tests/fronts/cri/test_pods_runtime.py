@@ -5,13 +5,14 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
+from google.protobuf.message import DecodeError
 
+from criproxy.fronts.cri import codec, pods_runtime
 from criproxy.fronts.cri import messages as cri
-from criproxy.fronts.cri import pods_runtime
 from criproxy.fronts.cri.codec import CodecError
 from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.runtime import Process, Running
+from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running
 
 
 class Link:
@@ -110,4 +111,83 @@ def test_memory_is_given_back_after_a_large_list_only(monkeypatch: pytest.Monkey
         await asyncio.sleep(0.01)
         return len(trims)
 
-    assert [asyncio.run(go(size)) for size in (1000, 1 << 20)] == [0, 1]
+    assert [asyncio.run(go(size)) for size in (1000, 1 << 17)] == [0, 1]
+
+
+SIZES = [0, 1, 100, codec._PIECE_BYTES - 3, codec._PIECE_BYTES, 3 * codec._PIECE_BYTES]
+
+
+def sandboxes_of(count: int, size: int) -> list[cri.PodSandbox]:
+    entries = [cri.StringEntry(key=b"app", value=b"x" * size), cri.StringEntry(key=b"team", value=b"\xff")]
+    return [
+        cri.PodSandbox(id=f"s{number}".encode(), labels=entries, annotations=entries[:1], created_at=number)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_long_list_is_read_in_pieces_and_whole(count: int, size: int) -> None:
+    items = sandboxes_of(count, size)
+    data = cri.ListPodSandboxResponse(items=items).SerializeToString()
+
+    assert [one.id for one in codec.listed_sandboxes(data)] == [f"s{number}" for number in range(count)]
+    pieces = list(codec._pieces(data))
+    assert b"".join(pieces) == data
+    assert [item for piece in pieces for item in cri.ListPodSandboxResponse.FromString(piece).items] == items
+    one = len(data) // max(1, count)
+    assert max(map(len, pieces)) <= codec._PIECE_BYTES + one + 1, "a piece, and what its last item is more"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(b"\x12\x03abc", id="another-field"),
+        pytest.param(b"\x10\x01", id="a-number"),
+        pytest.param(b"\x8a\x00\x00", id="a-long-tag"),
+        pytest.param(b"\x0a\x80\x80\x80\x80\x80\x00", id="a-long-length"),
+    ],
+)
+def test_what_a_long_list_has_beside_its_items_is_protobufs_to_judge(other: bytes) -> None:
+    half = cri.ListPodSandboxResponse(items=sandboxes_of(3, codec._PIECE_BYTES // 2)).SerializeToString()
+    data = half + other + half
+    try:
+        whole = [item.id.decode() for item in cri.ListPodSandboxResponse.FromString(data).items]
+    except DecodeError:
+        with pytest.raises(CodecError):
+            codec.listed_sandboxes(data)
+    else:
+        assert [one.id for one in codec.listed_sandboxes(data)] == whole
+
+
+def test_long_list_that_is_cut_off_is_an_error() -> None:
+    data = cri.ListPodSandboxResponse(items=sandboxes_of(5, codec._PIECE_BYTES // 2)).SerializeToString()
+    for end in (len(data) - 1, len(data) - codec._PIECE_BYTES, codec._PIECE_BYTES + 1, codec._PIECE_BYTES + 2):
+        with pytest.raises(CodecError):
+            codec.listed_sandboxes(data[:end])
+
+
+def test_what_a_new_list_says_again_is_not_held_twice() -> None:
+    sandboxes = sandboxes_of(3, 10)
+    containers = [cri.Container(id=f"c{number}".encode(), state=1) for number in range(3)]
+
+    async def call(method: str, request: bytes, timeout_s: float) -> bytes:
+        if method == "ListContainers":
+            return cri.ListContainersResponse(containers=containers).SerializeToString()
+        return cri.ListPodSandboxResponse(items=sandboxes).SerializeToString()
+
+    async def go() -> None:
+        runtime = PodsRuntime(Link(call))  # type: ignore[arg-type]
+        first: list[ListedSandbox | ListedContainer] = [*await runtime.sandboxes(), *await runtime.containers()]
+        sandboxes[1].state = 1
+        containers[1].state = 2
+        del sandboxes[2]
+        again: list[ListedSandbox | ListedContainer] = [*await runtime.sandboxes(), *await runtime.containers()]
+
+        by_id = {one.id: one for one in first}
+        assert [one.id for one in again if one is by_id[one.id]] == ["s0", "c0", "c2"]
+        assert [(one.id, one.running) for one in again if one is not by_id[one.id]] == [("s1", False), ("c1", False)]
+        keys = {id(key) for one in first if isinstance(one, ListedSandbox) for key in one.labels if key == "app"}
+        assert len(keys) == 1
+
+    asyncio.run(go())
