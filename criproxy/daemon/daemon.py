@@ -23,7 +23,7 @@ from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
-from criproxy.cgroup.topology import Topology, WholeCores
+from criproxy.cgroup.topology import Topology, WholeCores, root_cpuset
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, OwnFiles
@@ -159,7 +159,7 @@ class Daemon:
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own, cpus.exclusive)
+        cores = WholeCores(Topology(Tree(), root_cpuset(driver)), cpus.own, cpus.exclusive)
         self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
@@ -234,6 +234,7 @@ class Daemon:
 
     def _make_control(self, settings: NodeSettings, driver: CgroupDriver) -> None:
         """What bounds the box, and what answers harm."""
+        cpuset = root_cpuset(driver)
         self._guard = CpuGuard(
             self._box,
             PressureListener(lambda: online_pressure(driver, self._box.path)),
@@ -244,7 +245,7 @@ class Daemon:
         )
         self._loop = Loop(
             self._box,
-            CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
+            CapacityReader(Path(cpuset) if cpuset else None).read,
             self._clock,
             settings_of.loop(settings),
             observer=self._recorder,

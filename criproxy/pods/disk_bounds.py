@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.disks import hold_disks
 from criproxy.control.interference.disks import DisksOrder, DisksState, step, suspected
 from criproxy.control.interference.responder import DiskBound
 from criproxy.model.signals import DiskCounters, DiskRate, Missing, SignalReading
@@ -57,7 +58,7 @@ class DiskBounds(Struct, eq=False):
         with self._trouble.logged_by(lambda error: self.shared.log.warning("disks_not_bounded", error=str(error))):
             wanted = self.state.bounds
             changes = await self.box.writes(
-                "bound disks", lambda driver, box: driver.hold_disks(box, wanted), apart="cgroup-disks"
+                "bound disks", lambda driver, box: hold_disks(driver.files, box, wanted), apart="cgroup-disks"
             )
             if changes:
                 self.shared.log.debug("disks_bounded", changes=[one.new for one in changes])
