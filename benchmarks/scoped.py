@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from criproxy.cgroup import files, kernel_files
-from criproxy.cgroup.counter import CpuTimes
+from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.kernel_files import CPU_USAGE, KernelFile
 from criproxy.cgroup.tree import Tree
 from criproxy.config import Loaded, OwnFiles
 from criproxy.daemon.daemon import Daemon
@@ -47,8 +48,23 @@ class ScopedDriver:
         assert cpu is not None, f"{self._node} is gone"
         return Usage(cpu.cpu_usage_s, self._driver.node_usage().working_set_bytes)
 
-    def cpu_times(self, box: str) -> CpuTimes:
-        return CpuTimes(self._driver.cpu_counter(self._node), self._driver.cpu_counter(box), whole=True)
+    @property
+    def files(self) -> "ScopedFiles":
+        return ScopedFiles(self._driver.files, self._node)
+
+
+class ScopedFiles:
+    """Of the root, the CPU time is that of `node`, which v1 tells; on v2 kubepods and the box are added up anyway."""
+
+    def __init__(self, files: FileAccess, node: str) -> None:
+        self._files = files
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def file(self, row: KernelFile, path: str) -> str:
+        return self._files.file(row, self._node if row is CPU_USAGE and not path else path)
 
 
 class ScopedCriproxy(Criproxy):

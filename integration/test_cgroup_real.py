@@ -20,6 +20,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.kernel_driver import processes_in
 from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.tiers import tiered
@@ -108,7 +109,7 @@ def bring(ground: Ground, limits: Limits) -> tuple[LimitChange, ...]:
     """What the box does in one tick and the next."""
     changes = ground.driver.write(ground.box, limits)
     assert limits["memory"] is not UNLIMITED
-    while ground.driver.reclaim(ground.box, int(limits["memory"])):
+    while ground.driver.memory.reclaim(ground.box, int(limits["memory"])):
         pass
     return (*changes, *ground.driver.write(ground.box, limits))
 
@@ -167,7 +168,7 @@ def test_process_in_a_pod_is_in_the_box_in_every_controller(ground: Ground) -> N
 
     lines = Path(f"/proc/{child.pid}/cgroup").read_text().splitlines()
     assert {line.split(":", 2)[2] for line in lines} == {pod}
-    assert ground.driver.processes(ground.box) == (child.pid,)
+    assert processes_in(ground.driver.files, ground.box) == (child.pid,)
 
 
 def test_box_follows_the_cpus_of_its_parent(ground: Ground) -> None:
@@ -589,7 +590,7 @@ def test_killed_pod_is_empty_and_can_be_removed(ground: Ground) -> None:
     while not ground.driver.remove_pod(pod) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ground.driver.pods(ground.box) == ("podb",)
-    assert ground.driver.processes(ground.box) == (neighbour.pid,)
+    assert processes_in(ground.driver.files, ground.box) == (neighbour.pid,)
 
 
 def test_node_usage_counts_up(ground: Ground) -> None:

@@ -18,6 +18,7 @@ from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
+from criproxy.cgroup.kernel_files import CPU_USAGE
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.tree import Tree
@@ -87,7 +88,7 @@ def node() -> Iterator[Node]:
     driver = detect(tree)
     box = Box(driver, BoxSettings({"cpu": 0.1, "memory": 64 << 20}), lambda: UNLIMITED, Clock())
     prefix = f"/criproxy-guard-{os.getpid()}"
-    counters = CpuTimes(driver.cpu_counter(prefix), driver.cpu_counter(f"{prefix}/offline"), whole=True)
+    counters = CpuTimes(*(driver.files.file(CPU_USAGE, path) for path in (prefix, f"{prefix}/offline")), whole=True)
     node = Node(driver, box, prefix, counters)
     driver.ensure(f"{node.prefix}/offline")
     for mount in mounts():
@@ -181,7 +182,7 @@ def test_online_step_up_lowers_the_real_quota_and_the_tick_after_it_finds_no_dri
 
 
 def test_where_the_kernel_reports_no_pressure_the_guard_says_so(node: Node) -> None:
-    if node.driver.pressure_file(node.kubepods) is not None and Path("/proc/pressure/cpu").exists():
+    if online_pressure(node.driver, f"{node.prefix}/offline") is not None and Path("/proc/pressure/cpu").exists():
         pytest.skip("this kernel reports pressure")
 
     async def play() -> None:
@@ -192,7 +193,7 @@ def test_where_the_kernel_reports_no_pressure_the_guard_says_so(node: Node) -> N
 
 
 def test_online_that_waits_is_heard_of_until_its_cgroup_goes(node: Node) -> None:
-    file = node.driver.pressure_file(node.kubepods)
+    file = online_pressure(node.driver, f"{node.prefix}/offline")
     if file is None or not Path("/proc/pressure/cpu").exists():
         pytest.skip("this kernel reports no pressure of a cgroup")
 

@@ -2,19 +2,21 @@
 
 Every operation is level-triggered and idempotent: read, compare, write, verify. Each may block in the kernel, so all
 are called from the threads of `cgroup.box`, never from the event loop. What changes anything is called from one thread,
-but for `reclaim`.
+but for what `memory` does.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.counter import CpuTimes
 from criproxy.cgroup.naming import directory_of, parse_box, parse_placement
 from criproxy.model import LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
-from criproxy.model.signals import DiskRate, Missing, Stall
+from criproxy.model.signals import Missing, Stall
+
+if TYPE_CHECKING:
+    from criproxy.cgroup.access import FileAccess  # which raises the errors of this module
 
 T = TypeVar("T")
 
@@ -92,14 +94,29 @@ class Reclaimable(Struct, frozen=True):
     stall: Stall
 
 
-class CpuUse(Struct, frozen=True):
-    """CPU at one moment. `cpus`: those that the box runs on. Counters: `idle_s` of each CPU that is online, `used_s` of
-    each pod (path) that is there.
-    """
+class MemoryDriver(Protocol):
+    """The kernel's reclaim: for a thread of its own, beside all other methods of a driver, as it may take long."""
 
-    cpus: Cpus
-    idle_s: Mapping[int, float]
-    used_s: Mapping[str, float]
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        """Lower a memory limit by one step towards `size_bytes`, which may take the kernel long, and kills nobody.
+
+        On v2 it is memory.high.
+
+        The next `write` takes it up. True: another step may help.
+        `path`: the box, or a pod in it.
+        """
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        """What `take_back` goes by; Missing: the kernel can't take memory back on demand, or tells no pressure."""
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        """Take back so much of the box's memory, in one step, whatever its limits; returns by how much it fell."""
+
+    def drop_cache(self, pod: str) -> int | None:
+        """Take back some of the page cache that an ended pod has left; returns how many bytes that was.
+
+        None: there is no more to take, the kernel can't, or a process is in the pod.
+        """
 
 
 class CgroupDriver(Protocol):
@@ -109,14 +126,18 @@ class CgroupDriver(Protocol):
     per method.
     """
 
+    files: "FileAccess"
+    """The kernel's files by their rows, for functions that need nothing else of a driver: what a feature reads itself,
+    such as `disks.disk_use`. What systemd has a part in is not written through it.
+    """
+
+    memory: MemoryDriver
+    """What reclaims memory."""
+
     version: int
     """Of cgroups; 0: the machine has none. On 2 alone, a child may carry a CPU quota of its own, whatever the box
     shrinks to (on 1 it is EINVAL).
     """
-
-    @property
-    def root_cpuset(self) -> str | None:
-        """The root's file of effective CPUs; None where there is no cpuset controller."""
 
     def node_usage(self) -> Usage:
         """Usage of the whole node: the CPU time of all that runs, and the working set from /proc/meminfo."""
@@ -143,45 +164,13 @@ class CgroupDriver(Protocol):
         MEMORY_HIGH below the usage, which leaves the limit alone; v1 has none.
         """
 
-    def reclaim(self, path: str, size_bytes: int) -> bool:
-        """Lower a memory limit by one step towards `size_bytes`, which may take the kernel long, and kills nobody.
-
-        On v2 it is memory.high.
-
-        For a thread of its own, beside all other methods; the next `write` takes it up. True: another step may help.
-        `path`: the box, or a pod in it.
-        """
-
-    def reclaimable(self, box: str) -> Reclaimable | Missing:
-        """What `take_back` goes by; Missing: the kernel can't take memory back on demand, or tells no pressure."""
-
-    def take_back(self, box: str, size_bytes: int) -> int:
-        """Take back so much of the box's memory, in one step, whatever its limits; returns by how much it fell.
-
-        For a thread of its own, as `reclaim` is.
-        """
-
-    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
-        """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has.
+    def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
+        """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has. Or a pod in it.
 
         What in the box was given CPUs of its own keeps them, as far as they are among these. Raises CgroupError also
-        when none of them is there: then the box keeps what it has.
+        when none of them is there: then the box keeps what it has. A pod with a container that kubelet keeps to other
+        CPUs is left as it is, and so is one that has gone.
         """
-
-    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
-        """Set the box's CPU limit and nothing else; the rest of `write` follows with the next tick."""
-
-    def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
-        """Let a pod run on these of the box's CPUs alone; None: on all of them.
-
-        One with a container that kubelet keeps to other CPUs is left as it is.
-        """
-
-    def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
-        """On which CPUs the box runs, and what the machine and these pods of it (paths) have used."""
-
-    def cpu_limit(self, path: str) -> float | Unlimited | None:
-        """A cgroup's CPU limit in cores; None: it does not exist."""
 
     def capacity(self, box: str, name: str) -> int | None:
         """What the box can have of a resource of `kernel_files.LIMITS`; None: the kernel can't bound it.
@@ -193,30 +182,15 @@ class CgroupDriver(Protocol):
     def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
         """Bound the box in a resource of `kernel_files.LIMITS`, in the unit of its row.
 
-        Does nothing where the kernel can't.
+        Does nothing where the kernel can't. Of CPU, its limit in cores is set at once, and nothing else; the rest of
+        `write` follows with the next tick.
         """
 
     def read_limit(self, path: str, name: str) -> HeldLimit | None:
-        """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it."""
+        """The limit of a cgroup on a resource of `kernel_files.LIMITS`; None: the kernel can't bound it.
 
-    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
-        """Bound the box on these disks, by number, and on no others, but for limits that somebody else has set.
-
-        Does nothing where the kernel can't. On newer kernels, a write may wait for what a disk has under way.
+        Or that on CPU, in cores; None: the cgroup does not exist.
         """
-
-    def disk_use(self, path: str) -> int | None:
-        """How many bytes a cgroup has read from disks and written there; None: it is not there, or not counted."""
-
-    def cpu_times(self, box: str) -> CpuTimes:
-        """The CPU counters of the node and of the box.
-
-        On v2 the node is kubepods and the box: the kernel only samples the root's own counter (0.4 of 1.1 busy cores
-        were seen), while other cgroups are exact.
-        """
-
-    def pressure_file(self, path: str) -> str | None:
-        """The file with a cgroup's CPU pressure; None where there can be none (v1)."""
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
         """Make a pod's cgroup in the box, with its own limits."""
@@ -242,21 +216,11 @@ class CgroupDriver(Protocol):
     def pods(self, box: str) -> tuple[str, ...]:
         """Names of the pod cgroups in the box, from every controller; empty when there is no box."""
 
-    def drop_cache(self, pod: str) -> int | None:
-        """Take back some of the page cache that an ended pod has left; returns how many bytes that was.
-
-        None: there is no more to take, the kernel can't, or a process is in the pod. For a thread of its own, as
-        `reclaim` is.
-        """
-
     def remove_pod(self, pod: str) -> bool:
         """Remove a pod's cgroup and its empty children from every controller. False when a process is still in it."""
 
     def kill_pod(self, pod: str) -> None:
         """SIGKILL to every process in a pod's cgroup; they end in their own time."""
-
-    def processes(self, path: str) -> tuple[int, ...]:
-        """The pids in a cgroup and below it, in any controller; none when it does not exist."""
 
 
 class AbsentDriver:
@@ -266,16 +230,12 @@ class AbsentDriver:
     """
 
     version = 0
-    root_cpuset = None
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
     def exists(self, path: str) -> bool:
         return False
-
-    def pressure_file(self, path: str) -> str | None:
-        return None
 
     def __getattr__(self, name: str) -> Any:
         raise CgroupError(self.reason)
@@ -293,6 +253,15 @@ def checked_pod(path: str) -> tuple[str, str]:
     """The directories of the box and of the pod in it that `path` names. Raises CgroupError for another path."""
     place = _checked(lambda: parse_placement(path))
     return directory_of(place.box.path), directory_of(place.in_box)
+
+
+def is_box(path: str) -> bool:
+    """Whether this is the path of a box; otherwise it is a pod's, or none of ours."""
+    try:
+        parse_box(path)
+    except ValueError:
+        return False
+    return True
 
 
 def checked_path(path: str) -> str:

@@ -4,26 +4,26 @@ Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
 import errno
-from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
-from criproxy.cgroup.counter import CpuTimes
+from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import (
     CgroupError,
     ContainerLimits,
-    CpuUse,
     HeldLimit,
+    MemoryDriver,
     PodLimits,
     Reclaimable,
     checked_box,
     checked_path,
     checked_pod,
+    is_box,
 )
 from criproxy.cgroup.kernel_files import LIMITS, weight_of
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
-from criproxy.cgroup.tree import TICKS_PER_S, Tree, if_there
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import (
@@ -38,7 +38,7 @@ from criproxy.model import (
     Usage,
 )
 from criproxy.model.cpulist import Cpus
-from criproxy.model.signals import DiskRate, Missing
+from criproxy.model.signals import Missing
 
 POD_FILES: Final = {
     "cpu_weight": rows.CPU_WEIGHT,
@@ -55,8 +55,9 @@ class KernelDriver:
 
     def __init__(self, version: V1Hierarchies | V2Hierarchy, tree: Tree, proc: str = "/proc") -> None:
         self._version = version
-        self._access = version.access
+        self.files = self._access = version.access
         self.version = version.access.version
+        self.memory: MemoryDriver = KernelMemory(version)
         self._tree = tree
         self._proc = proc
         left_out = () if self.version == 2 else ("cpu_cores", "protected", "oom_group")
@@ -67,21 +68,6 @@ class KernelDriver:
         """Whether the kernel has cpu.idle; on v2 it shows only once a first cgroup has the cpu controller."""
         first = ("", *(f"/{name}" for name in self._tree.children(self._access.directory("cpu", ""))))
         return any(self._access.has(rows.CPU_IDLE, path) for path in first)
-
-    @property
-    def root_cpuset(self) -> str | None:
-        return self._access.file(rows.EFFECTIVE_CPUS, "") if self._access.has(rows.EFFECTIVE_CPUS, "") else None
-
-    def cpu_times(self, box: str) -> CpuTimes:
-        node = "" if self.version == 1 else self.cpu_counter(parse_box(box).online)
-        return CpuTimes(node or self._access.file(rows.CPU_USAGE, ""), self.cpu_counter(box), whole=not node)
-
-    def cpu_counter(self, path: str) -> str:
-        """The file with a cgroup's CPU time."""
-        return self._access.file(rows.CPU_USAGE, checked_path(path))
-
-    def pressure_file(self, path: str) -> str | None:
-        return self._access.file(rows.CPU_PRESSURE, checked_path(path)) if self.version == 2 else None
 
     def node_usage(self) -> Usage:
         memory_bytes = files.node_working_set_bytes(self._tree.read_often(f"{self._proc}/meminfo"))
@@ -144,44 +130,10 @@ class KernelDriver:
         cpu = rows.CPU_IDLE if self._access.has(rows.CPU_IDLE, path) else rows.CPU_WEIGHT
         return [change for row in (cpu, *rows.DISK_WEIGHTS) for change in self._access.settle_lowest(row, path)]
 
-    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
-        return tuple(self._version.confine(checked_box(box), cpus))
-
-    def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
-        return tuple(self._version.pin(*checked_pod(pod), cpus))
-
-    def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
-        used_s = {}
-        for pod in pods:
-            with if_there():
-                used_s[pod] = self._version.cpu_times(checked_path(pod))[0]
-        cpus = self._access.read(rows.EFFECTIVE_CPUS, checked_box(box))
-        return CpuUse(cpus, files.idle_cpu_seconds(self._tree.read_often(f"{self._proc}/stat"), TICKS_PER_S), used_s)
-
-    def cpu_limit(self, path: str) -> float | Unlimited | None:
-        with if_there():
-            return self._version.cores(checked_path(path))
-        return None
-
-    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
-        return tuple(self._version.settle_quota(checked_box(box), cores))
-
-    def reclaim(self, path: str, size_bytes: int) -> bool:
-        return self._version.reclaim(checked_path(path), files.whole_pages(size_bytes))
-
-    def reclaimable(self, box: str) -> Reclaimable | Missing:
-        return self._version.reclaimable(checked_box(box))
-
-    def take_back(self, box: str, size_bytes: int) -> int:
-        path = checked_box(box)
-        before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-        try:
-            self._access.write(rows.MEMORY_RECLAIM, path, str(size_bytes))
-        except CgroupError as error:
-            if error.errno != errno.EAGAIN:  # it was less
-                raise
-        after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-        return max(0, before_bytes - after_bytes)
+    def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
+        if is_box(path):
+            return tuple(self._version.confine(checked_box(path), cpus))
+        return tuple(self._version.pin(*checked_pod(path), None if cpus is UNLIMITED else cpus))
 
     def capacity(self, box: str, name: str) -> int | None:
         row = LIMITS[name].limit
@@ -192,41 +144,25 @@ class KernelDriver:
         return min((*node, *(limit for limit in held if isinstance(limit, int))), default=None)
 
     def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
+        if name == CPU:
+            return tuple(self._version.settle_quota(checked_box(box), limit))
         return tuple(self._access.settle(LIMITS[name].limit, checked_box(box), limit))
 
     def can_limit(self, box: str, name: str) -> bool:
         return self._access.has(LIMITS[name].limit, checked_box(box))
 
     def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        if name == CPU:
+            return self._cpu_limit(checked_path(path))
         path, row = checked_path(path), LIMITS[name]
         limit = self._access.read(row.limit, path)
         used: int | None = None if limit is None or row.usage is None else self._access.read(row.usage, path)
         return None if limit is None else HeldLimit(limit, used)
 
-    # --- disks -------------------------------------------------------------------------------------------------------
-
-    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
-        """A disk that is there no more takes no limit, and needs none."""
-        path = checked_box(box)
-        held: Mapping[str, DiskRate | None] | None = self._access.read_if_there(rows.IO_MAX, path)
-        if held is None:
-            return ()
-        asked: dict[str, DiskRate | None] = {number: None for number, rate in held.items() if rate is not None}
-        asked |= {number: rate.whole for number, rate in wanted.items() if held.get(number, rate) is not None}
-        changes = []
-        for number, rate in asked.items():
-            if held.get(number) != rate:
-                with if_there():
-                    self._access.write(rows.IO_MAX, path, (number, rate))
-                    old, new = files.io_max(number, held.get(number)), files.io_max(number, rate)
-                    changes.append(LimitChange(self._access.file(rows.IO_MAX, path), old, new, drift=False))
-        return tuple(changes)
-
-    def disk_use(self, path: str) -> int | None:
-        stat = self._access.read_if_there(rows.IO_STAT, checked_path(path))
-        if stat is None:
-            return None
-        return sum(int(of.get(key, 0)) for of in stat.values() for key in ("rbytes", "wbytes"))
+    def _cpu_limit(self, path: str) -> HeldLimit | None:
+        with if_there():
+            return HeldLimit(self._version.cores(path), None)
+        return None
 
     # --- pods --------------------------------------------------------------------------------------------------------
 
@@ -300,20 +236,9 @@ class KernelDriver:
         names = {name for root in self._access.roots for name in self._tree.children(root + directory)}
         return tuple(sorted(pod for name in names if (pod := pod_named(box, name)) is not None))
 
-    def drop_cache(self, pod: str) -> int | None:
-        path = checked_pod(pod)[1]
-        with if_there():
-            if self.processes(pod):
-                return None
-            before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-            if before_bytes and self._version.drop_cache(path, before_bytes):
-                after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-                return before_bytes - after_bytes if after_bytes < before_bytes else None
-        return None
-
     def remove_pod(self, pod: str) -> bool:
         path = checked_pod(pod)[1]
-        if self.processes(pod):
+        if processes_in(self._access, pod):
             return False
         for root in self._access.roots:
             if not self._tree.remove(root + path):
@@ -327,11 +252,49 @@ class KernelDriver:
             with if_there():
                 self._access.write(rows.KILL, path, "1")
         else:
-            self._tree.kill(lambda: self.processes(pod))
+            self._tree.kill(lambda: processes_in(self._access, pod))
 
-    def processes(self, path: str) -> tuple[int, ...]:
-        path = checked_path(path)
-        return tuple(sorted({pid for root in self._access.roots for pid in self._tree.processes(root + path)}))
+
+class KernelMemory:
+    """A `MemoryDriver`."""
+
+    def __init__(self, version: V1Hierarchies | V2Hierarchy) -> None:
+        self._version = version
+        self._access = version.access
+
+    def reclaim(self, path: str, size_bytes: int) -> bool:
+        return self._version.reclaim(checked_path(path), files.whole_pages(size_bytes))
+
+    def reclaimable(self, box: str) -> Reclaimable | Missing:
+        return self._version.reclaimable(checked_box(box))
+
+    def take_back(self, box: str, size_bytes: int) -> int:
+        path = checked_box(box)
+        before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        try:
+            self._access.write(rows.MEMORY_RECLAIM, path, str(size_bytes))
+        except CgroupError as error:
+            if error.errno != errno.EAGAIN:  # it was less
+                raise
+        after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        return max(0, before_bytes - after_bytes)
+
+    def drop_cache(self, pod: str) -> int | None:
+        path = checked_pod(pod)[1]
+        with if_there():
+            if processes_in(self._access, pod):
+                return None
+            before_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+            if before_bytes and self._version.drop_cache(path, before_bytes):
+                after_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+                return before_bytes - after_bytes if after_bytes < before_bytes else None
+        return None
+
+
+def processes_in(access: FileAccess, path: str) -> tuple[int, ...]:
+    """The pids in a cgroup and below it, in any controller; none when it does not exist. Raises CgroupError."""
+    path = checked_path(path)
+    return tuple(sorted({pid for root in access.roots for pid in access.tree.processes(root + path)}))
 
 
 def _pages(size: float | Unlimited) -> int | Unlimited:

@@ -10,7 +10,8 @@ import select
 from collections.abc import Callable
 from typing import Final
 
-from criproxy.cgroup.driver import CgroupDriver
+from criproxy.cgroup.driver import CgroupDriver, checked_path
+from criproxy.cgroup.kernel_files import CPU_PRESSURE
 from criproxy.cgroup.naming import parse_box
 
 TRIGGERS: Final = ((50_000, 500_000), (200_000, 2_000_000))
@@ -22,7 +23,9 @@ _WITHOUT: Final = "the guard goes by usage alone, where the prediction bounds CP
 
 def online_pressure(driver: CgroupDriver, box: str | None) -> str | None:
     """The file that says how long online waits for CPU, by its box; None: there is no box, or none on this version."""
-    return None if box is None else driver.pressure_file(parse_box(box).online)
+    if box is None or driver.version != 2:
+        return None
+    return driver.files.file(CPU_PRESSURE, checked_path(parse_box(box).online))
 
 
 class PressureListener:

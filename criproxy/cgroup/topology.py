@@ -8,13 +8,21 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.driver import CgroupDriver, CgroupError
+from criproxy.cgroup.kernel_files import EFFECTIVE_CPUS
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.whole_cores import choose, spared
 from criproxy.model import UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 SYS_CPU: Final = "/sys/devices/system/cpu"
+
+
+def root_cpuset(driver: CgroupDriver) -> str | None:
+    """The root's file of effective CPUs; None where there is no cpuset controller."""
+    if driver.version == 0 or not driver.files.has(EFFECTIVE_CPUS, ""):
+        return None
+    return driver.files.file(EFFECTIVE_CPUS, "")
 
 
 class Topology(Struct):

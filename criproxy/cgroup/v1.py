@@ -126,7 +126,10 @@ class V1Hierarchies:
         return [*self._follow(rows.CPUS, box, want), *self._follow(rows.MEMORY_NODES, box, nodes)]
 
     def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
-        """See `CgroupDriver.pin`. What comes into the pod later has what the pod has."""
+        """See `CgroupDriver.confine`; None: the pod is on all CPUs of the box.
+
+        What comes into the pod later has what the pod has.
+        """
         if self._cpuset is None:
             if cpus is None:
                 return []

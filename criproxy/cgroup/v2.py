@@ -103,7 +103,7 @@ class V2Hierarchy:
         return self.access.settle(rows.CPUS, box, cpus)
 
     def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
-        """See `CgroupDriver.pin`."""
+        """See `CgroupDriver.confine`; None: the pod is on all CPUs of the box."""
         with if_there():
             if cpus is None:
                 return self._unconfine(pod, "") if self.access.has(rows.CPUS, pod) else []

@@ -23,7 +23,7 @@ from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
-from criproxy.cgroup.topology import Topology, WholeCores
+from criproxy.cgroup.topology import Topology, WholeCores, root_cpuset
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.worker import Worker
 from criproxy.config import Loaded, OwnFiles
@@ -162,7 +162,7 @@ class Daemon:
         runtime = PodsRuntime(self._link, footprint.trim)
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
-        cores = WholeCores(Topology(Tree(), driver.root_cpuset), cpus.own, cpus.exclusive)
+        cores = WholeCores(Topology(Tree(), root_cpuset(driver)), cpus.own, cpus.exclusive)
         self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
@@ -235,6 +235,7 @@ class Daemon:
         hard = _EvictionHardReader(settings.config.proxy.listen_path)
         relief = MemoryRelief(shared, self._box, eviction, hard, self._disk_reader)
         parts = [part.made(ports) for part in PARTS]
+        cpuset = root_cpuset(driver)
         self._guard = CpuGuard(
             self._box,
             PressureListener(lambda: online_pressure(driver, self._box.path)),
@@ -245,7 +246,7 @@ class Daemon:
         )
         self._loop = Loop(
             self._box,
-            CapacityReader(Path(driver.root_cpuset) if driver.root_cpuset else None).read,
+            CapacityReader(Path(cpuset) if cpuset else None).read,
             self._clock,
             settings_of.loop(settings),
             observer=self._recorder,

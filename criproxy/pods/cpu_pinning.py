@@ -16,10 +16,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.driver import CgroupDriver, CpuUse, all_done
+from criproxy.cgroup.cpu_use import CpuUse, cpu_use
+from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
-from criproxy.model import UNLIMITED, LimitChange, Sandbox
+from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_manager import CpuManager
@@ -103,7 +104,7 @@ class CpuPinning(Part, Struct):
         use = None
         if limits:
             paths = tuple(limits)
-            use = await self.box.reads("read pods' CPU", lambda driver, box: driver.cpu_use(box, paths))
+            use = await self.box.reads("read pods' CPU", lambda driver, box: cpu_use(driver.files, box, paths))
         if use is None:
             self._pins, self._last = {}, None
             return
@@ -143,7 +144,7 @@ def pin(driver: CgroupDriver, pods: Mapping[str, Cpus | None]) -> tuple[LimitCha
 
     A pod that has gone is no error. What failed keeps none of the others from it, and is raised then, as CgroupError.
     """
-    return all_done(partial(driver.pin, pod, cpus) for pod, cpus in pods.items())
+    return all_done(partial(driver.confine, pod, UNLIMITED if cpus is None else cpus) for pod, cpus in pods.items())
 
 
 def kubelets_limits(driver: CgroupDriver, places: Collection[PodParent]) -> dict[str, float]:
@@ -158,9 +159,9 @@ def kubelets_limits(driver: CgroupDriver, places: Collection[PodParent]) -> dict
 def _kubelets_limit(driver: CgroupDriver, place: PodParent) -> float | None:
     """None: there is none, or kubelet has no cgroup of the pod."""
     for path in place.at_kubelet:
-        limit = driver.cpu_limit(path)
-        if limit is not None:
-            return None if limit is UNLIMITED else limit
+        held = driver.read_limit(path, CPU)
+        if held is not None:
+            return None if held.limit is UNLIMITED else held.limit
     return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.disks import hold_disks
 from criproxy.control.clock import Wake
 from criproxy.control.interference.disks import DisksOrder, DisksState, step, suspected
 from criproxy.control.interference.responder import DiskBound
@@ -58,7 +59,7 @@ class DiskBounds(Part, Struct, eq=False):
         self._is_due, wanted = False, self.state.bounds
         try:
             changes = await self.box.writes(
-                "bound disks", lambda driver, box: driver.hold_disks(box, wanted), apart="cgroup-disks"
+                "bound disks", lambda driver, box: hold_disks(driver.files, box, wanted), apart="cgroup-disks"
             )
         except BaseException:
             self._lifted = False

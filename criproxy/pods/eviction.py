@@ -25,6 +25,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.disks import disk_use
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.tree import if_there
 from criproxy.control.interference.detectors import IO
@@ -310,7 +311,7 @@ def _memory_limit(driver: CgroupDriver, path: str) -> float | Unlimited:
 
 def disk_uses(driver: CgroupDriver, pods: Collection[str]) -> dict[str, int]:
     """How many bytes those have read from disks and written that are counted. Raises CgroupError."""
-    return {path: use for path in pods if (use := driver.disk_use(path)) is not None}
+    return {path: use for path in pods if (use := disk_use(driver.files, path)) is not None}
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def reclaim_asked(now: NodeSettings) -> bool:
 
 def reclaimable(driver: CgroupDriver, box: str) -> Reclaimable | Missing | None:
     """A job of the box's: what of its memory could be taken back; None: it has gone."""
-    return driver.reclaimable(box) if driver.exists(box) else None
+    return driver.memory.reclaimable(box) if driver.exists(box) else None
 
 
 class ProactiveReclaim(Part, Struct):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
+from criproxy.cgroup.kernel_driver import processes_in
 from criproxy.cgroup.naming import directory_of, parse_box
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree
@@ -69,7 +70,7 @@ class Box:
         self.driver.ensure(BOX)
         drift = sum(change.drift for change in self.driver.write(BOX, self.limits))
         if self.limits["memory"] is not UNLIMITED:
-            self.driver.reclaim(BOX, int(self.limits["memory"]))
+            self.driver.memory.reclaim(BOX, int(self.limits["memory"]))
         self.drift += drift
         return drift
 
@@ -84,7 +85,7 @@ class Box:
         scope = f"lab-{uuid.uuid4().hex[:12]}.scope"
         options = ["--scope", "--quiet", f"--slice={slice_}", "-p", "Delegate=yes", f"--unit={scope}"]
         subprocess.Popen(["systemd-run", *options, *(command or ("sleep", "2147483647"))])
-        wait_until(lambda: self.driver.processes(slice_), WAIT_S, f"{scope} to run")
+        wait_until(lambda: processes_in(self.driver.files, slice_), WAIT_S, f"{scope} to run")
         self._runs.append(scope)
         return scope
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from criproxy.cgroup.driver import PodLimits
+from criproxy.cgroup.kernel_driver import processes_in
 from integration.lab.process import wait_until
 from integration.systemd.slice_lab import BOX, V1, Box, directory, shown, systemctl, text
 
@@ -88,7 +89,7 @@ def test_pod_slice_keeps_its_controllers_with_an_anchor(box: Box) -> None:
 
     assert pod.lacks() == set()
     assert shown(ANCHOR, "ActiveState") == "active"
-    assert box.driver.processes(ANCHOR) == ()
+    assert processes_in(box.driver.files, ANCHOR) == ()
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup.driver import CgroupError, PodLimits
+from criproxy.cgroup.kernel_driver import processes_in
 from criproxy.cgroup.systemd.units import SystemdUnits
-from criproxy.model import UNLIMITED
+from criproxy.model import CPU, UNLIMITED
 from integration.lab.process import wait_until
 from integration.systemd.slice_lab import BOX, LIMITS, V1, Box, directory, held, new_driver, shown, systemctl, text
 
@@ -180,7 +181,7 @@ def test_slice_that_was_stopped_is_there_and_bounded_after_one_tick(box: Box) ->
 
 
 def test_squeeze_is_at_once_and_lasts_from_the_next_tick_on(busy: Box) -> None:
-    busy.driver.squeeze(BOX, 0.1)
+    busy.driver.write_limit(BOX, CPU, 0.1)
     squeezed = held(BOX)
     busy.limits = {**LIMITS, "cpu": 0.1}
 
@@ -218,7 +219,7 @@ def test_change_over_the_bus_costs_less_than_systemctl(busy: Box, say: Callable[
         units.set(BOX, {"CPUQuotaPerSecUSec": next(quotas) * 1000, "MemoryMax": 200 * MIB})
 
     def in_the_file() -> None:
-        busy.driver.squeeze(BOX, next(quotas) / 1000)
+        busy.driver.write_limit(BOX, CPU, next(quotas) / 1000)
 
     def by_systemctl() -> None:
         systemctl("set-property", "--runtime", BOX, f"CPUQuota={next(quotas) // 10}%")
@@ -296,7 +297,7 @@ def test_memory_below_the_usage_kills_nobody_and_systemd_is_told_what_holds(box:
         systemctl("daemon-reload")
     took_s = time.monotonic() - started_s
 
-    assert box.driver.processes(pod)
+    assert processes_in(box.driver.files, pod)
     size = box.driver.read(BOX)["memory"]
     assert size is not UNLIMITED
     assert 120 * MIB < size < 180 * MIB
@@ -326,7 +327,7 @@ def test_pod_slice_in_use_is_not_removed_and_an_empty_one_leaves_nothing(box: Bo
     box.driver.ensure_pod(pod, PodLimits(memory_bytes=80 * MIB))
 
     assert not box.driver.remove_pod(pod)
-    assert box.driver.processes(pod)
+    assert processes_in(box.driver.files, pod)
     box.end(scope)
 
     assert box.driver.remove_pod(pod)

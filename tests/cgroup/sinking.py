@@ -10,6 +10,6 @@ def bring(driver: CgroupDriver, box: str, limits: Limits) -> tuple[LimitChange, 
     changes = driver.write(box, limits)
     if limits["memory"] is not UNLIMITED:
         for _ in range(files.RECLAIM_STEPS):
-            if not driver.reclaim(box, limits["memory"]):  # type: ignore[arg-type]
+            if not driver.memory.reclaim(box, limits["memory"]):  # type: ignore[arg-type]
                 break
     return (*changes, *driver.write(box, limits))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from criproxy.cgroup.detect import detect, detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.model import UNLIMITED
-from criproxy.model.cpulist import format_cpus, parse_cpus
+from criproxy.model import CPU, UNLIMITED, Unlimited
+from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
@@ -377,7 +377,7 @@ def test_systemd_v2_is_told_and_keeps_the_cpus_through_a_reset(tmp_path: Path) -
 def test_systemd_v2_changes_cpus_in_one_call_and_the_limits_stay_in_force(tmp_path: Path) -> None:
     node = made(tmp_path, 2)
     node.tick("0-3")
-    node.driver.squeeze(SLICE, 0.25)
+    node.driver.write_limit(SLICE, CPU, 0.25)
     node.systemd.calls.clear()
 
     node.driver.confine(SLICE, cpus("0"))
@@ -475,12 +475,12 @@ def test_systemd_v1_has_no_say_in_cpusets(tmp_path: Path) -> None:
 def test_v1_pod_and_all_in_it_are_pinned_and_freed(v1: V1) -> None:
     v1.make_container("0-3")
 
-    changes = v1.driver.pin(POD, cpus("1"))
+    changes = v1.driver.confine(POD, cpus("1"))
     pinned = v1.held(BOX, POD, CONTAINER)
-    again = v1.driver.pin(POD, cpus("1"))
-    v1.driver.pin(POD, cpus("2-3"))
+    again = v1.driver.confine(POD, cpus("1"))
+    v1.driver.confine(POD, cpus("2-3"))
     moved = v1.held(BOX, POD, CONTAINER)
-    v1.driver.pin(POD, None)
+    v1.driver.confine(POD, UNLIMITED)
 
     assert [(change.old, change.new) for change in changes] == [("0-3", "1")]
     assert again == ()
@@ -491,39 +491,39 @@ def test_v1_pod_and_all_in_it_are_pinned_and_freed(v1: V1) -> None:
 
 def test_v1_pinned_pod_follows_a_box_that_is_narrowed_and_is_pinned_anew(v1: V1) -> None:
     v1.make_container("0-3")
-    v1.driver.pin(POD, cpus("1"))
+    v1.driver.confine(POD, cpus("1"))
 
     v1.driver.confine(BOX, cpus("2-3"))
-    v1.driver.pin(POD, cpus("3"))
+    v1.driver.confine(POD, cpus("3"))
 
     assert v1.held(BOX, POD, CONTAINER) == ["2-3", "3", "3"]
 
 
 def test_v1_pod_that_another_process_had_pinned_follows_the_box_until_it_is_pinned_anew(v1: V1) -> None:
     v1.make_container("0-3")
-    v1.driver.pin(POD, cpus("1"))
+    v1.driver.confine(POD, cpus("1"))
     successor = detect(v1.kernel, v1.kernel.root)
 
     successor.confine(BOX, UNLIMITED)
     free = v1.held(BOX, POD, CONTAINER)
-    successor.pin(POD, cpus("2"))
+    successor.confine(POD, cpus("2"))
 
     assert free == ["0-3"] * 3
     assert v1.held(BOX, POD, CONTAINER) == ["0-3", "2", "2"]
 
 
-@pytest.mark.parametrize("pin", [None, cpus("0")], ids=["freed", "pinned"])
-def test_v1_pod_with_a_container_on_other_cpus_is_left_as_it_is(v1: V1, pin: frozenset[int] | None) -> None:
+@pytest.mark.parametrize("pin", [UNLIMITED, cpus("0")], ids=["freed", "pinned"])
+def test_v1_pod_with_a_container_on_other_cpus_is_left_as_it_is(v1: V1, pin: Cpus | Unlimited) -> None:
     v1.make_container("1")
 
-    assert v1.driver.pin(POD, pin) == ()
+    assert v1.driver.confine(POD, pin) == ()
     assert v1.held(BOX, POD, CONTAINER) == ["0-3", "0-3", "1"]
 
 
 def test_v1_pin_outside_the_box_changes_nothing(v1: V1) -> None:
     v1.driver.confine(BOX, cpus("0-1"))
 
-    assert v1.driver.pin(POD, cpus("3")) == ()
+    assert v1.driver.confine(POD, cpus("3")) == ()
     assert v1.held(POD) == ["0-1"]
 
 
@@ -535,16 +535,16 @@ def test_v1_without_cpusets_says_why_pods_can_t_be_pinned(tmp_path: Path) -> Non
     driver.ensure(BOX)
 
     with pytest.raises(CgroupError, match="no cpuset hierarchy"):
-        driver.pin(POD, cpus("1"))
+        driver.confine(POD, cpus("1"))
 
 
 def test_v2_pod_is_pinned_by_one_file_and_freed_by_an_empty_one(v2: V2) -> None:
     v2.driver.ensure_pod(POD, PodLimits())
 
-    changes = v2.driver.pin(POD, cpus("1"))
-    again = v2.driver.pin(POD, cpus("1"))
+    changes = v2.driver.confine(POD, cpus("1"))
+    again = v2.driver.confine(POD, cpus("1"))
     held = v2.kernel.file(f"cg{POD}/cpuset.cpus")
-    v2.driver.pin(POD, None)
+    v2.driver.confine(POD, UNLIMITED)
 
     assert (len(changes), again, held) == (1, (), "1")
     assert v2.kernel.file(f"cg{POD}/cpuset.cpus") == ""
@@ -553,10 +553,10 @@ def test_v2_pod_is_pinned_by_one_file_and_freed_by_an_empty_one(v2: V2) -> None:
 def test_v2_pod_with_processes_is_freed_by_all_that_the_node_has(v2: V2) -> None:
     v2.driver.ensure_pod(POD, PodLimits())
     v2.kernel.by_hand("cg/cpuset.cpus.effective", "0-3")
-    v2.driver.pin(POD, cpus("1"))
+    v2.driver.confine(POD, cpus("1"))
     v2.kernel.by_hand(f"cg{POD}/cgroup.procs", "7")
 
-    v2.driver.pin(POD, None)
+    v2.driver.confine(POD, UNLIMITED)
 
     assert v2.kernel.file(f"cg{POD}/cpuset.cpus") == "0-3"
 
@@ -567,8 +567,8 @@ def test_v2_pod_with_a_container_on_other_cpus_is_left_as_it_is(v2: V2) -> None:
     v2.kernel.mkdir(f"{v2.kernel.root}/cg{CONTAINER}")
     v2.kernel.by_hand(f"cg{CONTAINER}/cpuset.cpus", "0-1")
 
-    assert v2.driver.pin(POD, cpus("2")) == ()
-    assert len(v2.driver.pin(POD, cpus("1"))) == 1
+    assert v2.driver.confine(POD, cpus("2")) == ()
+    assert len(v2.driver.confine(POD, cpus("1"))) == 1
 
 
 def test_v2_without_the_controller_says_why_pods_can_t_be_pinned(tmp_path: Path) -> None:
@@ -577,16 +577,16 @@ def test_v2_without_the_controller_says_why_pods_can_t_be_pinned(tmp_path: Path)
     driver.ensure(BOX)
     driver.ensure_pod(POD, PodLimits())
 
-    driver.pin(POD, None)
+    driver.confine(POD, UNLIMITED)
     with pytest.raises(CgroupError, match=r"cpuset.cpus does not exist, so offline pods can't be kept on some"):
-        driver.pin(POD, cpus("1"))
+        driver.confine(POD, cpus("1"))
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("pin", [None, cpus("1")], ids=["freed", "pinned"])
-def test_pod_that_has_gone_is_no_error(tmp_path: Path, version: int, pin: frozenset[int] | None) -> None:
+@pytest.mark.parametrize("pin", [UNLIMITED, cpus("1")], ids=["freed", "pinned"])
+def test_pod_that_has_gone_is_no_error(tmp_path: Path, version: int, pin: Cpus | Unlimited) -> None:
     kernel = FakeKernel(tmp_path, version, cpusets=True)
     driver = detect(kernel, kernel.root)
     driver.ensure(BOX)
 
-    assert driver.pin(POD, pin) == ()
+    assert driver.confine(POD, pin) == ()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup.detect import detect_any, detect_signals
+from criproxy.cgroup.disks import disk_use, hold_disks
 from criproxy.cgroup.files import io_max, parse_io_max
 from criproxy.model.signals import DiskRate, Missing
 from tests.fakes.clock import FakeClock
@@ -42,12 +43,12 @@ def test_disks_are_bounded_lifted_and_others_limits_stay(tmp_path: Path, box: st
     driver.ensure(box)
     file = f"cg/{box.lstrip('/')}/io.max"
     kernel.write(f"{kernel.root}/{file}", "253:1 wbps=9")
-    first = driver.hold_disks(box, {"8:0": RATE, "253:1": RATE})
-    again = driver.hold_disks(box, {"8:0": RATE})
+    first = hold_disks(driver.files, box, {"8:0": RATE, "253:1": RATE})
+    again = hold_disks(driver.files, box, {"8:0": RATE})
     held = kernel.file(file).splitlines()
     reading = detect_signals(kernel, FakeClock(), kernel.root).read(box, own_limits=False).disk_limits
-    changed = driver.hold_disks(box, {"8:0": DiskRate(2_000_000.7, 40.9), "8:16": MORE})
-    lifted = driver.hold_disks(box, {})
+    changed = hold_disks(driver.files, box, {"8:0": DiskRate(2_000_000.7, 40.9), "8:16": MORE})
+    lifted = hold_disks(driver.files, box, {})
 
     assert sorted(held) == ["253:1 rbps=max wbps=9 riops=max wiops=max", OURS]
     assert reading == {"253:1": None, "8:0": RATE}
@@ -59,11 +60,11 @@ def test_disks_are_bounded_lifted_and_others_limits_stay(tmp_path: Path, box: st
 def test_box_that_has_gone_or_has_no_such_file_takes_no_limit(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 2, lacks=("io.max",))
     driver = detect_any(kernel, FakeSystemd(kernel), kernel.root)
-    gone = driver.hold_disks("/offline", {"8:0": RATE})
+    gone = hold_disks(driver.files, "/offline", {"8:0": RATE})
     driver.ensure("/offline")
     limits = detect_signals(kernel, FakeClock(), kernel.root).read("/offline", own_limits=False).disk_limits
 
-    assert gone == driver.hold_disks("/offline", {"8:0": RATE}) == ()
+    assert gone == hold_disks(driver.files, "/offline", {"8:0": RATE}) == ()
     assert isinstance(limits, Missing) and "io.max does not exist" in limits.why
 
 
@@ -73,7 +74,7 @@ def test_v1_bounds_no_disk_and_says_why(tmp_path: Path) -> None:
     driver.ensure("/offline")
     limits = detect_signals(kernel, FakeClock(), kernel.root).read("/offline", own_limits=False).disk_limits
 
-    assert driver.hold_disks("/offline", {"8:0": RATE}) == ()
+    assert hold_disks(driver.files, "/offline", {"8:0": RATE}) == ()
     assert isinstance(limits, Missing) and "cgroup v1" in limits.why
 
 
@@ -83,5 +84,5 @@ def test_use_of_disks_is_what_was_read_and_written(tmp_path: Path) -> None:
     driver.ensure("/offline")
     kernel.by_hand("cg/offline/io.stat", "8:0 rbytes=10 wbytes=5 rios=1 wios=1\n8:16 rbytes=1 wbytes=0 rios=1 wios=0")
 
-    assert driver.disk_use("/offline") == 16
-    assert driver.disk_use("/offline/podgone") is None
+    assert disk_use(driver.files, "/offline") == 16
+    assert disk_use(driver.files, "/offline/podgone") is None

@@ -2,13 +2,14 @@
 
 import errno
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.kernel_driver import KernelDriver, processes_in
 from criproxy.cgroup.v2 import V2Hierarchy
 from criproxy.model import UNLIMITED, LimitChange, Usage
 from tests.cgroup.sinking import bring
@@ -191,7 +192,7 @@ def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(b
 
     changes: list[LimitChange] = []
     box.kernel.write = amid  # type: ignore[method-assign, assignment]
-    box.driver.reclaim(BOX, 400 * MIB)
+    box.driver.memory.reclaim(BOX, 400 * MIB)
     left = box.limit(BOX) if file == "memory.limit_in_bytes" else box.kernel.file(f"{box.memory}{BOX}/{file}")
     changes += box.driver.write(BOX, {"cpu": 1.0, "memory": 600 * MIB})
 
@@ -204,11 +205,11 @@ def test_reclaim_takes_one_step_at_a_time_and_never_raises(box: Node) -> None:
     box.driver.write(BOX, {"cpu": 1.0, "memory": 20_000 * MIB})
     box.use(BOX, cache=1000 * MIB)
 
-    goes_on = [box.driver.reclaim(BOX, 300 * MIB) for _ in range(4)]
+    goes_on = [box.driver.memory.reclaim(BOX, 300 * MIB) for _ in range(4)]
 
     assert goes_on == [True, True, False, False]
     assert box.kernel.cache == {f"{box.kernel.root}/{box.memory}{BOX}": 300 * MIB}
-    assert not box.driver.reclaim(BOX, 900 * MIB)
+    assert not box.driver.memory.reclaim(BOX, 900 * MIB)
     assert box.kernel.file(f"{box.memory}{BOX}/{box.names('memory.limit_in_bytes', 'memory.high')}") == str(300 * MIB)
 
 
@@ -269,7 +270,7 @@ def test_usage_of_a_cgroup_that_does_not_exist_is_none(node: Node) -> None:
     assert node.driver.usage(BOX) is None
     assert not node.driver.exists(BOX)
     assert node.driver.pods(BOX) == ()
-    assert node.driver.processes(BOX) == ()
+    assert processes_in(node.driver.files, BOX) == ()
 
 
 def test_usage_counts_working_set_and_throttling(box: Node) -> None:
@@ -361,7 +362,7 @@ def test_remove_of_a_pod_with_a_process_leaves_it_whole(box: Node) -> None:
     assert not box.driver.remove_pod(POD)
 
     assert sorted(Path(box.kernel.root).rglob("*")) == before
-    assert box.driver.processes(POD) == box.driver.processes(BOX) == (17,)
+    assert processes_in(box.driver.files, POD) == processes_in(box.driver.files, BOX) == (17,)
 
 
 def test_kill_of_a_pod_ends_all_that_is_in_it_and_nothing_beside_it(box: Node) -> None:
@@ -373,7 +374,7 @@ def test_kill_of_a_pod_ends_all_that_is_in_it_and_nothing_beside_it(box: Node) -
 
     box.driver.kill_pod(POD)
 
-    assert box.driver.processes(BOX) == (18,)
+    assert processes_in(box.driver.files, BOX) == (18,)
     assert box.driver.remove_pod(POD)
 
 
@@ -422,6 +423,6 @@ def test_ensure_and_write_of_what_is_no_box_are_refused(node: Node, path: str) -
 
 @pytest.mark.parametrize("path", ["/..", "/a/../b", "a", "/a\0b"])
 def test_reading_outside_the_tree_is_refused(node: Node, path: str) -> None:
-    for reading in (node.driver.usage, node.driver.exists, node.driver.processes):
+    for reading in (node.driver.usage, node.driver.exists, partial(processes_in, node.driver.files)):
         with pytest.raises(CgroupError, match="not an absolute cgroup path"):
             reading(path)

@@ -104,7 +104,7 @@ def write_watched(node: Node, limits: Limits) -> bool:
     try:
         node.driver.write(BOX, limits)
         if limits["memory"] is not UNLIMITED:
-            node.driver.reclaim(BOX, limits["memory"])  # type: ignore[arg-type]
+            node.driver.memory.reclaim(BOX, limits["memory"])  # type: ignore[arg-type]
     except CgroupError as error:
         assert error.errno == errno.EIO
         return False

@@ -28,7 +28,7 @@ def made(kernel: FakeKernel, *, cache: int, anon: int = 0) -> CgroupDriver:
 
 def all_of(driver: CgroupDriver) -> list[int]:
     found = []
-    while (size := driver.drop_cache(POD)) is not None:
+    while (size := driver.memory.drop_cache(POD)) is not None:
         found.append(size)
     return found
 
@@ -67,15 +67,15 @@ def test_kernel_that_cannot_is_asked_for_nothing(tmp_path: Path, version: int, f
 def test_pod_with_a_process_or_without_memory_or_gone_is_left_alone(tmp_path: Path, version: int) -> None:
     kernel = FakeKernel(tmp_path, version)
     driver = made(kernel, cache=0)
-    assert driver.drop_cache(POD) is None
+    assert driver.memory.drop_cache(POD) is None
     kernel.cache[at(kernel)] = MIB
     Path(at(kernel), "cgroup.procs").write_text("7")
-    assert driver.drop_cache(POD) is None
-    assert driver.drop_cache("/offline/podgone") is None
+    assert driver.memory.drop_cache(POD) is None
+    assert driver.memory.drop_cache("/offline/podgone") is None
     assert orders(kernel) == []
 
 
 def test_only_pods_of_the_box_are_touched(tmp_path: Path) -> None:
     driver = made(FakeKernel(tmp_path, 2), cache=0)
     with pytest.raises(CgroupError):
-        driver.drop_cache("/kubepods/poda")
+        driver.memory.drop_cache("/kubepods/poda")

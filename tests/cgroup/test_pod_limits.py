@@ -15,7 +15,7 @@ from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, ContainerLimits, HeldLimit, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
-from criproxy.model import UNLIMITED, LimitChange
+from criproxy.model import CPU, UNLIMITED, LimitChange
 from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
@@ -170,7 +170,7 @@ def test_limit_that_systemd_was_not_told_is_told_by_the_next_tick(node: Node) ->
 def test_another_share_of_processes_leaves_a_squeeze_in_force(node: Node) -> None:
     """Systemd writes all that it was told when it is told of one."""
     node.tick()
-    node.driver.squeeze(node.box, 0.1)
+    node.driver.write_limit(node.box, CPU, 0.1)
     node.write_pids(0.5)
     assert node.driver.read(node.box)["cpu"] == pytest.approx(0.1)
 

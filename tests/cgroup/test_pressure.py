@@ -55,4 +55,4 @@ def test_listener_closes_as_often_as_asked(times: int) -> None:
 def test_pressure_of_online_is_that_of_kubelets_own_cgroup() -> None:
     driver = FakeDriver()
     assert online_pressure(driver, None) is None
-    assert online_pressure(driver, "/kubelet/offline") == "/kubelet/kubepods/cpu.pressure"
+    assert online_pressure(driver, "/kubelet/offline") == "/nowhere/kubelet/kubepods/cpu.pressure"

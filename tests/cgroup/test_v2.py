@@ -6,6 +6,7 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
+from criproxy.cgroup.kernel_driver import processes_in
 from criproxy.model import UNLIMITED
 from tests.cgroup.sinking import bring
 from tests.fakes.kernel import FakeKernel
@@ -99,7 +100,7 @@ def test_squeeze_reclaims_the_box_and_leaves_the_limit_that_kills(kernel: FakeKe
     kernel.anon[directory], kernel.cache[directory] = 100 * MIB, 300 * MIB
     driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     driver.write(BOX, SQUEEZED)
-    while driver.reclaim(BOX, 64 * MIB):
+    while driver.memory.reclaim(BOX, 64 * MIB):
         pass
     kernel.anon[directory] = 500 * MIB  # it grows all the same, and nobody is killed
     driver.write(BOX, SQUEEZED)
@@ -189,5 +190,5 @@ def test_pod_is_killed_by_the_kernel_at_once_where_it_can(tmp_path: Path, lacks:
 
     driver.kill_pod(POD)
 
-    assert driver.processes(POD) == ()
+    assert processes_in(driver.files, POD) == ()
     assert kernel.writes == ([] if lacks else [(f"{kernel.root}/cg{POD}/cgroup.kill", "1")])

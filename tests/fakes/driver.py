@@ -3,14 +3,48 @@
 import contextlib
 import errno
 import threading
-from collections.abc import Collection, Mapping
+from typing import Any
 
-from criproxy.cgroup.counter import CpuTimes
-from criproxy.cgroup.driver import CgroupError, ContainerLimits, CpuUse, HeldLimit, PodLimits, Reclaimable
-from criproxy.cgroup.naming import parse_box, parse_placement
-from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited, Usage
+from criproxy.cgroup import kernel_files as rows
+from criproxy.cgroup.driver import CgroupError, ContainerLimits, HeldLimit, MemoryDriver, PodLimits, Reclaimable, is_box
+from criproxy.cgroup.kernel_files import KernelFile
+from criproxy.cgroup.naming import parse_placement
+from criproxy.cgroup.tree import TICKS_PER_S
+from criproxy.model import CPU, UNLIMITED, LimitChange, Limits, Unlimited, Usage
 from criproxy.model.cpulist import Cpus, format_cpus
-from criproxy.model.signals import DiskRate, Missing
+from criproxy.model.signals import Missing
+
+
+class FakeFiles:
+    """Of the kernel's files, those that are read without any other help of the driver."""
+
+    def __init__(self, driver: "FakeDriver") -> None:
+        self._driver = driver
+        self.tree = self
+
+    @property
+    def version(self) -> int:
+        return 1 if self._driver.counts_the_node else self._driver.version
+
+    def file(self, row: KernelFile, path: str) -> str:
+        return f"{self._driver.counters}{path}/{'cpu.stat' if row is rows.CPU_USAGE else 'cpu.pressure'}"
+
+    def read(self, row: KernelFile, path: str) -> Any:
+        if row is rows.EFFECTIVE_CPUS:
+            return frozenset(self._driver.idle_s)
+        used_s = self._driver.used_s.get(path, 0.0)
+        return used_s * 1e9 if self.version == 1 else {"usage_usec": used_s * 1e6}
+
+    def read_often(self, file: str) -> str:
+        """/proc/stat."""
+        return "".join(
+            f"cpu{cpu} 0 0 0 {idle_s * TICKS_PER_S:.0f} 0 0\n" for cpu, idle_s in self._driver.idle_s.items()
+        )
+
+    def read_if_there(self, row: KernelFile, path: str) -> Any:
+        """io.stat: of one disk."""
+        size_bytes = self._driver.disk_bytes.get(path)
+        return None if size_bytes is None else {"8:0": {"rbytes": str(size_bytes)}}
 
 
 class FakeDriver:
@@ -50,7 +84,8 @@ class FakeDriver:
         self.anchors: tuple[str, ...] = ()
         self.counters = "/nowhere"
         self.counts_the_node = False
-        self.root_cpuset: str | None = None
+        self.memory: MemoryDriver = self
+        self.files: Any = FakeFiles(self)
 
     def _call(self, name: str, *arguments: str) -> None:
         self.threads.setdefault(name, set()).add(threading.current_thread().name)
@@ -65,14 +100,6 @@ class FakeDriver:
     def usage(self, path: str) -> Usage | None:
         self._call("usage", path)
         return Usage(1.0, 100, memory_bytes=self.in_use) if path in self.boxes else None
-
-    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
-        self._call("hold_disks", box, *wanted)
-        return ()
-
-    def disk_use(self, path: str) -> int | None:
-        self._call("disk_use", path)
-        return self.disk_bytes.get(path)
 
     def exists(self, path: str) -> bool:
         if path in self.boxes or path in self.kubelets:
@@ -102,36 +129,24 @@ class FakeDriver:
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
-    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
-        """What is asked for is kept in `cpus`."""
+    def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
+        """What is asked for is kept in `cpus`, and of pods in `pins`."""
+        if not is_box(path):
+            return self._pin(path, None if cpus is UNLIMITED else cpus)
+        box = path
         if cpus is UNLIMITED and box not in self.cpus:
             return ()
         self._call("confine", box, str(cpus) if cpus is UNLIMITED else format_cpus(cpus))
         self.cpus[box] = cpus
         return ()
 
-    def pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
+    def _pin(self, pod: str, cpus: Cpus | None) -> tuple[LimitChange, ...]:
         old = self.pins.get(pod)
         if old == cpus:
             return ()
         self._call("pin", pod, "all" if cpus is None else format_cpus(cpus))
         self.pins[pod] = cpus
         return (LimitChange("cpuset.cpus", str(old), str(cpus), drift=False),)
-
-    def cpu_use(self, box: str, pods: Collection[str]) -> CpuUse:
-        self._call("cpu_use", box)
-        return CpuUse(frozenset(self.idle_s), dict(self.idle_s), {pod: self.used_s.get(pod, 0.0) for pod in pods})
-
-    def cpu_limit(self, path: str) -> float | Unlimited | None:
-        self._call("cpu_limit", path)
-        held = self.kubelets.get(path)
-        return None if held is None else UNLIMITED if held.cpu_cores is None else held.cpu_cores
-
-    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
-        self._call("squeeze", box, str(cores))
-        old = self.boxes[box]
-        self.boxes[box] = {"cpu": cores, "memory": old["memory"]}
-        return (LimitChange("cpu.max", str(old["cpu"]), str(cores), self.drifted),)
 
     def reclaim(self, path: str, size_bytes: int) -> bool:
         self._call("reclaim", path, str(size_bytes))
@@ -157,23 +172,27 @@ class FakeDriver:
         self.caches[name] -= 1
         return 1
 
-    def cpu_times(self, box: str) -> CpuTimes:
-        node = "" if self.counts_the_node else parse_box(box).online
-        files = (f"{self.counters}{path}/cpu.stat" for path in (node, box))
-        return CpuTimes(*files, whole=self.counts_the_node)
-
-    def pressure_file(self, path: str) -> str | None:
-        return f"{path}/cpu.pressure"
-
     def capacity(self, box: str, name: str) -> int | None:
         return 1000
 
     def write_limit(self, box: str, name: str, limit: float | Unlimited) -> tuple[LimitChange, ...]:
+        if name == CPU:
+            return self._squeeze(box, limit)
         self._call("write_limit", box, name)
         old, self.limits[box, name] = self.limits.get((box, name)), limit
         return () if old == limit else (LimitChange(f"{name}.max", str(old), str(limit), self.drifted),)
 
+    def _squeeze(self, box: str, cores: float | Unlimited) -> tuple[LimitChange, ...]:
+        self._call("squeeze", box, str(cores))
+        old = self.boxes[box]
+        self.boxes[box] = {"cpu": cores, "memory": old["memory"]}
+        return (LimitChange("cpu.max", str(old["cpu"]), str(cores), self.drifted),)
+
     def read_limit(self, path: str, name: str) -> HeldLimit | None:
+        if name == CPU:
+            self._call("cpu_limit", path)
+            held = self.kubelets.get(path)
+            return None if held is None else HeldLimit(UNLIMITED if held.cpu_cores is None else held.cpu_cores, None)
         return HeldLimit(self.limits.get((path, name), 1000), 7)
 
     def ensure_pod(self, pod: str, limits: PodLimits) -> None:
@@ -216,6 +235,3 @@ class FakeDriver:
     def kill_pod(self, pod: str) -> None:
         self._call("kill_pod", pod)
         self.busy -= {parse_placement(pod).name}
-
-    def processes(self, path: str) -> tuple[int, ...]:
-        return ()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.model import CPU, MEMORY, UNLIMITED, Limits, PodRef, Sandbox, Usage
@@ -97,9 +98,14 @@ class Bench:
             raise self.kill_fails
         self.killed.append(pod)
 
-    def disk_use(self, pod: str) -> int | None:
+    @property
+    def files(self) -> "Bench":
+        return self
+
+    def read_if_there(self, row: KernelFile, pod: str) -> Any:
+        """io.stat."""
         rate = self.disk_bytes_per_s.get(pod)
-        return None if rate is None else int(rate * self.clock.boottime_s())
+        return None if rate is None else {"8:0": {"rbytes": int(rate * self.clock.boottime_s())}}
 
     async def sandboxes(self) -> list[ListedSandbox]:
         if self.lists:

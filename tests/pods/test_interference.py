@@ -10,12 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
-from criproxy.model import CPU, MEMORY, LimitChange, Limits, Pod, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, Limits, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -113,10 +114,21 @@ class Node:
             work=None if counted is None else self._worked(now_s),
         )
 
-    def hold_disks(self, box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
-        others = {number: None for number, rate in self.disk_limits.items() if rate is None}
-        self.disk_limits = {**others, **{number: rate.whole for number, rate in wanted.items()}}
-        return ()
+    @property
+    def files(self) -> "Node":
+        return self
+
+    def read_if_there(self, row: KernelFile, path: str) -> dict[str, DiskRate | None]:
+        """io.max."""
+        return dict(self.disk_limits)
+
+    def file(self, row: KernelFile, path: str) -> str:
+        return "io.max"
+
+    def write(self, row: KernelFile, path: str, value: tuple[str, DiskRate | None]) -> None:
+        number, rate = value
+        others = {other: held for other, held in self.disk_limits.items() if other != number}
+        self.disk_limits = others if rate is None else {**others, number: rate}
 
     def _worked(self, now_s: float) -> WorkReading:
         cpi = self.cpi(self.seen.shares) if self.cpi else 1.0
@@ -1029,15 +1041,15 @@ def test_limits_on_disks_that_could_not_be_lifted_are_lifted_later() -> None:
     bench = Bench()
     disk = SlowDisk(bench, online_mib=10.0, box_mib=500.0)
     disk.looks(12)
-    held, hold = bench.node.disk_limits, bench.node.hold_disks
+    held, write = bench.node.disk_limits, bench.node.write
 
-    def hangs(box: str, wanted: Mapping[str, DiskRate]) -> tuple[LimitChange, ...]:
+    def hangs(row: KernelFile, path: str, value: tuple[str, DiskRate | None]) -> None:
         raise CgroupError("a disk hangs")
 
-    bench.node.hold_disks = hangs  # type: ignore[method-assign]
+    bench.node.write = hangs  # type: ignore[method-assign]
     bench.watch.set_to(replace(ON, acts=False, disks=DisksUse.LIFTED))
     bench.looks(2)
-    bench.node.hold_disks = hold  # type: ignore[method-assign]
+    bench.node.write = write  # type: ignore[method-assign]
     bench.looks(2)
 
     assert held

@@ -10,7 +10,7 @@ from criproxy.cgroup.box.limits import BoxLimits, BoxSettings
 from criproxy.cgroup.box.memory import BoxMemory, Held
 from criproxy.cgroup.box.pods import BoxPods
 from criproxy.cgroup.box.threads import BoxThreads, for_request
-from criproxy.cgroup.counter import CpuTimes
+from criproxy.cgroup.counter import CpuTimes, cpu_times
 from criproxy.cgroup.driver import CgroupDriver, HeldLimit
 from criproxy.cgroup.naming import BoxPath
 from criproxy.cgroup.topology import WholeCores
@@ -180,7 +180,7 @@ class Box:
             return None
         if self._counted != path:
             self._counters.close()
-            self._counters, self._counted = self._driver.cpu_times(path), path
+            self._counters, self._counted = cpu_times(self._driver.files, path), path
         try:
             return self._counters.read()
         except OSError as error:

@@ -150,7 +150,7 @@ class BoxLimits:
         if wanted is None or (wanted[CPU] is not UNLIMITED and wanted[CPU] <= cores):
             return ()
         self.wanted = {**wanted, CPU: cores}
-        changes = self._counted_drift(self._driver.squeeze(path, cores))
+        changes = self._counted_drift(self._driver.write_limit(path, CPU, cores))
         self.held = {**(self.held or {}), **self._driver.read(path)}
         return changes
 

@@ -111,7 +111,7 @@ class BoxMemory:
         """On the reclaimer's thread: to what is wanted at each step's beginning."""
         for _ in range(files.RECLAIM_STEPS):
             path, size = self._limits.path, self._sink_to
-            if path is None or size is None or not self._driver.reclaim(path, size):
+            if path is None or size is None or not self._driver.memory.reclaim(path, size):
                 return
 
     # --- beside the limits -----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class BoxMemory:
             while name not in self._dropped:
                 if self._sink_to is not None or self._clock.monotonic_s() > until_s:
                     return dropped_bytes
-                if (size := self._driver.drop_cache(box.pod(name))) is None:
+                if (size := self._driver.memory.drop_cache(box.pod(name))) is None:
                     self._dropped |= {name}
                 else:
                     dropped_bytes += size
@@ -155,7 +155,7 @@ class BoxMemory:
     def _take_back(self, path: str, size_bytes: int) -> int:
         until_s, left_bytes = self._clock.monotonic_s() + _CACHE_S, size_bytes
         while left_bytes > 0 and self._sink_to is None and self._clock.monotonic_s() <= until_s:
-            taken_bytes = self._driver.take_back(path, min(left_bytes, files.CACHE_STEP_BYTES))
+            taken_bytes = self._driver.memory.take_back(path, min(left_bytes, files.CACHE_STEP_BYTES))
             left_bytes -= taken_bytes
             if not taken_bytes:
                 break

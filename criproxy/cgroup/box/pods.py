@@ -174,7 +174,7 @@ class BoxPods:
     def _make_room(self, pod: str, size_bytes: int) -> None:
         """On the reclaimer's thread: so that the pod's own limit can be set without waiting."""
         for _ in range(files.RECLAIM_STEPS):
-            if not self._driver.exists(pod) or not self._driver.reclaim(pod, size_bytes):
+            if not self._driver.exists(pod) or not self._driver.memory.reclaim(pod, size_bytes):
                 return
 
     def _set_limits(self, place: PodParent, *, asked_bytes: int = 0, resized: Resources | None = None) -> None:

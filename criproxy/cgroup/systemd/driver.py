@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
-from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, checked_box, checked_pod, no_cpus
-from criproxy.cgroup.kernel_driver import KernelDriver
+from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, checked_box, checked_pod, is_box, no_cpus
+from criproxy.cgroup.kernel_driver import KernelDriver, processes_in
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
@@ -49,15 +49,10 @@ class SystemdDriver:
         self._knows_idle = True
         self._slices: dict[str, _Slice] = {}
         # What only reads, and what systemd has no part in, is the kernel's files in either shape.
-        self.root_cpuset = kernel.root_cpuset
-        self.cpu_times, self.pressure_file = kernel.cpu_times, kernel.pressure_file
+        self.files = kernel.files
         self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
-        self.read, self.reclaim, self.processes = kernel.read, kernel.reclaim, kernel.processes
+        self.read, self.memory = kernel.read, kernel.memory
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
-        self.drop_cache = kernel.drop_cache
-        self.pin, self.cpu_use, self.cpu_limit = kernel.pin, kernel.cpu_use, kernel.cpu_limit
-        self.reclaimable, self.take_back = kernel.reclaimable, kernel.take_back
-        self.hold_disks, self.disk_use = kernel.hold_disks, kernel.disk_use
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
 
     def ensure(self, box: str) -> None:
@@ -96,13 +91,14 @@ class SystemdDriver:
         record.left = {**want, MEMORY: self._kernel.read(box)[MEMORY]}
         return changes
 
-    def confine(self, box: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
-        """Through systemd on v2, which makes the file, too; on v1 it has no say in cpusets.
+    def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
+        """Through systemd on v2, which makes the file, too; on v1 it has no say in cpusets, nor is it told of pods'.
 
         What it has reset beside is put back at once, as far as it was ours.
         """
-        if self.version == 1 or not is_slice(box):
-            return self._kernel.confine(box, cpus)
+        if self.version == 1 or not is_slice(path) or not is_box(path):
+            return self._kernel.confine(path, cpus)
+        box = path
         if cpus is not UNLIMITED and not cpus:
             raise no_cpus(box)
         record = self._slices[box]
@@ -126,16 +122,17 @@ class SystemdDriver:
             self._kernel.write(box, record.left)
         record.single[row] = value
 
-    def squeeze(self, box: str, cores: float) -> tuple[LimitChange, ...]:
-        """At once, in the file; the next `write` makes it last."""
-        changes = self._kernel.squeeze(box, cores)
+    def _squeeze(self, box: str, cores: Any) -> tuple[LimitChange, ...]:
+        changes = self._kernel.write_limit(box, CPU, cores)
         if record := self._slices.get(box):
             held = _as_held({CPU: cores, MEMORY: UNLIMITED})
             record.left = {**(record.left or self._kernel.read(box)), CPU: held[CPU]}
         return changes
 
     def write_limit(self, box: str, name: str, limit: Any) -> tuple[LimitChange, ...]:
-        """The file, and systemd, which would put another value back."""
+        """The file, and systemd, which would put another value back. Of CPU, the next `write` makes it last."""
+        if name == CPU:
+            return self._squeeze(box, limit)
         changes, row = self._kernel.write_limit(box, name, limit), LIMITS[name].limit
         if is_slice(box):
             record = self._slices[box]
@@ -176,7 +173,7 @@ class SystemdDriver:
     def remove_pod(self, pod: str) -> bool:
         """Stopping a slice kills what is in it: so only an empty one. On v1, some of its directories are left to us."""
         checked_pod(pod)
-        if is_slice(pod) and (self._kernel.processes(pod) or not self._units.stop(pod)):
+        if is_slice(pod) and (processes_in(self.files, pod) or not self._units.stop(pod)):
             return False
         return self._kernel.remove_pod(pod)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.model import UNLIMITED, LimitChange, Limits
+from criproxy.model import CPU, UNLIMITED, LimitChange, Limits
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
@@ -31,7 +31,7 @@ class Node:
         self.driver.ensure(BOX)
         changes = self.driver.write(BOX, limits)
         if limits["memory"] is not UNLIMITED:
-            self.driver.reclaim(BOX, limits["memory"])  # type: ignore[arg-type]
+            self.driver.memory.reclaim(BOX, limits["memory"])  # type: ignore[arg-type]
         return changes
 
     @property
@@ -234,7 +234,7 @@ def test_slice_that_was_stopped_is_started_anew_and_bounded(node: Node) -> None:
 
 
 def test_squeeze_is_in_the_file_at_once_and_told_with_the_next_write(box: Node) -> None:
-    box.driver.squeeze(BOX, 0.1)
+    box.driver.write_limit(BOX, CPU, 0.1)
     at_once, calls = box.cores(), list(box.systemd.calls)
 
     changes = box.tick({"cpu": 0.1, "memory": 512 * MIB})
@@ -245,7 +245,7 @@ def test_squeeze_is_in_the_file_at_once_and_told_with_the_next_write(box: Node) 
 
 
 def test_squeeze_that_the_next_limit_takes_back_is_gone_after_one_write(box: Node) -> None:
-    box.driver.squeeze(BOX, 0.1)
+    box.driver.write_limit(BOX, CPU, 0.1)
 
     back = box.tick()
     after = box.tick()
