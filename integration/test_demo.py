@@ -136,7 +136,7 @@ def test_demo_with_a_real_kubelet_has_it_start_the_pods(spot: Spot) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_demo_stopped_by_a_signal_cleans_up(spot: Spot, running: Running, number: signal.Signals) -> None:
     running.process.send_signal(number)
-    assert running.wait() == 128 + number
+    assert running.wait() == 128 + number, running.text
     assert CLEAN in running.text and f"stopped by {number.name}" in running.text
     assert "box limit" in running.text
     assert not spot.base.exists()

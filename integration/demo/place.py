@@ -58,12 +58,6 @@ class Place:
         """Whether no earlier demo has left anything."""
         return not any(lab.exists() or Tree(cgroup_root(lab)).directories() for lab in self.labs)
 
-    def clear_earlier(self) -> None:
-        """As `clear`, and says so."""
-        if not self.is_clean():
-            say(f"Cleaning up what an earlier demo left in {self.base}.")
-            self.clear()
-
     def clear(self) -> None:
         """End and remove everything of this or an earlier demo, then look for remains.
 
@@ -80,20 +74,13 @@ class Place:
             raise DemoError("This is left of the demo, remove it by hand: " + "; ".join(left))
 
 
-def check(plot: Path) -> None:
-    """Raises DemoError when there are no cgroups, or the plot can't be written after the play."""
+def check_cgroups() -> None:
+    """Raises DemoError when there are none."""
     try:
         hierarchies()
     except LabError:
         here = "run the demo on a machine (or in a container) with /sys/fs/cgroup"
         raise DemoError(f"No cgroup hierarchy is mounted here: {here}.") from None
-    try:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        plot.open("ab").close()
-        if plot.stat().st_size == 0:
-            plot.unlink()
-    except OSError as error:
-        raise DemoError(f"The plot {plot} can't be written ({error.strerror}): give another with --plot.") from error
 
 
 def check_port(port: int) -> None:
@@ -157,8 +144,16 @@ def _lock(base: Path) -> TextIO:
 
 
 @contextlib.contextmanager
-def cleaned(place: Place) -> Iterator[None]:
-    """Clean up whatever happens, undisturbed by further signals, and say so."""
+def cleaned(place: Place, port: int | None = None) -> Iterator[None]:
+    """Clean up, whatever happens, undisturbed by further signals, and say so; and first what an earlier demo left.
+
+    Raises DemoError when the port is taken.
+    """
+    if not place.is_clean():
+        say(f"Cleaning up what an earlier demo left in {place.base}.")
+        place.clear()
+    if port is not None:
+        check_port(port)
     place.lab.mkdir()
     try:
         try:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from integration.demo import DemoError
 from integration.demo.load import Play, read_play
 from integration.demo.node import Node, check_alive, start
-from integration.demo.place import check, check_port, cleaned, held, say
+from integration.demo.place import check_cgroups, cleaned, held, say
 from integration.lab.cgroups import version
 
 PEAK_RATIO: Final = 0.85
@@ -56,21 +56,19 @@ def run(options: argparse.Namespace) -> None:
     """Run the demo. Raises DemoError, LabError, grpc.RpcError, OSError or Stopped; everything is cleaned up by then."""
     cores = len(os.sched_getaffinity(0))
     play = read_play(options.trace, options.trace_id, options.seconds, PEAK_RATIO * cores)
-    check(options.plot)
-    with held(options.directory) as place:
-        place.clear_earlier()
-        check_port(options.port)
-        with cleaned(place):
-            say("Setting up a node of its own:")
-            node = start(place, play, cores, port=options.port, with_kubelet=options.kubelet)
-            say(f"online pod: {node.paths['online']}")
-            say(f"offline pods: {node.paths['box']}, each wants all CPUs")
-            say(f"1 s is {play.compression:.3g} s of the trace, and so much quicker does criproxy learn here")
-            samples = []
-            for sample in _samples(node, play):
-                samples.append(sample)
-                if sample.t_s // _SAY_EVERY_S > (sample.t_s - _SAMPLE_S) // _SAY_EVERY_S:
-                    say(line(sample, cores))
+    check_cgroups()
+    with held(options.directory) as place, cleaned(place, options.port):
+        say("Setting up a node of its own:")
+        node = start(place, play, cores, port=options.port, with_kubelet=options.kubelet)
+        say(f"online pod: {node.paths['online']}")
+        say(f"offline pods: {node.paths['box']}, each wants all CPUs")
+        say(f"1 s is {play.compression:.3g} s of the trace, and so much quicker does criproxy learn here")
+        samples, due_s = [], 0.0
+        for sample in _samples(node, play):
+            samples.append(sample)
+            if sample.t_s >= due_s:
+                due_s = sample.t_s + _SAY_EVERY_S
+                say(line(sample, cores))
     say("")
     words = in_words(samples, cores)
     for text in words:
@@ -167,6 +165,11 @@ def finish(axes: Any) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
 
 
+def save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
 def draw(samples: Sequence[Sample], play: Play, cores: int, path: Path, subtitle: str) -> None:
     """Write the plot as PNG: who had the CPU, what criproxy decided, and how much the box was throttled."""
     pyplot = load_pyplot()
@@ -196,5 +199,4 @@ def draw(samples: Sequence[Sample], play: Play, cores: int, path: Path, subtitle
     hours = play.points[-1][0] / 3600
     title = f"criproxy demo: {hours:.3g} h in {play.seconds:g} s on {cores} cores (cgroup v{version()})"
     figure.suptitle(title, fontsize=14, fontweight="bold")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)

@@ -51,7 +51,7 @@ def test_thousandths_are_read_as_the_api_server_writes_them(text: str, cores: fl
 
 
 def outcome() -> Outcome:
-    moments = [Moment(float(t), 0.5, 1.0, 0.25, 0.1, 1.2, None if t == 0 else 1.5, 0.3) for t in range(5)]
+    moments = [Moment(float(t), 0.5, 1.0, 0.25, 0.1, 1.2, None if t == 0 else 1.5) for t in range(5)]
     marks = [(1.0, "burst"), (1.5, "squeezed"), (3.0, "evicted")]
     windows = {"quiet, alone": (0.0, 1.0), "burst, alone": (1.0, 3.0), "none": (90.0, 91.0)}
     answers = [(100.0 + t / 10, ANSWER_S if t == 11 else 0.02) for t in range(50)]
@@ -82,5 +82,5 @@ def test_box_that_was_squeezed_is_not_told_to_be_at_its_least() -> None:
 
 @pytest.mark.slow
 def test_draw_writes_a_png(tmp_path: Path) -> None:
-    draw(outcome(), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    draw(outcome(), tmp_path / "new" / "plot.png")
+    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")

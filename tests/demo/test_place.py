@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.demo import DemoError
-from integration.demo.place import check, check_port, held
+from integration.demo.place import check_port, held
 from integration.lab.process import LabError
 
 
@@ -86,13 +86,3 @@ def test_check_port_taken_says_so_and_free_passes() -> None:
         with pytest.raises(DemoError, match=f"Port 127.0.0.1:{port} is taken.*--port"):
             check_port(port)
     check_port(port)
-
-
-def test_check_of_a_plot_leaves_no_file_keeps_an_old_one_and_says_what_cannot_be_written(tmp_path: Path) -> None:
-    check(tmp_path / "new" / "plot.png")
-    assert list((tmp_path / "new").iterdir()) == []
-    (tmp_path / "old.png").write_bytes(b"old")
-    check(tmp_path / "old.png")
-    assert (tmp_path / "old.png").read_bytes() == b"old"
-    with pytest.raises(DemoError, match=r"can't be written.*--plot"):
-        check(tmp_path / "old.png" / "plot.png")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from integration.demo.cluster.probe import ANSWER_S
-from integration.demo.play import BLUE, GREEN, GREY, OLIVE, ORANGE, RED, finish, load_pyplot
+from integration.demo.play import BLUE, GREEN, GREY, OLIVE, ORANGE, RED, finish, load_pyplot, save
 
 SQUEEZED: Final = "squeezed"
 """The mark of a limit that is lowered."""
@@ -20,8 +20,7 @@ _SEEN_RATIO: Final = 0.1
 class Moment:
     """One look, `t_s` after the play began. Cores are means since the look before.
 
-    `limit` is that of node 1's box, `lent` what that node publishes, `promised` what pods on it were promised of that;
-    None: not known, or none.
+    `limit` is that of node 1's box, `lent` what that node publishes; None: not known, or none.
     """
 
     t_s: float
@@ -31,7 +30,6 @@ class Moment:
     others: float
     limit: float | None
     lent: float | None
-    promised: float
 
 
 @dataclass
@@ -71,7 +69,7 @@ def in_words(outcome: Outcome) -> Iterator[str]:
     spans = [(after, after.t_s - before.t_s) for before, after in pairwise(outcome.moments)]
     one, two = (sum(now.box * span_s for now, span_s in spans), sum(now.second_box * span_s for now, span_s in spans))
     yield f"Offline pods used {one:.1f} core-seconds in the box of node 1, {two:.1f} in that of node 2."
-    limits = [now.limit for now in outcome.moments if now.limit is not None and now.promised]
+    limits = [now.limit for now in outcome.moments if now.limit is not None and now.box]
     if limits:
         yield f"With pods in it, the box of node 1 had from {min(limits):.2f} to {max(limits):.2f} cores."
         if max(limits) - min(limits) < _SEEN_RATIO * outcome.cores:
@@ -107,12 +105,11 @@ def draw(outcome: Outcome, path: Path) -> None:
     who.set(ylim=(0, top), ylabel="who has the CPU\n(cores)")
     box = [one.box for one in moments]
     lends.fill_between(times, box, color=GREEN, alpha=0.6, step="post", label="its box uses")
-    for values, label, colour, style in (
-        ([one.lent for one in moments], "batch-cpu published", ORANGE, "-"),
-        ([one.promised for one in moments], "of it promised to pods", ORANGE, ":"),
-        ([one.limit for one in moments], "its box may use", RED, "-"),
+    for values, label, colour in (
+        ([one.lent for one in moments], "batch-cpu published", ORANGE),
+        ([one.limit for one in moments], "its box may use", RED),
     ):
-        lends.plot(times, values, style, color=colour, drawstyle="steps-post", label=label)
+        lends.plot(times, values, color=colour, drawstyle="steps-post", label=label)
     lends.set(ylim=(0, top), ylabel="node 1\n(cores)")
     due = [due_s - outcome.begin_s for due_s, _ in outcome.answers]
     took_ms = [1000 * latency_s for _, latency_s in outcome.answers]
@@ -132,5 +129,4 @@ def draw(outcome: Outcome, path: Path) -> None:
             over = {"xycoords": ("data", "axes fraction"), "rotation": 35, "fontsize": 8, "va": "bottom"}
             who.annotate(text, (t_s, 1.0), **over)
     figure.suptitle(f"criproxy demo: a cluster on {outcome.cores} cores", fontsize=14, fontweight="bold")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)

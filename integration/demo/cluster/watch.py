@@ -93,8 +93,7 @@ class Watch:
         time.sleep(EVERY_S - self.now_s % EVERY_S)
         check_alive(self._on.parts)
         with contextlib.suppress(ApiError, LabError, OSError):  # the next look sees it
-            pods = self._on.items("pods")
-            there = {pod["metadata"]["name"]: pod for pod in pods}
+            there = {pod["metadata"]["name"]: pod for pod in self._on.items("pods")}
             for name, pod in there.items():
                 if pod["metadata"].get("labels", {}).get("job-name") == JOB:
                     self._look_at(name, pod)
@@ -102,7 +101,7 @@ class Watch:
                 if known.name not in there and known.ending_s is None:
                     known.ending_s = self.now_s
             self._look_at_events()
-            self._measure(pods)
+            self._measure()
 
     def _look_at(self, name: str, pod: Any) -> None:
         spec, status = pod["spec"], pod.get("status", {})
@@ -140,7 +139,7 @@ class Watch:
                 self.evicted.append(name)
                 self.tell(f"{_GOES[event['reason']].format(name)} {event['message']}", "evicted")
 
-    def _measure(self, pods: list[Any]) -> None:
+    def _measure(self) -> None:
         first, second = self._on.nodes
         # A box is made with its first pod.
         now = Meter({name: path for name, path in self._cgroups.items() if Cgroup(path).exists()}).read()
@@ -151,12 +150,9 @@ class Watch:
         online, boxes = used["online"], (used.get(first.title, 0.0), used.get(second.title, 0.0))
         others = max(used["node"] - online - sum(boxes), 0.0)
         lent = self._on.plane.call("GET", first.path)["status"].get("allocatable", {}).get(BATCH_CPU)
-        here = (pod["spec"] for pod in pods if pod["spec"].get("nodeName") == first.kubelet.node)
-        requests = (one["resources"].get("requests", {}) for spec in here for one in spec["containers"])
-        promised = sum(thousandths(one.get(BATCH_CPU, "0")) for one in requests)
         limit, why = first.limit()
         lends = None if lent is None else thousandths(lent)
-        self._outcome.moments.append(Moment(self.now_s, online, *boxes, others, limit, lends, promised))
+        self._outcome.moments.append(Moment(self.now_s, online, *boxes, others, limit, lends))
         self._tell_limit(limit, why)
 
     def _tell_limit(self, limit: float | None, why: str) -> None:
