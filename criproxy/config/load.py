@@ -22,10 +22,12 @@ _MAX_CUTS: Final = 20
 _FAILED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]][^={]*=|#|$)")
 
-_GONE: Final[Mapping[str, str]] = {
-    "proxy.blind": 'remove it (for another engine: proxy.engine = "grpc"; past criproxy: `criproxy detach`)',
+_GONE: Final[Mapping[str, tuple[object, str]]] = {
+    "proxy.blind": (False, 'remove it (for another engine: proxy.engine = "grpc"; past criproxy: `criproxy detach`)'),
 }
-"""Keys that there were once, with the remedy: a guess would name another one."""
+"""Keys that there were once. With the value that was the default, and asks for nothing, they do no harm: a package's
+upgrade leaves a config that somebody has edited as it is, and it must not refuse it. For other values, the remedy.
+"""
 
 
 class ConfigError(Struct, frozen=True):
@@ -354,7 +356,8 @@ def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
             errors.append(_error(section, table, "is a section, not a key", remedy))
         else:
             for name, value in table.items():
-                if name not in known[section]:
+                gone = _GONE.get(f"{section}.{name}")
+                if name not in known[section] and (gone is None or value is not gone[0]):
                     guess = len(errors) < MAX_ERRORS
                     errors.append(_unknown(f"{section}.{name}", name, value, known[section], guess=guess))
     return errors
@@ -366,7 +369,7 @@ def _unknown(key: str, name: str, value: object, known: Sequence[str], *, guess:
 
     # Bounded: difflib takes quadratic time.
     near = difflib.get_close_matches(name[:SHOWN], known, n=1, cutoff=0.5) if guess else ()
-    remedy = _GONE.get(key) or (f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})")
+    remedy = _GONE[key][1] if key in _GONE else (f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})")
     return _error(bare(key), value, "there is no such key", remedy)
 
 

@@ -447,7 +447,8 @@ def test_status_socket_in_the_runtimes_place_is_refused() -> None:
 
 
 def test_key_that_is_gone_is_unknown_and_has_its_remedy() -> None:
-    (error,) = read("[proxy]\nblind = false").errors
+    assert read("[proxy]\nblind = false").errors == (), "the default of packages before: it asks for nothing"
+    (error,) = read("[proxy]\nblind = true").errors
     assert (error.key, error.problem) == ("proxy.blind", "there is no such key")
     assert "`criproxy detach`" in error.remedy
 
