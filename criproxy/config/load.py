@@ -369,7 +369,8 @@ def _unknown(key: str, name: str, value: object, known: Sequence[str], *, guess:
 
     # Bounded: difflib takes quadratic time.
     near = difflib.get_close_matches(name[:SHOWN], known, n=1, cutoff=0.5) if guess else ()
-    remedy = _GONE[key][1] if key in _GONE else (f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})")
+    _, gone = _GONE.get(key, (None, ""))
+    remedy = gone or (f"did you mean {near[0]}?" if near else f"remove it (known: {', '.join(known)})")
     return _error(bare(key), value, "there is no such key", remedy)
 
 
