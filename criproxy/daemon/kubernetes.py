@@ -316,7 +316,7 @@ class KubernetesPart(Shows):
         )
 
     def why(self) -> str:
-        """See `criproxy.observe.report.Published`."""
+        """See `criproxy.observe.report.PublishedBy`."""
         return now.why if (now := self.status()) is not None else ""
 
     def section(self) -> Mapping[str, Any]:

@@ -46,7 +46,7 @@ _ANY: Final = PodRef("", "", "")
 """Stands for any pod: what holds this one holds every pod that starts."""
 
 
-class Published(Protocol):
+class PublishedBy(Protocol):
     """Whoever publishes what the node can lend."""
 
     def why(self) -> str:
@@ -73,7 +73,7 @@ class Reporter(Struct, frozen=True):
     interference: InterferenceWatch
     no_cgroups: str
     attachment: Callable[[], AttachStatus]
-    published: Published
+    published: PublishedBy
     shown: Sequence[Shows]
 
     # --- the endpoints ----------------------------------------------------------------------------------------------

@@ -570,7 +570,7 @@ class InterferenceWatch(Part, Struct, eq=False):
         )
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
+        yield from Part.problems(self)
         if self.closed:
             yield f"no offline pod is let in: {self.closed}"
 

@@ -39,6 +39,7 @@ def look(part: Part, log: Any) -> None:
 class Showing(Shows):
     """Shows what one of this kind would, whose status a test has set."""
 
+    failure = ""
     problem: Any
     missing: Any
     closed: Any
