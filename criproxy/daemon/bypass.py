@@ -48,17 +48,17 @@ class Bypass(Shows, Struct):
         Gauge(
             "bypass_after_seconds",
             "How long criproxy is away before the bypass opens; +Inf: never, NaN: there is none",
-            lambda one: None if (now := one.status()) is None else UNLIMITED if now.after_s is None else now.after_s,
+            lambda now: None if now is None else UNLIMITED if now.after_s is None else now.after_s,
         ),
         Gauge(
             "bypass_open",
             "Whether kubelet's calls pass by criproxy; NaN: there is none",
-            lambda one: None if (now := one.status()) is None else now.open_since_s is not None,
+            lambda now: None if now is None else now.open_since_s is not None,
         ),
         Gauge(
             "bypass_uses",
             "Times that the bypass has opened since the machine's start",
-            lambda one: None if (now := one.status()) is None else now.uses,
+            lambda now: None if now is None else now.uses,
         ),
     )
 
@@ -100,6 +100,9 @@ class Bypass(Shows, Struct):
         if (now := self.status()) is None or now.open_since_s is None:
             return {}
         return {Mode.BYPASS: "kubelet's calls pass by criproxy: the bypass is open"}
+
+    def now(self) -> BypassStatus | None:
+        return self.status()
 
     def section(self) -> Mapping[str, Any]:
         return {"bypass": self.status()}

@@ -93,18 +93,18 @@ class KubernetesPart(Shows):
         Gauge(
             "kubernetes_published",
             "What was last published of an extended resource",
-            lambda part: {} if (now := part.status()) is None else now.published,
+            lambda now: {} if now is None else now.published,
             "resource",
         ),
         Gauge(
             "kubernetes_published_age_seconds",
             "How old it is; NaN: nothing was published",
-            lambda part: None if (now := part.status()) is None else now.age_s,
+            lambda now: None if now is None else now.age_s,
         ),
         Gauge(
             "kubernetes_trouble",
             "Whether something of Kubernetes does not work now: the status says what",
-            lambda part: False if (now := part.status()) is None else bool(now.trouble),
+            lambda now: False if now is None else bool(now.trouble),
         ),
     )
     COUNTERS = (
@@ -318,6 +318,9 @@ class KubernetesPart(Shows):
     def why(self) -> str:
         """See `criproxy.observe.report.PublishedBy`."""
         return now.why if (now := self.status()) is not None else ""
+
+    def now(self) -> KubernetesStatus | None:
+        return self.status()
 
     def section(self) -> Mapping[str, Any]:
         return {"kubernetes": self.status()}

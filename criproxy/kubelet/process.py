@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from criproxy.cgroup.processes import read_stat
+from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
 
 _HIERARCHIES: Final = ("", "systemd/", "unified/")
@@ -30,8 +31,6 @@ A pod may have a kubelet.service too, but below a scope or a path that is no sli
 _KUBELET: Final = b"kubelet"
 _COMM_BYTES: Final = 64
 """More than a name has, also a kernel thread's."""
-
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 """Where kubeadm has kubelet's configuration."""
@@ -122,7 +121,7 @@ class KubeletSearch(Struct):
                 os.close(comm)
             if not name.startswith(_KUBELET) or not _is_the_nodes(process := Path(directory)):
                 return None
-            words, stat = words_of(process), read_stat(process.parent, int(process.name), _TICKS_PER_S)
+            words, stat = words_of(process), read_stat(process.parent, int(process.name), TICKS_PER_S)
             uses_us = socket_path(flag(words, ENDPOINT_FLAG) or "") == self.listen
             if stat is not None and (uses_us or name == _KUBELET):
                 return KubeletProcess(process, stat.started, words, uses_us)

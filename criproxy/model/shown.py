@@ -10,9 +10,9 @@ from criproxy.model.modes import Mode
 
 
 class Gauge(Struct, frozen=True):
-    """A number that is shown, read at each scrape: one value, or one for each value of `label`; None: not known.
+    """A number that is shown: one value, or one for each value of `label`; None: not known.
 
-    The metric's name is `criproxy_<name>`, which ends with its unit.
+    It is read of `Shows.now` at each scrape. The metric's name is `criproxy_<name>`, which ends with its unit.
     """
 
     name: str
@@ -45,6 +45,10 @@ class Shows:
 
     GAUGES: ClassVar[tuple[Gauge, ...]] = ()
     COUNTERS: ClassVar[tuple[Counter, ...]] = ()
+
+    def now(self) -> Any:
+        """What the gauges are read of: itself, or its state, where that takes work that they share."""
+        return self
 
     def problems(self) -> Iterator[str]:
         """What an operator should look at."""

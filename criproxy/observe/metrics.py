@@ -110,7 +110,10 @@ class Metrics:
 
     def read(self, shown: Iterable[Shows]) -> None:
         """What these show now."""
-        self.set(**{one.name: one.read(owner) for owner in shown for one in owner.GAUGES})
+        for owner in shown:
+            if owner.GAUGES:
+                now = owner.now()
+                self.set(**{one.name: one.read(now) for one in owner.GAUGES})
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """`by` more of a counter, by its name without "criproxy_" and "_total"."""

@@ -11,7 +11,6 @@ from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
 from criproxy.control.history import History
-from criproxy.control.interference.ladder import Rung
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import MEMORY, AttachStatus, Decision, PodRef, Sandbox, Snapshot
@@ -37,7 +36,6 @@ from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
 _DECISIONS: Final = 5
-_RUNGS: Final = tuple(rung.value for rung in Rung)
 
 _DISCARDED: Final = 3
 """How many samples in a row must be discarded to be a problem; a CPU that is plugged in makes one."""

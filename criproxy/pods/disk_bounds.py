@@ -48,10 +48,6 @@ class DiskBounds(Part, Struct, eq=False):
     def wake(self) -> Wake:
         return self._wake
 
-    @property
-    def pause_s(self) -> float | None:
-        return None
-
     async def look(self) -> None:
         """Write what is wanted, if that is due. What fails is due again with the next reading."""
         if not self._is_due:

@@ -158,27 +158,25 @@ class InterferenceWatch(Part, Struct, eq=False):
         Gauge(
             "ladder_rung",
             "Where a resource of the box stands: 0 open, 1 tried, 2 squeezed, 3 closed, 4 evicting",
-            lambda watch: {one.resource: float(_RUNGS.index(one.rung)) for one in watch.status().rungs},
+            lambda now: {one.resource: float(_RUNGS.index(one.rung)) for one in now.rungs},
             "resource",
         ),
         Gauge(
             "disk_bound_bytes_per_second",
             "What the box may read, and write, on a disk that it uses; +Inf: all it can",
-            lambda watch: {
-                one.name: math.inf if one.bytes_per_s is None else one.bytes_per_s for one in watch.status().disks
-            },
+            lambda now: {one.name: math.inf if one.bytes_per_s is None else one.bytes_per_s for one in now.disks},
             "device",
         ),
         Gauge(
             "signal",
             "A signal of harm to online pods, in its unit; NaN: it has no value now",
-            lambda watch: {one.name: math.nan if one.value is None else one.value for one in watch.status().signals},
+            lambda now: {one.name: math.nan if one.value is None else one.value for one in now.signals},
             "signal",
         ),
         Gauge(
             "signal_bar",
             "The value above which a signal counts as harm",
-            lambda watch: {one.name: one.bar for one in watch.status().signals},
+            lambda now: {one.name: one.bar for one in now.signals},
             "signal",
         ),
     )
@@ -573,6 +571,9 @@ class InterferenceWatch(Part, Struct, eq=False):
         yield from Part.problems(self)
         if self.closed:
             yield f"no offline pod is let in: {self.closed}"
+
+    def now(self) -> InterferenceStatus:
+        return self.status()
 
     def section(self) -> Mapping[str, Any]:
         return {"interference": self.status()}

@@ -58,12 +58,10 @@ class MemoryRelief(Part, Struct):
         Gauge(
             "eviction_hard_bytes",
             "kubelet's threshold for memory.available, hard or soft, or its default",
-            lambda part: part.status().hard_bytes,
+            lambda now: now.hard_bytes,
         ),
-        Gauge("memory_available_bytes", "As kubelet counts it", lambda part: part.status().available_bytes),
-        Gauge(
-            "eviction_hard_known", "Whether kubelet's evictionHard could be read", lambda part: not part.hard.problem
-        ),
+        Gauge("memory_available_bytes", "As kubelet counts it", lambda now: now.available_bytes),
+        Gauge("eviction_hard_known", "Whether kubelet's evictionHard could be read", lambda now: not now.problem),
     )
 
     shared: PodsShared
@@ -121,6 +119,9 @@ class MemoryRelief(Part, Struct):
     def kept_free(self, capacity_bytes: float) -> float:
         """What the box's limit must leave free of so much memory."""
         return kept_free_bytes(self.hard, capacity_bytes)
+
+    def now(self) -> EvictionStatus:
+        return self.status()
 
     def section(self) -> Mapping[str, Any]:
         return {"eviction": self.status()}

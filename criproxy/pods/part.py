@@ -141,7 +141,8 @@ class Part(Shows):
 
     NAME: ClassVar[str]
     """For people, in the middle of a sentence."""
-    EVERY_S: ClassVar[float]
+    EVERY_S: ClassVar[float | None] = None
+    """From one look to the next; None: there is none before `wake` asks for it."""
     SLACK_S: ClassVar[float] = 1.0
     """How much later a look may come, to share a wake-up with others."""
     FIRST_S: ClassVar[float] = 0.0

@@ -119,10 +119,6 @@ class PlacementCheck(PodObserver, Part, Struct):
     def wake(self) -> Wake:
         return self._wake
 
-    @property
-    def pause_s(self) -> float | None:
-        return None
-
     async def look(self) -> None:
         """At what is due. What failed is due again with the next listing."""
         everything, self._everything = self._everything, False

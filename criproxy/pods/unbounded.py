@@ -54,10 +54,6 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
     def wake(self) -> Wake:
         return self._wake
 
-    @property
-    def pause_s(self) -> float | None:
-        return None
-
     def pods(self) -> dict[str, PodRef]:
         """Who they are, by sandbox id. May be asked for from any thread."""
         stopped = self.stopper.stopped

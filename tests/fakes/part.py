@@ -54,7 +54,7 @@ class Showing(Shows):
 
     def __getattribute__(self, name: str) -> Any:
         """What only the real one has, by its code."""
-        if name in ("rows", "section", "problems", "modes", "why"):
+        if name in ("now", "rows", "section", "problems", "modes", "why"):
             found = getattr(object.__getattribute__(self, "kind"), name, None)
             return partial(found, self) if found else object.__getattribute__(self, name)
         return object.__getattribute__(self, name)

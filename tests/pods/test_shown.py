@@ -138,7 +138,7 @@ def test_rows_of_the_status(shows: Part, rows: list[tuple[str, ...]]) -> None:
 )
 def test_problems_and_gauges(shows: Part, problems: list[str], gauges: dict[str, object]) -> None:
     assert list(shows.problems()) == problems
-    assert {one.name: one.read(shows) for one in shows.GAUGES} == gauges
+    assert {one.name: one.read(shows.now()) for one in shows.GAUGES} == gauges
 
 
 def test_status_tells_on_which_cpus_a_pod_stays() -> None:
@@ -261,7 +261,7 @@ BYPASS = [
 @pytest.mark.parametrize(("told", "shown", "after", "is_open", "uses"), BYPASS, ids=["none", "shut", "open", "never"])
 def test_bypass_is_shown(told: BypassStatus | None, shown: str, after: float, is_open: float, uses: float) -> None:
     bypass = Showing(Bypass, told)
-    found = [math.nan if (value := one.read(bypass)) is None else value for one in bypass.GAUGES]
+    found = [math.nan if (value := one.read(bypass.now())) is None else value for one in bypass.GAUGES]
     assert text(bypass).startswith(shown)
     assert found == [after, is_open, uses] if told else all(map(math.isnan, found))  # type: ignore[arg-type]
     assert list(bypass.modes()) == ([Mode.BYPASS] if is_open == 1.0 else [])
@@ -311,4 +311,4 @@ def test_kubernetes_is_shown(
 ) -> None:
     part = Showing(KubernetesPart, told)
     assert (text(part), list(part.problems())) == (shown, problems)
-    assert [one.read(part) for one in part.GAUGES] == gauges
+    assert [one.read(part.now()) for one in part.GAUGES] == gauges
