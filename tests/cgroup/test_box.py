@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box, BoxSettings, BoxState, Held
 from criproxy.cgroup.box.pods import ORPHAN_S, STARTING_MOST_S, STARTING_S
-from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.pressure import online_pressure
 from criproxy.cgroup.worker import Worker
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimited, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimited, Usage, UsageReading
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -680,8 +680,9 @@ def test_each_tick_without_a_box_wakes_up_no_thread_and_what_it_decided_holds_fo
 
     with monkeypatch.context() as patched:
         patched.setattr(Worker, "run", woken)
-        usages, changes = run(box.usage, lambda: box.apply(DECIDED))
-    assert (usages.box, changes) == (None, ())  # type: ignore[attr-defined]
+        found: Any = run(box.usage, lambda: box.apply(DECIDED))
+    (usages, _), changes = found
+    assert (usages.box, changes) == (None, ())
     run(lambda: box.pods.admit(A, 0))
     assert driver.boxes["/offline"] == DECIDED
 
@@ -765,10 +766,23 @@ def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: 
 
 
 def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
-    before, _, after = run(box.usage, lambda: box.pods.admit(A, 0), box.usage)
+    found: Any = run(box.usage, lambda: box.pods.admit(A, 0), box.usage)
+    (before, _), _, (after, _) = found
 
-    assert (before.node, before.box) == (Usage(10.0, 1000), None)  # type: ignore[attr-defined]
-    assert after.box == Usage(1.0, 100)  # type: ignore[attr-defined]
+    assert (before.node, before.box) == (Usage(10.0, 1000), None)
+    assert after.box == Usage(1.0, 100)
+
+
+def test_what_is_read_beside_usage_is_read_in_the_same_wake_up_and_fails_alone(box: Box) -> None:
+    def fails(driver: CgroupDriver, path: str) -> str:
+        raise OSError(path)
+
+    found: Any = run(lambda: box.pods.admit(A, 0), lambda: box.usage(lambda _, path: path), lambda: box.usage(fails))
+    _, (_, path), (usage, failure) = found
+
+    assert path == "/offline"
+    assert isinstance(usage, UsageReading)
+    assert isinstance(failure, OSError)
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
@@ -968,11 +982,12 @@ def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDrive
         with pytest.raises(CgroupError, match="still blocked in the kernel"):
             await box.apply(DECIDED)
         stuck = box.state()
-        usages = await box.usage()
+        usages, _ = await box.usage()
         driver.gate.set()
         await until(lambda: not box.state().reason)
 
         assert (stuck.welcome, stuck.reason, stuck.timeouts) == (False, "a cgroup write is blocked in the kernel", 1)
+        assert isinstance(usages, UsageReading)
         assert usages.box is not None
 
     asyncio.run(scenario())
@@ -1227,8 +1242,9 @@ def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Fak
     run(lambda: box.apply(DECIDED))
     with pytest.raises(AdmissionError, match="no cgroup mount"):
         run(lambda: box.pods.admit(A, 0))
-    with pytest.raises(CgroupError, match="no cgroup mount"):
-        run(box.usage)
+    found: Any = run(box.usage)
+    ((usage, _),) = found
+    assert "no cgroup mount" in str(usage)
     state, file = box.state(), online_pressure(AbsentDriver(""), "/offline")
     box.close()
 
