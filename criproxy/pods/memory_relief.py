@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.control.decider import Decider
 from criproxy.control.memory_pressure import (
     EvictionHard,
