@@ -259,7 +259,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         if evidence is None:
             return None
         room = MemoryRoom(int(evidence.capacity), None, int(evidence.available))
-        return SignalReading(_OFF, _OFF, _OFF, _OFF, room, _OFF, _OFF, _OFF)
+        return SignalReading.without(_OFF, room=room)
 
     def _found(self, now_s: float, pods: int, reading: SignalReading | None) -> Look:
         asked = self.services.services()
