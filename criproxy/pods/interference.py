@@ -28,7 +28,7 @@ from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.interference.cpi import Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import DisksState
-from criproxy.control.interference.judge import Judge, Judged, Look, innocent_of_io
+from criproxy.control.interference.judge import Judge, JudgedLook, Look, innocent_of_io
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.responder import (
     DiskBound,
@@ -170,7 +170,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     closed: str = ""
     seen: HarmSeen = NOTHING_SEEN
     _judge: Judge = field(default_factory=lambda: Judge(LadderSettings()))
-    _judged: Judged | None = None
+    _judged: JudgedLook | None = None
     """By the look that is not yet followed."""
     _resting: str = _FIRST
     _moves: tuple[Move, ...] = ()
@@ -314,7 +314,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             self.moved()
         self._bound_disks(judged)
 
-    def _bound_disks(self, judged: Judged) -> None:
+    def _bound_disks(self, judged: JudgedLook) -> None:
         if self.settings.disks is not DisksUse.HELD:
             self.disks.rest(self.settings.disks)
             return

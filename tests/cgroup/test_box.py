@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box, BoxSettings, BoxState, Held
+from criproxy.cgroup.box.limits import SETTLED_S
 from criproxy.cgroup.box.pods import ORPHAN_S, STARTING_MOST_S, STARTING_S
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
@@ -550,6 +551,52 @@ def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeD
     assert [change.drift for change in changes] == [True]  # type: ignore[attr-defined]
     assert again == ()
     assert (box.state().drift, box.state().limits) == (1, DECIDED)
+
+
+@pytest.fixture
+def bounded(box: Box, driver: FakeDriver) -> Box:
+    """To `DECIDED`, with a pod in it; what the driver does from now on is logged."""
+    run(lambda: box.pods.admit(A, 0), lambda: box.apply(DECIDED))
+    driver.log.clear()
+    return box
+
+
+def writes(driver: FakeDriver) -> list[tuple[str, ...]]:
+    return [call for call in driver.log if call[0] == "write"]
+
+
+def test_limits_that_a_reading_has_just_found_in_force_are_not_written_again(bounded: Box, driver: FakeDriver) -> None:
+    *_, unread = run(bounded.usage, lambda: bounded.apply(DECIDED), lambda: bounded.apply(DECIDED))
+
+    assert unread == ()
+    assert len(writes(driver)) == 1, "by the second one, before which nothing was read"
+    run(bounded.usage, lambda: bounded.apply({**DECIDED, "cpu": 0.5}))
+    assert driver.boxes["/offline"]["cpu"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        pytest.param(lambda box, driver, clock: driver.boxes.update({"/offline": FLOOR}), id="somebody-writes"),
+        pytest.param(lambda box, driver, clock: driver.boxes.pop("/offline"), id="box-is-gone"),
+        pytest.param(lambda box, driver, clock: box.configure(QUARTER), id="new-settings"),
+        pytest.param(lambda box, driver, clock: clock.advance(SETTLED_S), id="all-files-are-due"),
+    ],
+)
+def test_what_a_reading_has_not_found_in_force_is_written(
+    bounded: Box, driver: FakeDriver, clock: FakeClock, happens: Callable[[Box, FakeDriver, FakeClock], object]
+) -> None:
+    happens(bounded, driver, clock)
+    run(bounded.usage, lambda: bounded.apply(DECIDED))
+
+    assert len(writes(driver)) == 1
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_limit_that_the_guard_has_squeezed_since_the_reading_is_written(bounded: Box, driver: FakeDriver) -> None:
+    run(bounded.usage, lambda: bounded.squeeze(0.7), lambda: bounded.apply(DECIDED))
+
+    assert driver.boxes["/offline"] == DECIDED
 
 
 def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> None:

@@ -80,6 +80,8 @@ class Box:
         self.memory = BoxMemory(driver, self._limits, self.pods, self._threads, clock)
         self._reading_s = 0.0
         """How long the node's usage took to be read, the last time."""
+        self._in_force: tuple[Limits, Mapping[str, HeldLimit]] | None = None
+        """What the last reading has found in force, until the next call of `apply`; None: that must look for itself."""
         self._counted = ""
         """The box's path that the counters are of."""
         self._counters = CpuTimes("", "", whole=True)
@@ -107,6 +109,12 @@ class Box:
         """
         if self._limits.path is None:  # no thread has to wake up for that, each second
             self._limits.wanted = limits
+            return ()
+        found, self._in_force = self._in_force, None
+        if found is not None and limits == found[0] == self._limits.wanted:  # no thread wakes up for what is there
+            self._limits.in_use, self._limits.found_s = dict(found[1]), self._clock.monotonic_s()
+            if (failure := self.memory.sink()) is not None:
+                raise failure
             return ()
         job = partial(self._limits.guarded, partial(self._limits.apply, limits))
         try:
@@ -174,9 +182,11 @@ class Box:
             return _or_error(lambda: self._usage(None)), None
 
         def read() -> tuple[UsageReading | Exception, T | Exception | None]:
+            self._in_force = self._limits.in_force()
             usage = _or_error(lambda: self._usage(path))
             return usage, None if path is None or beside is None else _or_error(lambda: beside(self._driver, path))
 
+        self._in_force = None
         try:
             return await self._threads.reader.run("read usage and signals", read)
         except Exception as error:  # the thread is stuck

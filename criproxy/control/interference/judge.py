@@ -68,7 +68,7 @@ class Look(Struct, frozen=True):
     irreducible: Mapping[str, str] = {}
 
 
-class Judged(Struct, frozen=True):
+class JudgedLook(Struct, frozen=True):
     """What a look means. `innocent`: online waits for CPU, and it is known that the box is not why.
 
     `accuser`: the service, by its pod's uid, whose next word an experiment waits for; "": none. `calm_at_disks`: what
@@ -119,7 +119,7 @@ class Judge(Struct, eq=False):
 
     # --- a look -----------------------------------------------------------------------------------------------------
 
-    def judge(self, look: Look) -> Judged:
+    def judge(self, look: Look) -> JudgedLook:
         shown: Mapping[str, float] = {}
         innocent = False
         if look.reading is None:
@@ -132,7 +132,7 @@ class Judge(Struct, eq=False):
         if SERVICE_CHECK in decision.exonerated:
             self._hearing = excused(look.services, self._hearing, self._responder.detectors[SERVICE_CHECK].rest)
         tried = self._responder.trial_counts_from_s(SERVICE_CHECK) is not None
-        return Judged(
+        return JudgedLook(
             replace(decision, shares=self._spared(decision.shares)),
             innocent,
             self._hearing.accuser if tried else "",
