@@ -360,6 +360,14 @@ def test_container_follows_its_sandbox_at_once_after_colocation_is_switched_off(
     assert (fields["cgroup_parent"], fields["cpu_quota"], fields["oom_score_adj"]) == (BOXED, None, 1000)
 
 
+def test_container_of_the_box_that_asks_for_no_cpus_is_adjusted_at_once() -> None:
+    bench = PlacingBench()
+    bench.run_pod(OFFLINE)
+    outcome = bench.placing.follow(create(OFFLINE))
+    assert isinstance(outcome, Proceed), "nothing is to be waited for"
+    assert outcome.message is not None
+
+
 def test_container_of_a_pod_that_started_as_ordinary_passes_at_once_and_is_known() -> None:
     bench = PlacingBench(OFF)
     bench.run_pod(OFFLINE)
