@@ -1,6 +1,7 @@
 """Keeps each offline pod with a CPU limit on as many CPUs; the law is `control.cpu_pins`.
 
-A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say. What the
+A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say of the
+containers that run: of its init containers only until these are over. What the
 kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before this one
 has pinned is pinned anew, or freed. The first look only measures.
 
@@ -20,7 +21,8 @@ from criproxy.cgroup.cpu_use import CpuUse, cpu_use
 from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
-from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
+from criproxy.hooks.batch import once_initialized
+from criproxy.model import CPU, UNLIMITED, ContainerKind, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_manager import CpuManager
@@ -119,7 +121,11 @@ class CpuPinning(Part, Struct):
             self.shared.counters.count("pods_moved", by=moved)
 
     async def _limits_of(self, pods: Mapping[str, Sandbox], now_s: float) -> dict[str, float]:
-        """The limits in cores, by path, of the pods that have one, and no CPUs of their own."""
+        """The limits in cores, by path, of the pods that have one, and no CPUs of their own.
+
+        A pod whose limit has sunk is pinned anew: what it has beyond it, it has not for want of more.
+        """
+        before = self._limits
         if now_s - self._limits_s >= LIMITS_EVERY_S:
             self._limits, self._limits_s = {}, now_s
         known = {path: limit for path, limit in self._limits.items() if path in pods}
@@ -129,11 +135,21 @@ class CpuPinning(Part, Struct):
                 await self.box.reads("read pods' CPU limits", lambda driver, _: kubelets_limits(driver, unknown)) or {}
             )
             for place in unknown:
-                asked = pods[place.in_box].cpu_limit_millicores / 1000
-                known[place.in_box] = held.get(place.in_box, asked)
+                known[place.in_box] = held.get(place.in_box, self._asked_cores(pods[place.in_box]))
         self._limits = known
+        sunk = {path for path, limit in known.items() if limit < before.get(path, 0.0)}
+        self._pins = {path: pin for path, pin in self._pins.items() if path not in sunk}
         exclusive = self.cpu_manager.of_box.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
+
+    def _asked_cores(self, sandbox: Sandbox) -> float:
+        """What the pod's annotations limit it to: once a container runs, the init containers' limits are over."""
+        asked = sandbox.containers
+        if any(one.kind is ContainerKind.INIT for one in asked.values()):
+            running = (asked.get(one.name) for one in self.shared.inventory.containers_of(sandbox.id))
+            if any(one is not None and one.kind is ContainerKind.MAIN for one in running):
+                return once_initialized(asked).cpu_limit_millicores / 1000
+        return sandbox.cpu_limit_millicores / 1000
 
 
 # --- jobs of the box's threads ----------------------------------------------------------------------------------------
