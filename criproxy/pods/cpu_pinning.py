@@ -10,7 +10,7 @@ cgroup v1 none is pinned beside it: kubelet names the shared pool for each conta
 a CPU that its pod has not. None is, either, while kubelet names CPUs and its file says nothing of it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -56,6 +56,8 @@ class CpuPinning(Part, Struct):
     enabled: bool | None = None
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
+    isolated: Cpus = frozenset()
+    """Of the box's CPUs: no pod is pinned there. As of the last look at what they do."""
     _pins: dict[str, Pin] = {}
     _limits: dict[str, float] = {}
     """In cores, of all pods (paths) that were looked at since `_limits_s`; 0: it has none."""
@@ -90,6 +92,14 @@ class CpuPinning(Part, Struct):
                 await self.box.writes("pin pods", lambda driver, _: pin(driver, wanted))
             self._free = frozenset(ours - self.pinned.keys())
 
+    def section(self) -> Mapping[str, Any]:
+        """The box's CPUs on which no pod is pinned ("2-3"); "": there is none."""
+        return {"isolated_cpus": format_cpus(self.isolated)}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if self.isolated:
+            yield "isolated CPUs", f"{format_cpus(self.isolated)}: no pod is pinned there (isolcpus, nohz_full)"
+
     def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
         """`cpus`: those that the pod stays on ("0-3,8"); "": on all of the box's."""
         return {"cpus": format_cpus(self.pinned.get(sandbox.placement or "", frozenset()))}
@@ -111,7 +121,7 @@ class CpuPinning(Part, Struct):
             self._pins, self._last = {}, None
             return
         idle, used = _rates(self._last, now_s, use)
-        self._last = (now_s, use)
+        self._last, self.isolated = (now_s, use), use.isolated
         if not idle:
             return
         before, cpus = self._pins, use.cpus - self.cpu_manager.of_box.own()

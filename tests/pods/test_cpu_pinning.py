@@ -162,6 +162,17 @@ def test_init_container_without_a_limit_pins_nothing_until_the_others_run(bench:
     assert (at_first.get("a"), bench.pinned()) == (None, {"a": 1})
 
 
+def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(bench: Bench) -> None:
+    bench.driver.isolated = "2-3"
+    bench.run("a", 1.0)
+
+    bench.looks(20, idle={0: 0.35, 1: 0.30, 2: 0.99, 3: 0.99}, used={"a": 0.2})
+
+    assert bench.part.pinned[bench.path("a")] <= {0, 1}
+    assert bench.part.section() == {"isolated_cpus": "2-3"}
+    assert list(bench.part.rows()) == [("isolated CPUs", "2-3: no pod is pinned there (isolcpus, nohz_full)")]
+
+
 def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> None:
     bench.run("a")
     bench.run("b", 4.0)
