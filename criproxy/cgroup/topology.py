@@ -103,7 +103,7 @@ class WholeCores(Struct):
         return allowed - isolated, f"; {format_cpus(isolated)} are isolated (isolcpus, nohz_full), and never the box's"
 
     def spare(self, allowed: Cpus) -> tuple[Cpus, str]:
-        """The CPUs that may be the box's, without isolated ones and siblings of exclusive ones; what these are, in words.
+        """The CPUs that may be the box's, without isolated ones and siblings of exclusive ones, and what these are.
 
         Never raises: what is not known to be a sibling stays the box's, which is to leave the exclusive CPUs at least.
         """
