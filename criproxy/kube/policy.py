@@ -38,6 +38,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Override, OwnFiles
+from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
@@ -150,7 +151,7 @@ class PolicyFile:
 
     def write(self, in_force: InForce) -> None:
         """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        statefile.make_directory(self.path.parent)
         _write(self._parts, in_force.parts)
         _write(self.path, in_force.policy)
 
@@ -162,7 +163,7 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, content: object) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=statefile.private) as file:
         file.write(msgspec.json.encode(content))
         file.flush()
         os.fsync(file.fileno())

@@ -195,7 +195,8 @@ class AppliedAdjustment(Struct, frozen=True):
         """As fields of the log."""
         where = {"container": self.part.container} if self.part.container else {}
         one = self.adjustment
-        return {**where, "field": one.place, "old": self.old, "new": one.value, "reason": one.reason}
+        old = _shown(self.old, _SHOWN_NAME) if isinstance(self.old, str) else self.old
+        return {**where, "field": one.place, "old": old, "new": one.value, "reason": one.reason}
 
 
 def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited = UNLIMITED) -> list[AppliedAdjustment]:

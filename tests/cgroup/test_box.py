@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from criproxy.cgroup.box import Box, BoxSettings, BoxState, Held
 from criproxy.cgroup.box.limits import SETTLED_S
 from criproxy.cgroup.box.pods import ORPHAN_S, STARTING_MOST_S, STARTING_S
 from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.pressure import online_pressure
 from criproxy.concurrency.worker import StuckError, Worker
@@ -1340,6 +1342,16 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     assert run(lambda: after_restart.pods.carry((A, B))) == [()]
     after_restart.pods.know_asked({"podb": 1024})
     assert run(lambda: after_restart.pods.carry((A, B))) == [("podb",)]
+
+
+def test_pod_has_no_weight_above_that_of_all_cpus_of_the_node(
+    box: Box, driver: FakeDriver, kubelets: PodLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a forged record says: no scheduler has placed a pod here that asks for more."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
+    run(lambda: box.pods.admit(B, 0, 262144))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight_of(4096, 2)
 
 
 def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(
