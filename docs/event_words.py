@@ -134,6 +134,7 @@ WORDS: Final = {
     "publishing_again": "Writing what the node lends succeeds again.",
     "node_watched": "This node's object is watched again.",
     "node_not_watched": "This node's object can't be watched; it is tried again.",
+    "policy_keys_ignored": "`settings` of the cluster's policy are the node's own file's: they have no effect.",
     "policy_taken": "The cluster's policy has changed, and is in force.",
     "policy_refused": "The cluster's policy, or one of several, has errors and was not taken.",
     "policy_trouble": "The cluster's policy can't be followed; what was taken last holds.",
