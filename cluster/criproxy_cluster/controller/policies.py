@@ -10,10 +10,10 @@ they say together goes into one annotation of the Node; what each says, the one 
     [{"version": "3", "name": "cluster", "settings": {…}}, {"version": "1", "name": "night", "settings": {…}}]
 
 `settings` has the sections and keys of the node's config file, but for those that are the node's own (`NODES_OWN`):
-what a policy of before says there has no effect, and its status names it. The API server refuses what is always wrong (crd.yaml
-and unknown-keys.yaml in the manifests); the node checks all, and says what it thinks of it in a third annotation. By
-the second it leaves out a policy that has an error, and keeps to the others; a node of before reads the first alone,
-and refuses it as a whole.
+what a policy of before says there has no effect, and its status names it. The API server refuses what is always wrong
+(crd.yaml and unknown-keys.yaml in the manifests); the node checks all, and says what it thinks of it in a third
+annotation. By the second it leaves out a policy that has an error, and keeps to the others; a node of before reads the
+first alone, and refuses it as a whole.
 
 `schedule` becomes the node's own schedule, so that it goes on by itself when nothing of the cluster is there.
 `enabled: false` is the switch: off, and running offline pods are to leave. The label `names.SWITCH` on a node is the

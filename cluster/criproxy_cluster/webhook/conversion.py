@@ -20,7 +20,7 @@ How it works
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
 - A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
-  first.
+  first. Its annotation says that nothing was converted: nodes take it for a mark, too.
 
 `spec.overhead` stays: the API server's RuntimeClass admission refuses a pod whose overhead is not its RuntimeClass's,
 also after a webhook. `warnings` says so, and that the RuntimeClass may have its overhead in extended resources.
@@ -108,7 +108,9 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
-    if not keeps_requests(pod):
+    if keeps_requests(pod):
+        _record(meta, {})
+    else:
         _convert_resources(meta, spec, settings)
     _set_priority(spec, settings)
     _tolerate(spec, settings)
@@ -160,7 +162,7 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
         raise ConversionError(
             "spec.resources", "an offline pod can't ask as a whole", "write requests and limits for its containers"
         )
-    annotations = dict(_table(meta.get("annotations"), "metadata.annotations"))
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
     before = _recorded(annotations.get(RESOURCES))
     by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
     record: Json = {}
@@ -173,8 +175,13 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
             container["resources"] = resources
     for what in LEAST:
         _ask_for_the_least(what, spec, record, settings)
-    annotations[RESOURCES] = msgspec.json.encode({"containers": record}, order="deterministic").decode()
-    meta["annotations"] = annotations
+    _record(meta, record)
+
+
+def _record(meta: Json, containers: Json) -> None:
+    """Write our own in any case: whatever an author has written there, nodes would take for ours."""
+    text = msgspec.json.encode({"containers": containers}, order="deterministic").decode()
+    meta["annotations"] = {**_table(meta.get("annotations"), "metadata.annotations"), RESOURCES: text}
 
 
 def _convert(where: str, resources: Json, spare: Json, before: Json, settings: ConversionSettings) -> Json:
