@@ -2,8 +2,8 @@
 
 Where Kubernetes is switched on, a pod is evicted by its API: its budget is kept to, and it does not come straight back.
 Where that can't be had, its sandbox is stopped at the runtime, after notice, and kubelet starts it anew. What must not
-wait (a pod that no limit holds, online pods that are harmed) is stopped whatever its budget says, as kubelet itself
-would do.
+wait (a pod that has left the box's limits, online pods that are harmed) is stopped whatever its budget says, as kubelet
+itself would do.
 """
 
 import asyncio
