@@ -133,6 +133,7 @@ WORDS: Final = {
     "publishing_failed": "What the node lends could not be written to its Node object; it is tried again.",
     "publishing_again": "Writing what the node lends succeeds again.",
     "node_watched": "This node's object is watched again.",
+    "node_unreadable": "What the API server says of this node can't be read; what was last seen of it holds.",
     "node_not_watched": "This node's object can't be watched; it is tried again.",
     "policy_taken": "The cluster's policy has changed, and is in force.",
     "policy_refused": "The cluster's policy, or one of several, has errors and was not taken.",
