@@ -33,7 +33,8 @@ def trouble_of(what: str) -> Iterator[None]:
         raise Trouble(f"{what}: {code} from what is no API server", code) from error
     except (httpx2.HTTPError, OSError) as error:
         raise Trouble(f"{what}: the API server does not answer: {error!r}") from error
-    except (msgspec.MsgspecError, ValueError, LoadResourceError, KeyError) as error:  # KeyError: without Content-Type
+    # KeyError: without Content-Type
+    except (msgspec.MsgspecError, ValueError, LoadResourceError, KeyError, RecursionError) as error:
         raise Trouble(f"{what}: the answer can't be read: {error}") from error
 
 

@@ -11,7 +11,7 @@ def stepped(monkeypatch):
     garbage in all that the tests hold.
     """
     monkeypatch.setattr("criproxy_cluster.controller.controller.settle", lambda: None)
-    for module in ("controller", "leader"):
+    for module in ("controller", "follower", "leader"):
         monkeypatch.setattr(f"criproxy_cluster.controller.{module}.time", stepping.SteppedTime())
     return stepping.run
 

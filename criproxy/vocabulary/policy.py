@@ -21,6 +21,9 @@ PLURAL: Final = "colocationpolicies"
 MAX_POLICY_BYTES: Final = 64 * 1024
 """Of each annotation. All of an object together have 256 KiB. Source: apimachinery, TotalAnnotationSizeLimitB."""
 
+MOST_DEEP: Final = 16
+"""Levels of nesting in settings. What follows a value down has a stack that ends somewhere."""
+
 SCHEDULE: Final[Mapping[str, str]] = {
     "timeZone": "time_zone",
     "windows": "windows",
@@ -62,3 +65,10 @@ def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             below = together.get(section)
             together[section] = {**below, **table} if isinstance(below, dict) and isinstance(table, dict) else table
     return together
+
+
+def is_deep(value: object, levels: int = MOST_DEEP) -> bool:
+    """Whether a value, as read from JSON, is nested more than so many levels deep."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list) and (levels == 0 or any(is_deep(one, levels - 1) for one in value))

@@ -310,16 +310,13 @@ class Unread:
     """What could not be read, so that each is told of once."""
 
     def __init__(self) -> None:
-        self._versions: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
 
     def is_news(self, item: Item[T]) -> bool:
         """Whether it can't be read, and this has not been told."""
         if not item.problem:
-            self._versions.pop(item.name, None)
+            self._problems.pop(item.name, None)
             return False
-        before = self._versions.get(item.name)
-        self._versions[item.name] = item.version
-        return before is None or before != item.version
-
-    def __len__(self) -> int:
-        return len(self._versions)
+        before = self._problems.get(item.name)
+        self._problems[item.name] = item.problem
+        return before != item.problem

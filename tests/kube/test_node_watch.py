@@ -200,10 +200,9 @@ def watch_answer(*lines):
     ],
 )
 def test_an_event_that_cannot_be_read_holds_up_none_after_it(bench, api, bad):
-    good = (
-        b'{"type":"MODIFIED","object":{"metadata":{"name":"node1","resourceVersion":"%d","annotations":{"n":"%s"}}}}\n'
-    )
-    api.fail("watch=1", times=1, raw=watch_answer(bad, bad, good % (3, "a\u0085b".encode())))
+    meta = {"name": "node1", "resourceVersion": "3", "annotations": {"n": "a\u0085b"}}
+    good = json.dumps({"type": "MODIFIED", "object": {"metadata": meta}}, ensure_ascii=False).encode() + b"\n"
+    api.fail("watch=1", times=1, raw=watch_answer(bad, bad, good))
 
     async def scenario():
         async with bench.running():

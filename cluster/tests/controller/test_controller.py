@@ -13,7 +13,8 @@ from structlog.testing import CapturingLogger
 
 from criproxy_cluster.commands.run import RunSettings, beside, run
 from criproxy_cluster.controller import controller as module
-from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
+from criproxy_cluster.controller import follower
+from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller
 from criproxy_cluster.controller.fleet import Fleet
 from criproxy_cluster.controller.leader import LEASE, Leader
 from criproxy_cluster.requests import Trouble, trouble_of
@@ -273,7 +274,7 @@ def test_nodes_keep_what_they_have_while_the_crd_is_not_there(kube, log, monkeyp
 
 
 def test_a_silent_watch_begins_anew(kube, log, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(follower, "SILENCE_S", 0.2)
 
     async def scenario():
         kube.put("nodes", node("n1", {"pool": "night"}))
@@ -415,32 +416,6 @@ def test_no_other_right_is_used(kube, log):
         async with controlling(kube, log):
             await until(lambda: status(kube, "night").get("nodes") == 1 and settings(kube, "n1"))
         assert {(verb, what) for verb, what, _ in kube.requests} <= NEEDED
-
-    asyncio.run(scenario())
-
-
-CHANGED, DUE, ROLL_OUT = Urgency
-
-
-def test_a_queue_has_each_name_once_and_by_its_highest_urgency():
-    async def scenario():
-        queue = Queue()
-        puts = (("a", ROLL_OUT), ("b", ROLL_OUT), ("b", CHANGED), ("b", DUE), ("c", ROLL_OUT), ("c", DUE), ("d", DUE))
-        for name, urgency in puts:
-            queue.put(name, urgency)
-        assert len(queue) == 4
-        assert await queue.get(CHANGED) == ("b", CHANGED)
-        assert [await queue.get(DUE, ROLL_OUT) for _ in range(3)] == [("c", DUE), ("d", DUE), ("a", ROLL_OUT)]
-        assert len(queue) == 0
-
-        waiting = asyncio.create_task(queue.get(CHANGED))
-        await asyncio.sleep(0)
-        queue.put("e", ROLL_OUT)
-        await asyncio.sleep(0)
-        assert not waiting.done(), "what is less urgent is left to others"
-        queue.put("e", CHANGED)
-        assert await waiting == ("e", CHANGED)
-        assert len(queue) == 0
 
     asyncio.run(scenario())
 
