@@ -55,6 +55,9 @@ class FakeKube:
         """The names that are patched, from when the patch has come."""
         self.odd: dict = {}
         """What is sent for some bytes of what would be sent, as what Python's own JSON can't hold."""
+        self.hangs = ""
+        """What has this in its path is never answered, in memory."""
+        self.answers_in_s = ANSWERS_IN_S
         self.page = 500
         self.absent: set = set()
         """Resources that the server does not know: a CRD that was removed."""
@@ -356,11 +359,14 @@ class _InMemory(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request):
         api, path, query = self._api, request.url.path, dict(request.url.params)
         data = await request.aread()
+        if api.hangs and api.hangs in path:
+            await asyncio.Event().wait()
         await asyncio.sleep(ANSWERS_IN_S)
         if request.method == "PATCH":
             await asyncio.sleep(api.lies_s(path.rpartition("/")[2]))
         kind = request.headers.get("Content-Type", "").partition(";")[0]
         status, body = api.answer(request.method, path, query, kind, json.loads(data or b"{}"))
+        await asyncio.sleep(api.answers_in_s - ANSWERS_IN_S)
         headers = {"Content-Type": "application/json"}
         if "watch" in query and status == 200:
             return httpx2.Response(status, headers=headers, stream=_Events(api, path, query))
