@@ -36,7 +36,10 @@ LOOK_S: Final = 0.5
 END_S: Final = 5.0
 """So long the work may take to end."""
 
-GIVE_BACK_TRIES: Final = 3
+GIVE_BACK_S: Final = 8.0
+"""So long giving the Lease back may take: two requests that are slow."""
+
+CONFLICT: Final = 409
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -211,19 +214,26 @@ class Leader:
 
     async def _give_back(self) -> None:
         """The Lease may have our name for some time after we lead no more. Raises nothing but a cancel."""
-        self._known, why = lease_law.given_up(self._known), ""
-        for _ in range(GIVE_BACK_TRIES):
+        self._known = lease_law.given_up(self._known)
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._write_nobody()
+        except (Trouble, TimeoutError) as error:
+            why = str(error) or "no answer"
+            self._log.warning("lease_not_given_back", error=why, consequence="the others wait until it is over")
+
+    async def _write_nobody(self) -> None:
+        """Raises Trouble."""
+        while True:
+            if self._known.lease is not None and not self._known.current:  # a write may have been cut off
+                await self._read()
+            if not lease_law.is_ours(self._known, self._me):
+                return None
             try:
-                if self._known.lease is not None and not self._known.current:  # a write may have been cut off
-                    await self._read()
-                if not lease_law.is_ours(self._known, self._me):
-                    return
-                await self._write("")
-            except Trouble as error:
-                why = str(error)
-            else:
-                return
-        self._log.warning("lease_not_given_back", error=why, consequence="the others wait until it is over")
+                return await self._write("")
+            except Trouble as trouble:
+                if trouble.code != CONFLICT:
+                    raise
 
 
 def _as_law_has_it(found: coordination_v1.Lease) -> Lease:
