@@ -117,14 +117,14 @@ class WatchState(Struct, frozen=True):
 # --- what comes ------------------------------------------------------------------------------------------------------
 
 
-class _Meta(Struct, frozen=True, rename="camel"):
+class _ItemMeta(Struct, frozen=True, rename="camel"):
     name: str = ""
     resource_version: str = ""
     generation: int = 0
 
 
-class _Any(Struct, frozen=True):
-    metadata: _Meta = _Meta()
+class _AnyObject(Struct, frozen=True):
+    metadata: _ItemMeta = _ItemMeta()
 
 
 class _ListMeta(Struct, frozen=True):
@@ -132,25 +132,25 @@ class _ListMeta(Struct, frozen=True):
     more: str = msgspec.field(name="continue", default="")
 
 
-class _List(Struct, frozen=True):
+class _ObjectList(Struct, frozen=True):
     metadata: _ListMeta = _ListMeta()
     items: tuple[Raw, ...] | None = None
 
 
-class _Event(Struct, frozen=True):
+class _WatchLine(Struct, frozen=True):
     type: str
     object: Raw
 
 
-class _Details(Struct, frozen=True, rename="camel"):
+class _FailureDetails(Struct, frozen=True, rename="camel"):
     retry_after_seconds: float = 0.0
 
 
-class _Status(Struct, frozen=True):
+class _WatchFailure(Struct, frozen=True):
     code: int = 0
     reason: str = ""
     message: str = ""
-    details: _Details | None = None
+    details: _FailureDetails | None = None
 
 
 def shallow(data: bytes) -> bytes:
@@ -173,9 +173,9 @@ def shallow(data: bytes) -> bytes:
 def read_page(body: bytes, kind: type[T]) -> Page[T]:
     """A list's answer. Raises UnreadableError, also for one without a version: nothing could be watched from it."""
     try:
-        found = _decoded(body, _List)
+        found = _decoded(body, _ObjectList)
     except RecursionError:
-        found = _decoded(shallow(body), _List)
+        found = _decoded(shallow(body), _ObjectList)
     if not found.metadata.resource_version:
         raise UnreadableError("a list without a resourceVersion")
     items = tuple(_item("LISTED", bytes(raw), kind) for raw in found.items or ())
@@ -185,18 +185,18 @@ def read_page(body: bytes, kind: type[T]) -> Page[T]:
 def read_event(line: bytes, kind: type[T]) -> Item[T]:
     """One line of a watch. Raises WatchError."""
     try:
-        event = _decoded(line, _Event)
+        event = _decoded(line, _WatchLine)
     except RecursionError:
-        event = _decoded_or(shallow(line), _Event("", Raw(b"{}")))
+        event = _decoded_or(shallow(line), _WatchLine("", Raw(b"{}")))
     except UnreadableError as error:
         return Item("", "", "", problem=str(error))
     if event.type == "ERROR":
-        status = _decoded_or(bytes(event.object), _Status())
+        status = _decoded_or(bytes(event.object), _WatchFailure())
         named_s = status.details.retry_after_seconds if status.details else 0.0
         raise WatchError(status.code, f"{status.reason}: {status.message}", named_s or None)
     if event.type in _CHANGES:
         return _item(event.type, bytes(event.object), kind)
-    meta = _decoded_or(bytes(event.object), _Any()).metadata  # a bookmark, or what later servers may add
+    meta = _decoded_or(bytes(event.object), _AnyObject()).metadata  # a bookmark, or what later servers may add
     return Item("BOOKMARK", meta.name, meta.resource_version)
 
 
@@ -226,7 +226,7 @@ def _item(event: str, raw: bytes, kind: type[T]) -> Item[T]:
             problem = str(error)
         else:
             return Item(event, value.metadata.name, value.metadata.resource_version, value)
-    meta = _decoded_or(raw, _Any()).metadata
+    meta = _decoded_or(raw, _AnyObject()).metadata
     return Item(event, meta.name, meta.resource_version, problem=problem, generation=meta.generation)
 
 

@@ -18,6 +18,7 @@ from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.leader import Leader
 from criproxy_cluster.log import begin
 from criproxy_cluster.memory import keep_connections_small, settle
+from criproxy_cluster.requests import prepare
 from criproxy_cluster.webhook.app import make_app
 from criproxy_cluster.webhook.certificates import CertificateKeeper, FilesSource, SecretSource, ServerCertificate
 from criproxy_cluster.webhook.conversion import ConversionSettings
@@ -137,6 +138,7 @@ def main(settings: RunSettings) -> int:
 
 async def _run(settings: RunSettings, log: FilteringBoundLogger) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
+        prepare(client)
         try:
             await run(settings, client, log)
         finally:
