@@ -22,6 +22,8 @@ Source: Kubernetes API concepts, "Efficient detection of changes", "410 Gone res
 """
 
 import re
+from contextlib import suppress
+from functools import cache
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -142,6 +144,28 @@ class _WatchLine(Struct, frozen=True):
     object: Raw
 
 
+class _PageOf(Struct, Generic[T], frozen=True):
+    """As `_ObjectList`, all of it readable, as it nearly always is: in one go."""
+
+    items: tuple[T, ...]
+    metadata: _ListMeta = _ListMeta()
+
+
+class _LineOf(Struct, Generic[T], frozen=True):
+    type: str
+    object: T
+
+
+@cache
+def _page_of(kind: type[T]) -> msgspec.json.Decoder[_PageOf[T]]:
+    return msgspec.json.Decoder(_PageOf[kind])  # type: ignore[valid-type]
+
+
+@cache
+def _line_of(kind: type[T]) -> msgspec.json.Decoder[_LineOf[T]]:
+    return msgspec.json.Decoder(_LineOf[kind])  # type: ignore[valid-type]
+
+
 class _FailureDetails(Struct, frozen=True, rename="camel"):
     retry_after_seconds: float = 0.0
 
@@ -172,6 +196,11 @@ def shallow(data: bytes) -> bytes:
 
 def read_page(body: bytes, kind: type[T]) -> Page[T]:
     """A list's answer. Raises UnreadableError, also for one without a version: nothing could be watched from it."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        whole = _page_of(kind).decode(body)
+        if whole.metadata.resource_version:
+            read = tuple(_read("LISTED", value) for value in whole.items)
+            return Page(whole.metadata.resource_version, whole.metadata.more, read)
     try:
         found = _decoded(body, _ObjectList)
     except RecursionError:
@@ -184,6 +213,10 @@ def read_page(body: bytes, kind: type[T]) -> Page[T]:
 
 def read_event(line: bytes, kind: type[T]) -> Item[T]:
     """One line of a watch. Raises WatchError."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        whole = _line_of(kind).decode(line)
+        if whole.type in _CHANGES:
+            return _read(whole.type, whole.object)
     try:
         event = _decoded(line, _WatchLine)
     except RecursionError:
@@ -215,6 +248,11 @@ def _decoded_or(data: bytes, otherwise: U) -> U:
         return otherwise
 
 
+def _read(event: str, value: T) -> Item[T]:
+    name, version = value.metadata.name, value.metadata.resource_version
+    return Item(event, name, version, value) if name else Item(event, "", version, problem="it has no name")
+
+
 def _item(event: str, raw: bytes, kind: type[T]) -> Item[T]:
     problem = _TOO_DEEP
     if _CUT not in raw:
@@ -225,7 +263,7 @@ def _item(event: str, raw: bytes, kind: type[T]) -> Item[T]:
         except UnreadableError as error:
             problem = str(error)
         else:
-            return Item(event, value.metadata.name, value.metadata.resource_version, value)
+            return _read(event, value)
     meta = _decoded_or(raw, _AnyObject()).metadata
     return Item(event, meta.name, meta.resource_version, problem=problem, generation=meta.generation)
 
