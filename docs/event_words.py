@@ -75,8 +75,6 @@ WORDS: Final = {
     "upkeep_failed": "A round of comparing the box with the runtime's pods has failed; the next one tries again.",
     # Limits, the prediction and the guard.
     "sample_discarded": "A reading of the node's usage made no sense; the limits stay as they are.",
-    "tick_failed": "A round of predicting and setting limits has failed; the limits stay as they are.",
-    "tick_recovered": "Rounds of predicting and setting limits succeed again.",
     "predictor_starts_cold": "What a predictor has learned before could not be used: it learns anew.",
     "guard_failed": "A look of the guard has failed; the next one is tried all the same.",
     "guard_pressure": "How the guard is told that online waits for a CPU, or why it is not.",
@@ -87,9 +85,7 @@ WORDS: Final = {
     "memory_within_limit": "That is over: kubelet's eviction is not near on the box's account.",
     # Harm to online, and what is done about it.
     "ladder": "What is done about harm to online has changed, from `old` to `new`; `reason` has the figures.",
-    "interference_not_seen": "The signals of harm to online could not be read; it is tried again.",
     "interference_starts_cold": "What was learned of harm to online before could not be used: it is learned anew.",
-    "squeeze_failed": "A lower limit for harm to online could not be written at once; the next round writes it.",
     "service_check_ignored": "What an online pod asks to have checked can't be read.",
     "disks_bounded": "The box's limits on disks were written.",
     "disk_weight_in_force": "On these disks, the box has the lowest weight.",

@@ -25,12 +25,15 @@ from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.topology import Topology, WholeCores, root_cpuset
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.worker import Worker
+from criproxy.clients.link import RuntimeInfo, RuntimeLink
+from criproxy.clients.runtime import PodsRuntime
+from criproxy.clients.services import ServiceAsker
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import Worker
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
-from criproxy.control.clock import Clock
+from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
-from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon import settings as settings_of
@@ -49,10 +52,7 @@ from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import CriInterceptor
-from criproxy.fronts.cri.pods_runtime import PodsRuntime
-from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.event_loop import EventLoop
-from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs
@@ -65,6 +65,7 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.control_loop import ControlLoop
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
@@ -75,6 +76,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
@@ -244,32 +246,29 @@ class Daemon:
             counters=self._metrics,
             log=self._log,
         )
-        self._loop = Loop(
-            self._box,
-            CapacityReader(Path(cpuset) if cpuset else None).read,
-            self._clock,
-            settings_of.loop(settings),
-            observer=self._recorder,
-            log=self._log,
-            guard=self._guard,
-            kept_free=relief.kept_free,
-            on_sample=relief.sampled,
-        )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint)
         self._interference = InterferenceWatch(
             shared,
             self._box,
             _signal_reader(self._clock),
-            self._loop,
-            self._guard,
             relief,
             eviction,
             one_of(parts, ServiceChecks),
             disks,
             self._checkpointer.hurry,
         )
-        self._round = Round([relief, self._interference, disks, *parts], self._clock, self._log)
+        self._loop = ControlLoop(
+            shared,
+            self._box,
+            CapacityReader(Path(cpuset) if cpuset else None).read,
+            Decider(loop_settings(settings), self._log),
+            self._recorder,
+            self._guard,
+            relief,
+            self._interference,
+        )
+        self._round = Round([self._loop, relief, disks, *parts], self._clock, self._log)
         self._round.configure(settings)
 
     def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
@@ -323,6 +322,7 @@ class Daemon:
                 self._bypass,
                 self._cpu_manager,
                 self._guard,
+                self._interference,
                 *self._round.parts,
                 self._kubernetes,
                 self._inside,
@@ -359,7 +359,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
-            checkpoint=self._loop.checkpoint,
+            checkpoint=self._loop.predictors,
             active=self._active,
             watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
@@ -373,7 +373,6 @@ class Daemon:
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
         return (
-            self._loop.run(),
             self._guard.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
@@ -389,7 +388,6 @@ class Daemon:
         of = settings_of
         self._box.configure(of.box(settings))
         self._placing.configure(of.placing(settings, child_quota=self._child_quota))
-        self._loop.configure(of.loop(settings))
         self._guard.configure(of.guard(settings))
         self._holds.configure(settings.stops_by)
         self._reconciler.configure(of.reconciler(settings))
@@ -433,15 +431,11 @@ class Daemon:
         """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-        loading = self._tasks.keep(self._checkpointer.load(self._remember, self._wait_for_checkpoint))
+        loading = self._tasks.keep(self._checkpointer.load(self._remember, self._loop.wait_for_checkpoint))
         await asyncio.wait((loading,), timeout=_LOAD_S)
 
-    def _wait_for_checkpoint(self, waits: bool) -> None:
-        self._loop.wait_for_checkpoint(waits)
-        self._interference.wait_for_checkpoint(waits)
-
     def _remembered(self) -> Remembered:
-        return Remembered(self._loop.checkpoint(), self._interference.checkpoint())
+        return Remembered(self._loop.predictors(), self._interference.checkpoint())
 
     def _remember(self, remembered: Remembered, shift_s: float) -> None:
         if not self._upgrades.learned:

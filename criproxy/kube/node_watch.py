@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.kube.client import ApiAnswer, ApiRequest, Asks, RejectedError, UnreachableError
 from criproxy.kube.objects import Node, status_of
 from criproxy.kube.retry import Meaning, pause_s

@@ -35,9 +35,10 @@ import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Override, OwnFiles
-from criproxy.control.clock import Clock
+from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
@@ -153,7 +154,7 @@ class PolicyFile:
 
     def write(self, in_force: InForce) -> None:
         """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        statefile.make_directory(self.path.parent)
         _write(self._parts, in_force.parts)
         _write(self.path, in_force.policy)
 
@@ -165,7 +166,7 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, content: object) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=statefile.private) as file:
         file.write(msgspec.json.encode(content))
         file.flush()
         os.fsync(file.fileno())
@@ -243,7 +244,7 @@ class PolicyFollower:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
             self.in_force = self._kept = await _apart("read the policy", self._file.read)
-        except (OSError, RuntimeError, StuckError, PolicyError) as error:
+        except (OSError, RuntimeError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
                 file=str(self._file.path),
@@ -357,7 +358,7 @@ class PolicyFollower:
         if in_force != self._kept:
             try:
                 await _apart("keep the policy", lambda: self._file.write(in_force))
-            except (OSError, RuntimeError, StuckError) as error:
+            except (OSError, RuntimeError) as error:
                 return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
             self._kept = in_force
         return ""

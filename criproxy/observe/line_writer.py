@@ -1,7 +1,9 @@
 """Stands in for stderr and writes what comes from a thread of its own, so that a reader that hangs delays nobody.
 
 Lines wait in a bounded queue. What finds it full is dropped and counted; in its place, the log then says how many
-lines are missing. The descriptor stays in blocking mode: it may be shared with other processes.
+lines are missing. The descriptor stays in blocking mode: it may be shared with other processes. Where it is a socket,
+as journald's is, a line that it takes without waiting goes out at once, while none waits: to wake up a thread for each
+costs more than the line.
 
 The file is a part of the cluster's distribution, too, by a link in the checkout: it needs the standard library alone.
 """
@@ -10,6 +12,8 @@ import io
 import os
 import queue
 import select
+import socket
+import stat
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +31,7 @@ class LineWriter(io.TextIOBase):
 
     def __init__(self, descriptor: int, lost: Callable[[int], str], max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._descriptor = descriptor
+        self._socket = _socket_at(descriptor)
         self._lost = lost
         self._max_bytes = max_bytes
         # Reentrant: asyncio logs a forgotten task when that is collected, which may be in the middle of a write.
@@ -73,6 +78,8 @@ class LineWriter(io.TextIOBase):
     # --- with the lock ----------------------------------------------------------------------------------------------
 
     def _add(self, line: bytes) -> None:
+        if not self._queued_bytes and not self.missing and not (line := self._send_at_once(line)):
+            return
         full = self._queued_bytes + len(line) > self._max_bytes
         if full:
             self._drop()
@@ -82,6 +89,15 @@ class LineWriter(io.TextIOBase):
         if not full:
             self._queued_bytes += len(line)
             self._queue.put(line)
+
+    def _send_at_once(self, line: bytes) -> bytes:
+        """What of it is left to be sent."""
+        if self._socket is None:
+            return line
+        try:
+            return line[self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+        except OSError:  # it is full, or nobody reads it: the thread finds out which
+            return line
 
     def _drop(self) -> None:
         self.dropped += 1
@@ -124,3 +140,11 @@ class LineWriter(io.TextIOBase):
         except OSError:  # the reader has gone, or a disk is full
             return False
         return True
+
+
+def _socket_at(descriptor: int) -> socket.socket | None:
+    """The socket that it is; None: it is none."""
+    try:
+        return socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
+    except OSError:  # there is no stderr
+        return None

@@ -20,7 +20,7 @@ How it works
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
 - A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
-  first.
+  first. Annotations that say what it asks for, which nodes would believe, are taken away from it.
 
 `spec.overhead` stays: the API server's RuntimeClass admission refuses a pod whose overhead is not its RuntimeClass's,
 also after a webhook. `warnings` says so, and that the RuntimeClass may have its overhead in extended resources.
@@ -71,6 +71,9 @@ MAX_CONTAINERS: Final = 512
 
 _KINDS: Final = ("requests", "limits")
 _LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
+_RECORDED: Final = ("containers", "initContainers")
+"""Ephemeral containers ask for nothing."""
+
 _OFFLINE_PRIORITIES: Final = range(3000, 8000)
 """Koordinator's: free 3000-3999, batch 5000-5999, mid 7000-7999. Below 0 no default online pod is preempted either."""
 
@@ -108,7 +111,9 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
-    if not keeps_requests(pod):
+    if keeps_requests(pod):
+        _forget_records(meta)
+    else:
         _convert_resources(meta, spec, settings)
     _set_priority(spec, settings)
     _tolerate(spec, settings)
@@ -163,18 +168,31 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
     annotations = dict(_table(meta.get("annotations"), "metadata.annotations"))
     before = _recorded(annotations.get(RESOURCES))
     by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
-    record: Json = {}
-    for where, container in _containers(spec):
-        name = str(container.get("name", ""))
-        resources = dict(_table(container.get("resources"), f"{where}.resources"))  # YAML may have one for several
-        known = _plain(before.get(name, {}))
-        record[name] = _convert(where, resources, by_annotation.get(name, {}), known, settings)
-        if resources:
-            container["resources"] = resources
+    record: dict[str, Json] = {kind: {} for kind in _RECORDED}
+    for kind in _LISTS:
+        for where, container in _containers(spec, kind):
+            name = str(container.get("name", ""))
+            resources = dict(_table(container.get("resources"), f"{where}.resources"))  # YAML may have one for several
+            known = _plain(before.get(name, {}))
+            made = _convert(where, resources, by_annotation.get(name, {}), known, settings)
+            if resources:
+                container["resources"] = resources
+            if kind in record:
+                sidecar = {"restartPolicy": "Always"} if container.get("restartPolicy") == "Always" else {}
+                record[kind][name] = made | (sidecar if kind == "initContainers" else {})
     for what in LEAST:
-        _ask_for_the_least(what, spec, record, settings)
-    annotations[RESOURCES] = msgspec.json.encode({"containers": record}, order="deterministic").decode()
+        _ask_for_the_least(what, spec, record["containers"], settings)
+    named = {kind: dict(sorted(of.items())) if kind == "containers" else of for kind, of in record.items() if of}
+    annotations[RESOURCES] = msgspec.json.encode(named).decode()
     meta["annotations"] = annotations
+
+
+def _forget_records(meta: Json) -> None:
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
+    if kept := {name: text for name, text in annotations.items() if name not in (RESOURCES, EXTENDED_SPEC)}:
+        meta["annotations"] = kept
+    else:
+        meta.pop("annotations", None)
 
 
 def _convert(where: str, resources: Json, spare: Json, before: Json, settings: ConversionSettings) -> Json:
@@ -344,17 +362,37 @@ def _ask_for_the_least(what: str, spec: Json, record: Json, settings: Conversion
         entry["limits"] = {**entry["limits"], what: LEAST[what][0]}
 
 
+_Amounts = dict[str, str | int | float] | None
+
+
+class _RecordedContainer(Struct):
+    requests: _Amounts = None
+    limits: _Amounts = None
+
+
+_RecordedContainers = dict[str, _RecordedContainer] | None
+
+
+class _Record(Struct):
+    containers: _RecordedContainers = None
+    initContainers: _RecordedContainers = None
+
+
 def _recorded(text: Any, required: str = "") -> dict[str, Json]:
     """The containers of such an annotation. Raises ConversionError for one that is `required`, else it is {}."""
     try:
-        found = msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, dict[str, str | int | float]]]])
+        found = msgspec.json.decode(text or "{}", type=_Record)
     except (msgspec.DecodeError, TypeError, RecursionError, UnicodeEncodeError) as error:
         if required:
             shape = '{"containers": {NAME: {"requests": {…}, "limits": {…}}}}'
             where = f"metadata.annotations[{required}]"
             raise ConversionError(where, f"it can't be read: {str(error)[:200]}", f"write {shape}") from None
         return {}
-    return found.get("containers", {})
+    containers = {**(found.initContainers or {}), **(found.containers or {})}
+    return {
+        name: {kind: table for kind in _KINDS if (table := getattr(one, kind)) is not None}
+        for name, one in containers.items()
+    }
 
 
 def _plain(record: Json) -> Json:
@@ -363,12 +401,11 @@ def _plain(record: Json) -> Json:
     return {kind: table for kind, table in tables.items() if table}
 
 
-def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
-    for kind in _LISTS:
-        for number, container in enumerate(_list(spec.get(kind), f"spec.{kind}")):
-            where = f"spec.{kind}[{number}]"
-            one = _table(container, where)
-            yield f"{where} ({one['name']})" if "name" in one else where, one
+def _containers(spec: Json, kind: str) -> Iterator[tuple[str, Json]]:
+    for number, container in enumerate(_list(spec.get(kind), f"spec.{kind}")):
+        where = f"spec.{kind}[{number}]"
+        one = _table(container, where)
+        yield f"{where} ({one['name']})" if "name" in one else where, one
 
 
 # --- where it may run ------------------------------------------------------------------------------------------------
