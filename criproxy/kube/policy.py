@@ -45,7 +45,7 @@ from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
-from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy, PolicyReport, merged, split
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, NodePolicy, PolicyReport, is_deep, merged, split
 
 T = TypeVar("T")
 
@@ -104,9 +104,12 @@ def parsed(text: str) -> NodePolicy:
     if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
         raise PolicyError(f"it has more than {MAX_POLICY_BYTES} bytes")
     try:
-        return msgspec.json.decode(text, type=NodePolicy)
+        found = msgspec.json.decode(text, type=NodePolicy)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
+    if is_deep(found.settings):
+        raise PolicyError(f"its settings are nested more than {MOST_DEEP} levels deep")
+    return found
 
 
 def parts_of(text: str, policy: NodePolicy) -> tuple[NodePolicy, ...]:
