@@ -165,9 +165,18 @@ class KubernetesPart(Shows):
     # --- the part ---------------------------------------------------------------------------------------------------
 
     async def run(self, offering: Offering) -> None:
-        """Until cancelled; does nothing where Kubernetes is not switched on."""
+        """Until cancelled; where Kubernetes is not switched on, there is nothing to do."""
         self._offering = offering
-        while self._enabled:
+        if not self._enabled:
+            await asyncio.Event().wait()
+        try:
+            await self._work_on()
+        finally:
+            for one in self._evictions.values():  # whoever works here next decides anew
+                one.cancel()
+
+    async def _work_on(self) -> None:
+        while True:
             await self._clock.sleep(_BEGIN_S, slack_s=1.0)
             try:
                 await self._work()
@@ -301,6 +310,7 @@ class KubernetesPart(Shows):
         side = self._side
         published, policy = side.publisher.status(), side.follower.status()
         problems = (
+            self._trouble,
             (side.watch.trouble and f"the Node is not watched: {side.watch.trouble}"),
             (published.trouble and f"nothing can be published: {published.trouble}"),
             policy.trouble,

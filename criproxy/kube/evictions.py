@@ -231,7 +231,10 @@ class Evictor:
         """What the Node may have a label for."""
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[object]] = set()
-        self._node_seen = False
+        self._own: dict[str, float] = {}
+        """What this process has marked, and when that is over (CLOCK_BOOTTIME): the Node may be seen as it was before
+        that was taken away.
+        """
         self._some = asyncio.Event()
 
     async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
@@ -262,6 +265,7 @@ class Evictor:
         self._evicted = not_over(self._evicted, now_s)
         mark = _key(victim), kept_out_for(keep_out_s, now_s, self._clock.wall_s())
         self._under_way.append(mark)
+        self._own[mark[0]] = mark[1].ends_s
         evicted = False
         try:
             await self._mark()
@@ -388,14 +392,23 @@ class Evictor:
         self._evicted = not_over(self._evicted, self._clock.boottime_s() - LATER_S)
 
     def saw(self, node: Node | None) -> None:
-        """What the node has from before, so that entries of an earlier process are kept."""
-        if self._node_seen or node is None:
+        """Take over what other processes of this node have left there: its entries, and labels that no entry is left
+        of. A process before this one may write one late, when this one has been at work for a while.
+        """
+        if node is None:
             return
-        self._node_seen = True
-        found = entries_of(node.annotation(EVICTED) or "{}", self._clock.boottime_s(), self._clock.wall_s())
-        if before := {key: one for key, one in found.items() if key not in self._labelled}:
+        now_s = self._clock.boottime_s()
+        self._own = {key: ends_s for key, ends_s in self._own.items() if ends_s + LATER_S > now_s}
+        known = self._labelled | self._own.keys()
+        found = entries_of(node.annotation(EVICTED) or "{}", now_s, self._clock.wall_s())
+        if before := {key: one for key, one in found.items() if key not in known}:
             if self._written == self._evicted == {}:
                 self._written = before
             self._evicted = {**before, **self._evicted}
             self._labelled |= before.keys()
             self._some.set()  # some of them may be over
+        labels = {one.removeprefix(EVICTED_FROM) for one in node.metadata.labels or {} if one.startswith(EVICTED_FROM)}
+        if left := labels - known - found.keys():
+            self._labelled |= left
+            self._written = None  # which has them taken away, a while from now
+            self._some.set()
