@@ -257,11 +257,10 @@ def test_label_that_an_earlier_process_has_left_late_goes_though_its_entry_was_w
     """It was evicting when this one took over, and has marked the Node once this one had seen it."""
     bench.evictor.saw(Node())
     bench.first(victim("a", controller="job-1"))
-    metadata = api.nodes["node1"]["metadata"]
-    metadata["labels"][f"{EVICTED_FROM}job-0"] = ""
+    api.nodes["node1"]["metadata"]["labels"][f"{EVICTED_FROM}job-0"] = ""
     bench.evictor.saw(decoded(msgspec.json.encode(api.nodes["node1"]), Node))
     asyncio.run(bench.tell_all())
-    assert sorted(metadata["labels"]) == [f"{EVICTED_FROM}job-1"]
+    assert sorted(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}job-1"]
 
 
 def test_entry_that_an_earlier_process_has_left_late_is_kept(bench, clock):

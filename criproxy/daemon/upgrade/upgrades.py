@@ -13,6 +13,7 @@ from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
+from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
@@ -21,9 +22,8 @@ from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeError, hand_over
-from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
-from criproxy.fronts.socket import ListenSocket
+from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.pods.cpu_manager import CpuManager
@@ -35,6 +35,8 @@ _RUNTIME_S: Final = 10.0
 
 _ENDING_S: Final = 1.0
 """A process's descriptors close one after the other, when it is killed: its socket may be the last."""
+
+_AGAIN_S: Final = 1.0
 
 _DRAIN_S: Final = 3600.0
 """How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
@@ -122,14 +124,17 @@ class Upgrades(Struct):
         recorder.predecessor(there=True)
         await predecessor.serve(self.admissions, lambda: self.watchdog.begin(recorder.headline()), self._relist)
         recorder.predecessor(there=False)
+        self.tasks.attempt("clear the sockets that others have left", self._clear_leftovers())
+
+    async def _clear_leftovers(self) -> None:
         await asyncio.sleep(_ENDING_S)
         self.socket.clear_leftovers()
 
     async def _relist(self) -> None:
         try:
             await self.reconciler.connected()
-        except (ConnectionError, codec.CodecError) as error:  # each listing to come makes up for it
-            self.log.warning("not_relisted", error=str(error))
+        except Exception as error:  # each listing to come makes up for it
+            self.log.warning("not_relisted", error=str(error) or type(error).__name__)
 
     # --- to the successor -------------------------------------------------------------------------------------------
 
@@ -166,17 +171,35 @@ class Upgrades(Struct):
         return self.active.sockets(), (*learned, Take(self.box.path, self.box.pods.admitted))
 
     async def resume(self) -> None:
-        """Let what writes work, if it does not."""
-        self.admissions.resume()
-        self.cpu_manager.resume()
-        self.holds.resume()
-        self.socket.clear_leftovers()
-        if self.active.goes_on:
-            return
-        if not self.socket.is_published:
-            self.socket.publish()
-        self.recorder.begins()
-        self.active.begin()
+        """Let what writes work, if it does not. What fails of it keeps nothing else from working."""
+        await done_all(
+            self.log,
+            ("let pods in", self.admissions.resume),
+            ("follow kubelet's CPU manager", self.cpu_manager.resume),
+            ("judge which pods may start", self.holds.resume),
+            ("clear the sockets that others have left", self.socket.clear_leftovers),
+            ("have kubelet's calls come here", self._publish),
+            ("begin the parts", self._begin),
+        )
+
+    def _publish(self) -> None:
+        if not self.active.goes_on and not self.socket.is_published:
+            try:
+                self.socket.publish()
+            except SocketError:
+                self.tasks.attempt("have kubelet's calls come here", self._publish_again())
+                raise
+
+    async def _publish_again(self) -> None:
+        while not self.socket.is_published:
+            await asyncio.sleep(_AGAIN_S)
+            with contextlib.suppress(SocketError):
+                self.socket.publish()
+
+    def _begin(self) -> None:
+        if not self.active.goes_on:
+            self.recorder.begins()
+            self.active.begin()
 
     async def _hand_over(self) -> None:
         """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
