@@ -7,7 +7,7 @@ from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
-Step = tuple[str, Callable[[], object]]
+CleaningStep = tuple[str, Callable[[], object]]
 """What a step does, in words, and the function, or coroutine function, that does it."""
 
 
@@ -20,7 +20,7 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def done_all(log: FilteringBoundLogger, *steps: Step) -> None:
+async def done_all(log: FilteringBoundLogger, *steps: CleaningStep) -> None:
     """Do each of these, in order. What one of them raises is logged, and keeps no other from being done.
 
     A cancel ends the step that is under way; it is raised once the steps after it are done. So cleaning up replaces no

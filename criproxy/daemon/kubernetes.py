@@ -262,7 +262,15 @@ class KubernetesPart(Shows):
             pod.metadata.uid: KnownPod(pod.spec.priority, pod.controller.uid if pod.controller else "") for pod in pods
         }
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self,
+        pod: PodRef,
+        why: str,
+        *,
+        within_s: float,
+        grace_s: int | None = None,
+        still: Callable[[], bool] = lambda: True,
+    ) -> float | None:
         """See `criproxy.pods.stopping.Evicts`."""
         if self._side is None:
             return None
@@ -270,7 +278,7 @@ class KubernetesPart(Shows):
 
         under_way = self._evictions.get(pod.uid)
         if under_way is None:
-            work = self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s)
+            work = self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s, still=still)
             self._evictions[pod.uid] = under_way = asyncio.create_task(work)
             under_way.add_done_callback(lambda ended: self._eviction_ended(pod.uid, ended))
         # Whoever waits no longer stops the pod, whose controller is to learn all the same where not to place the next.
@@ -280,7 +288,7 @@ class KubernetesPart(Shows):
         made = under_way.result()
         if made.outcome is Outcome.BUDGET:
             raise BudgetError(made.message or made.outcome.value)
-        if made.outcome is Outcome.REFUSED:
+        if made.outcome in (Outcome.REFUSED, Outcome.WITHDRAWN):
             raise RefusedError(made.message or made.outcome.value)
         return made.grace_s + _KUBELETS_OWN_S if made.outcome is Outcome.EVICTED else None
 

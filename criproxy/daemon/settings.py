@@ -19,6 +19,7 @@ from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.stopping import ON_CLOSE
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
 _HORIZON_S: Final = 60.0
@@ -121,7 +122,7 @@ def reconciler(now: NodeSettings) -> ReconcilerSettings:
     limits = now.modes.limits
     adopt = Mode.DRY_RUN not in now.modes
     if now.writes and now.stage.drain:
-        return ReconcilerSettings("evict", adopt, "the schedule is off")
+        return ReconcilerSettings("evict", adopt, "the schedule is off", ON_CLOSE)
     return ReconcilerSettings(now.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)
 
 

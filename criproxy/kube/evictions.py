@@ -10,6 +10,7 @@ What the answer means
 | the same, after a try without an answer | EVICTED | that try may have been the one by which it went |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
+| not asked for any more | WITHDRAWN | it stays |
 | other 4xx | REFUSED | the next victim; if none goes, its sandbox may be stopped |
 | none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
 
@@ -35,7 +36,7 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Final
 
@@ -94,6 +95,7 @@ class Outcome(Enum):
     BUDGET = "its disruption budget allows none now"
     REFUSED = "refused"
     UNREACHABLE = "the API server does not answer"
+    WITHDRAWN = "it is not to go any more"
 
 
 class Eviction(Struct, frozen=True):
@@ -237,7 +239,9 @@ class Evictor:
         """
         self._some = asyncio.Event()
 
-    async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
+    async def evict_pod(
+        self, pod: PodRef, why: str, *, grace_period_s: int | None = None, still: Callable[[], bool] = lambda: True
+    ) -> Eviction:
         """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
         where = path("namespaces", pod.namespace, "pods", pod.name)
         try:
@@ -249,7 +253,7 @@ class Evictor:
             return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
         controller = found.controller if found else None
         victim = EvictionTarget(pod, controller.uid if controller else "", grace_period_s)
-        made = await self.evict(victim, why)
+        made = await self.evict(victim, why, still=still)
         own_s = found.spec.termination_grace_period_seconds if found else None
         grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
         return replace(made, grace_s=float(grace_s))
@@ -259,8 +263,12 @@ class Evictor:
         answer = await self._client.ask(ApiRequest("GET", pods_path(self._node.name)))
         return decoded(answer.body, PodList).items if answer.meaning is Meaning.DONE else ()
 
-    async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
-        """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
+    async def evict(
+        self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0, still: Callable[[], bool] = lambda: True
+    ) -> Eviction:
+        """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here. `still`:
+        whether it is to go, asked before each request that has it go.
+        """
         now_s = self._clock.boottime_s()
         self._evicted = not_over(self._evicted, now_s)
         mark = _key(victim), kept_out_for(keep_out_s, now_s, self._clock.wall_s())
@@ -269,7 +277,7 @@ class Evictor:
         evicted = False
         try:
             await self._mark()
-            made = await self._evict(victim)
+            made = await self._evict(victim, still)
             evicted = made.outcome is Outcome.EVICTED
         finally:  # also when whoever asked waits no longer
             self._under_way.remove(mark)
@@ -288,11 +296,13 @@ class Evictor:
             self._tell(victim.pod, _EVICTED, f"Evicted by criproxy: {why}")
         return made
 
-    async def _evict(self, victim: EvictionTarget) -> Eviction:
+    async def _evict(self, victim: EvictionTarget, still: Callable[[], bool]) -> Eviction:
         pod, message, unanswered = victim.pod, "", False
         where = path("namespaces", pod.namespace, "pods", pod.name, "eviction")
         for tried in range(1, TRIES + 1):
             named_s = None
+            if not still():
+                return Eviction(pod, Outcome.WITHDRAWN, message)
             try:
                 version = self._version
                 answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))

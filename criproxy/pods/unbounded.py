@@ -16,7 +16,7 @@ from criproxy.model.shown import Gauge, listed
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
+from criproxy.pods.stopping import ON_UNBOUNDED, Leave, PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
 
@@ -68,8 +68,8 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
             if sandbox_id not in self._logged:
                 self.shared.log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
         self._logged = frozenset(found)
-        stops = self.shared.holds.stops
-        await self.stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items() if stops(ON_UNBOUNDED, pod)})
+        wanted = {one: Leave(pod, _WHY, ON_UNBOUNDED) for one, (pod, _) in found.items()}
+        await self.stopper.stop_all({one: leave for one, leave in wanted.items() if self.stopper.stands(leave)})
 
     def section(self) -> Mapping[str, Any]:
         return {"unbounded": tuple(str(pod) for pod in self.pods().values())}

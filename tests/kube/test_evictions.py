@@ -300,6 +300,17 @@ def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
     assert clock.slept == []
 
 
+@pytest.mark.parametrize("answers", [[False], [True, False]], ids=["marked", "tried-once"])
+def test_pod_that_is_not_to_go_any_more_is_not_asked_for_again(bench, api, answers):
+    """An operator says so while the Node is marked, or between two tries."""
+    still = iter(answers)
+    api.fail("eviction", 503, times=1)
+    made = asyncio.run(bench.evictor.evict(victim("a", controller="job-1"), "why", still=lambda: next(still)))
+    assert (made.outcome, bench.left()) == (Outcome.WITHDRAWN, "abc")
+    asyncio.run(bench.tell_all())
+    assert bench.annotation() == {}
+
+
 def test_nobody_is_evicted_where_budgets_allow_none(bench, api):
     api.budgets = {"a": BUDGET, "b": BUDGET}
     assert [done for _, done in bench.first(victim("a"), victim("b"))] == [Outcome.BUDGET] * 2

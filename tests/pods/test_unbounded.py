@@ -30,7 +30,7 @@ def bench(settings: Settings, *names: str, held_off: str = "") -> tuple[Unbounde
     hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
     holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    return UnboundedPods(shared, PodStopper(runtime, shared.log, runtime), rules), runtime  # type: ignore[arg-type]
+    return UnboundedPods(shared, PodStopper(runtime, shared.log, runtime, holds), rules), runtime  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
