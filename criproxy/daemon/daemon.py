@@ -322,6 +322,7 @@ class Daemon:
             shown=(
                 self._hold_offs,
                 self._bypass,
+                self._reload,
                 self._cpu_manager,
                 self._guard,
                 *self._round.parts,
@@ -361,7 +362,8 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
-            checkpoint=self._loop.checkpoint,
+            reload=self._reload,
+            remembered=self._remembered,
             active=self._active,
             watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
@@ -419,8 +421,6 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
-        self._hold_offs.read()  # what the predecessor was told since this one began
-        self._reload.follow_operator()
         await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
@@ -430,11 +430,14 @@ class Daemon:
 
     async def _restore(self) -> None:
         """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
-        goes on, but that nothing is given back. A predecessor hands over what its predictors know; where its ladder
-        stands is in the file.
+        goes on, but that nothing is given back. A predecessor hands both over; one of an earlier version leaves the
+        ladder in the file.
         """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
+        if self._upgrades.ladder is not None:
+            self._interference.restore(self._upgrades.ladder, 0.0)
+            return
         load = self._checkpointer.load(self._remember, self._wait_for_checkpoint)
         loading = self._tasks.attempt("load the checkpoint", load)
         await asyncio.wait((loading,), timeout=_LOAD_S)
@@ -466,6 +469,7 @@ class Daemon:
             ("close the parts", self._round.close),
             ("close the thread for looks", self._looks.close),
             ("close the thread for files", self._disk_reader.close),
+            ("close the thread for the config", self._reload.close),
             ("release the sockets", self._active.release_sockets),
         )
 

@@ -139,7 +139,6 @@ class KubernetesPart(Shows):
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
-        self._remembered = remembered(config) if self._enabled else ()
 
     # --- settings ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +159,9 @@ class KubernetesPart(Shows):
         """The config with the cluster's policy above it. Blocks; for any thread."""
         if not self._enabled:
             return load(file)
-        return self._own.load(self._side.follower.in_force.overrides if self._side is not None else self._remembered)
+        return self._own.load(
+            self._side.follower.in_force.overrides if self._side is not None else remembered(self._config)
+        )
 
     # --- the part ---------------------------------------------------------------------------------------------------
 

@@ -35,8 +35,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
 from tests.fakes.hold_offs import held_off, no_hold_offs
 
-Still = Callable[[], bool]
-
 MIB = 1 << 20
 SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in (1, 2))
 ORDER = EvictionOrder(MEMORY, "memory_shortage", False, frozenset(), "memory is nearly gone")

@@ -15,8 +15,6 @@ from criproxy.pods.stopping import ON_CLOSE, ON_OVER_LIMIT, ON_UNBOUNDED, Holds,
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 
-Still = Callable[[], bool]
-
 POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "batch", "other")
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 from msgspec import Struct, field
 
@@ -17,9 +18,11 @@ from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
+from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
+from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
+from criproxy.daemon.upgrade.channel import LadderMessage, Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
@@ -27,6 +30,7 @@ from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.interference import InterferenceState
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
@@ -46,7 +50,8 @@ class Upgrades(Struct):
     """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
 
     In order: `take_over`, `begin`, and `end` at the end. `listed` is to be set once the runtime's pods are known.
-    `learned`: what the predecessor has learned; after `take_over`. `waiting`: it still does the work.
+    `learned`: what the predecessor has learned, `ladder`: where its ladder stands (None: it does not say); both after
+    `take_over`. `waiting`: it still does the work.
 
     The parts are what changes hands, or goes on in the one process and then the other.
     """
@@ -58,7 +63,8 @@ class Upgrades(Struct):
     cpu_manager: CpuManager
     reconciler: Reconciler
     holds: Holds
-    checkpoint: Callable[[], Mapping[str, PredictorState]]
+    reload: Reload
+    remembered: Callable[[], Remembered]
     active: ActiveParts
     watchdog: Watchdog
     notifier: Notifier
@@ -69,6 +75,7 @@ class Upgrades(Struct):
     log: structlog.typing.FilteringBoundLogger
     listed: asyncio.Event = field(default_factory=asyncio.Event)
     learned: Mapping[str, PredictorState] = {}
+    ladder: InterferenceState | None = None
     waiting: bool = False
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _handing_over: asyncio.Task[None] | None = None
@@ -92,8 +99,13 @@ class Upgrades(Struct):
             who = "this one has got a signal to end" if stopped else "the one that started this one has ended"
             self.log.warning("upgrade_given_up", reason=who)
             return False
+        try:
+            await self.reload.read_again()  # before anything acts
+        except (OSError, ValueError) as error:  # it ends without a word, and the predecessor goes on
+            self.log.warning("upgrade_given_up", reason=str(error))
+            return False
         self.waiting = False
-        self.learned = self.predecessor.learned
+        self.learned, self.ladder = self.predecessor.learned, self.predecessor.ladder
         self.active.adopt(self.predecessor.listeners())
         self.box.pods.expect(take.admitted)
         if take.box is not None:
@@ -159,6 +171,7 @@ class Upgrades(Struct):
 
     async def rest(self) -> HandedOver:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
+        await self.holds.hold_offs.rest()  # what an operator is told here, the other one has to know
         await self.active.cease()
         self.admissions.hold()
         self.cpu_manager.rest()
@@ -167,8 +180,10 @@ class Upgrades(Struct):
             await self.box.settle()
         except (CgroupError, StuckError) as error:
             raise UpgradeError(f"{error}: try again") from error
-        learned = (Learned(resource, state) for resource, state in self.checkpoint().items())
-        return self.active.sockets(), (*learned, Take(self.box.path, self.box.pods.admitted))
+        remembered = self.remembered()
+        learned = (Learned(resource, state) for resource, state in remembered.predictors.items())
+        ladder = LadderMessage(msgspec.Raw(msgspec.json.encode(remembered.interference)))
+        return self.active.sockets(), (*learned, ladder, Take(self.box.path, self.box.pods.admitted))
 
     async def resume(self) -> None:
         """Let what writes work, if it does not. What fails of it keeps nothing else from working."""
@@ -177,6 +192,7 @@ class Upgrades(Struct):
             ("let pods in", self.admissions.resume),
             ("follow kubelet's CPU manager", self.cpu_manager.resume),
             ("judge which pods may start", self.holds.resume),
+            ("obey operators", self.holds.hold_offs.resume),
             ("clear the sockets that others have left", self.socket.clear_leftovers),
             ("have kubelet's calls come here", self._publish),
             ("begin the parts", self._begin),
