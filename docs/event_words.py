@@ -122,6 +122,9 @@ WORDS: Final = {
     "upgrade_given_up": "This new process does not take over, and ends.",
     "upgrade_refused": "An upgrade was asked for while another one was under way.",
     "retired": "The old process of an upgrade ends; `calls_finished` says whether all of its calls have.",
+    "chore_failed": "Something that criproxy goes on without could not be done; its own line says what.",
+    "cleaning_up_failed": "A step of ending, or of beginning again, failed; all other steps are done.",
+    "not_stopped_any_more": "A pod was to go, and stays: a hold-off, a setting or another criproxy came first.",
     "not_relisted": "After an upgrade, the runtime's pods could not be listed; the next listing makes up for it.",
     # Kubernetes.
     "kubernetes_begun": "What criproxy does with Kubernetes has begun, with this kubeconfig.",

@@ -38,7 +38,7 @@ class Bench:
             self,  # type: ignore[arg-type]
         )
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append(sandbox.id)
 
     def read(self, placements: Mapping[str, str]) -> dict[str, str]:

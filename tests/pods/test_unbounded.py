@@ -48,7 +48,7 @@ def bench(
     hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
     holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    stopper = PodStopper(runtime, shared.log, runtime)  # type: ignore[arg-type]
+    stopper = PodStopper(runtime, shared.log, runtime, holds)  # type: ignore[arg-type]
     return UnboundedPods(shared, stopper, file or NoFile(), rules), runtime  # type: ignore[arg-type]
 
 
