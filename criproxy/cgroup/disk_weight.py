@@ -64,7 +64,7 @@ def judge(disk: Disk, lowest: Collection[str], costed: Collection[str]) -> DiskW
 
 def parse_costed(qos: str) -> frozenset[str]:
     """The disks with io.cost switched on, of the root's io.cost.qos. Source: cgroup-v2.rst, io.cost.qos."""
-    return frozenset(line.split()[0] for line in qos.splitlines() if "enable=1" in line.split())
+    return frozenset(line.split()[0] for line in files.lines_of(qos) if "enable=1" in line.split())
 
 
 class DiskWeights(Struct, frozen=True):
@@ -120,6 +120,6 @@ class DiskWeights(Struct, frozen=True):
     @staticmethod
     def _attribute(directory: Path, name: str) -> str:
         try:
-            return (directory / name).read_text().strip()
+            return files.kernel_text((directory / name).read_bytes()).strip()
         except OSError:
             return ""

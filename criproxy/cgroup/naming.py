@@ -108,7 +108,7 @@ def driver_of_process(cgroups: str) -> Driver | None:
 
     Source: cgroups(7), /proc/pid/cgroup.
     """
-    for line in cgroups.splitlines():
+    for line in cgroups.split("\n"):
         path = line.split(":", 2)[-1]
         while path:
             try:
