@@ -14,7 +14,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.driver import checked_pod
 from criproxy.cgroup.naming import directory_of
 from criproxy.cgroup.tree import Tree, if_there
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 
 _BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
 _BOUNDING_V2: Final = ("",)
@@ -60,7 +60,7 @@ class ProcCgroupReader:
         self._worker = Worker("cgroup-verifier", timeout_s)
 
     async def read(self, pids: Collection[int]) -> dict[int, str]:
-        """The file of each process that is there. Raises CgroupError when the kernel does not answer."""
+        """The file of each process that is there. Raises StuckError when the kernel does not answer."""
         return await self._worker.run("read the cgroups of processes", lambda: self._read(tuple(pids))) if pids else {}
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.evidence import NOTHING_SEEN, CpuEvidence, HarmSeen, counts, joined
 from criproxy.control.guard import CpuGuard
 from criproxy.control.guardlaw import Outlook

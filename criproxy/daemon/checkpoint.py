@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.pods.interference import InterferenceState

@@ -25,10 +25,13 @@ from criproxy.cgroup.signals import SignalReader
 from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.topology import Topology, WholeCores, root_cpuset
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.worker import Worker
+from criproxy.clients.link import RuntimeInfo, RuntimeLink
+from criproxy.clients.runtime import PodsRuntime
+from criproxy.clients.services import ServiceAsker
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import Worker
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
-from criproxy.control.clock import Clock
 from criproxy.control.guard import CpuGuard
 from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
@@ -49,10 +52,7 @@ from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import CriInterceptor
-from criproxy.fronts.cri.pods_runtime import PodsRuntime
-from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
 from criproxy.fronts.event_loop import EventLoop
-from criproxy.fronts.services import ServiceAsker
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.observe import log as logs

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 from msgspec import Struct
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config import Config, Loaded, Override, OwnFiles, load
-from criproxy.control.clock import Clock
 from criproxy.control.interference.ladder import Transition
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from msgspec import Struct, field
 
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.observe.listener import Listener, Serve
 from criproxy.observe.notify import Notifier
 

@@ -10,8 +10,8 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
-from criproxy.control.clock import Clock
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import Timetable

@@ -1,7 +1,7 @@
 """Has all parts take their looks (`criproxy.pods.part`), each in its time, until cancelled.
 
 A part's look keeps no other part's from being taken. What falls into one second shares a wake-up: see
-`criproxy.control.clock`. A look that fails is logged once, until one succeeds or fails otherwise; it ends nothing.
+`criproxy.concurrency.clock`. A look that fails is logged once, until one succeeds or fails otherwise; it ends nothing.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.pods.part import NodeSettings, Part
 
 P = TypeVar("P", bound=Part)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextvars import Context
 from typing import Final, TypeVarTuple
 
-from criproxy.control.clock import asyncio_timer
+from criproxy.concurrency.clock import asyncio_timer
 
 _Ts = TypeVarTuple("_Ts")
 

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.kube.connection import TlsConnection, connected, resolve
 from criproxy.kube.credential import Access, Credential, CredentialError
 from criproxy.kube.http1 import Head, LineReader, ResponseError, ResponseReader
@@ -28,7 +28,7 @@ MAX_LINE_BYTES: Final = 4 << 20
 
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
-_FAILURES: Final = (OSError, ResponseError, CredentialError, StuckError)
+_FAILURES: Final = (OSError, ResponseError, CredentialError)
 """Of which TimeoutError and ssl.SSLError are OSErrors."""
 
 _BY_THE_CLOCK: Final = (9, 10)
@@ -171,6 +171,8 @@ class ApiClient:
             raise OSError("the machine has no more threads") from error
         try:
             access, addresses = await worker.run("read the credential and find the API server", self._prepared)
+        except StuckError as error:
+            raise OSError(str(error)) from error
         finally:
             worker.close()
         async with connected(access, addresses, self._timeouts.connect_s) as connection:

@@ -44,7 +44,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
 from criproxy.kube.events import EventWriter
 from criproxy.kube.objects import (

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.kube import watch_law
 from criproxy.kube.client import ApiAnswer, ApiRequest, Asks, RejectedError, UnreachableError
 from criproxy.kube.objects import Node, ObjectError, status_of

@@ -37,9 +37,9 @@ import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Override, OwnFiles
-from criproxy.control.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
@@ -249,7 +249,7 @@ class PolicyFollower:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
             self.in_force = self._kept = await _apart("read the policy", self._file.read)
-        except (OSError, RuntimeError, StuckError, PolicyError) as error:
+        except (OSError, RuntimeError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
                 file=str(self._file.path),
@@ -366,7 +366,7 @@ class PolicyFollower:
         if in_force != self._kept:
             try:
                 await _apart("keep the policy", lambda: self._file.write(in_force))
-            except (OSError, RuntimeError, StuckError) as error:
+            except (OSError, RuntimeError) as error:
                 return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
             self._kept = in_force
         return ""

@@ -8,8 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config.settings import Kubernetes
-from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
     ExtendedResource,

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 from msgspec import Struct, field
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.control.clock import Clock
 from criproxy.observe import why
 from criproxy.observe.http import Answer

@@ -204,7 +204,7 @@ class PodEviction(Struct):
         self.shared.log.warning("kill", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=why)
         try:
             await self.box.reads("kill a pod", lambda driver, _: driver.kill_pod(sandbox.placement or ""))
-        except (CgroupError, ValueError) as error:
+        except (CgroupError, TimeoutError, ValueError) as error:
             self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 
     async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:

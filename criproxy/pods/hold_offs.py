@@ -25,8 +25,8 @@ import msgspec
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef
 from criproxy.model.shown import Gauge, Shows
 from criproxy.pods.words import moment
@@ -133,7 +133,7 @@ class HoldOffs(Shows, Struct):
             self._all = {one.uid: one for one in found}
 
     async def hold(self, name: str, uid: str, seconds: float, reason: str) -> HoldOff:
-        """From now on; one of the same is replaced. Raises ValueError, saying what is wrong, OSError or CgroupError."""
+        """From now on; one of the same is replaced. Raises ValueError, saying what is wrong, or OSError."""
         if not 1.0 <= seconds <= MOST_S:
             raise ValueError(f"{seconds:g} s is not within 1 s and 7 days")
         reason = " ".join(reason.split())
@@ -151,7 +151,7 @@ class HoldOffs(Shows, Struct):
         return one
 
     async def release(self, uid: str) -> HoldOff | None:
-        """End it; None: there is none. Raises OSError or CgroupError: then it goes on."""
+        """End it; None: there is none. Raises OSError: then it goes on."""
         async with self._turn:
             others = {one.uid: one for one in self.in_force()}
             if (released := others.pop(uid, None)) is not None:

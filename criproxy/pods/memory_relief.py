@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.control.memory_pressure import (
     EvictionHard,
     EvictionStatus,

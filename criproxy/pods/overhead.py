@@ -18,7 +18,7 @@ from criproxy.cgroup.files import kernel_text
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.part import NodeSettings, Part, Ports, StopsPods

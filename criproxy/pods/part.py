@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.processes import ProcCgroupReader
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.worker import Worker
 from criproxy.config import Config
-from criproxy.control.clock import Wake
 from criproxy.control.interference.service_checks import ServiceAnswer, ServiceCheck
 from criproxy.control.policy import PolicySettings
 from criproxy.model import Sandbox

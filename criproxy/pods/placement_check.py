@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
 from criproxy.model import Finding
 from criproxy.model.shown import Counter, Gauge, listed
 from criproxy.pods.inventory import PodObserver

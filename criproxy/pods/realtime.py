@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.model.shown import Gauge
 from criproxy.pods.part import Part, Ports, StopsPods

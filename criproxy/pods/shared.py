@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.interference.ladder import Transition
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory

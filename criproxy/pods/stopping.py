@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.model import PodRef
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import PodRef
 from criproxy.model.shown import Gauge, listed

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import structlog
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config import OwnFiles
 from criproxy.config.settings import Config, Control, Kubernetes
-from criproxy.control.clock import Clock
 from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.model import PodRef
 from criproxy.observe.metrics import Metrics

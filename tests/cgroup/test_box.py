@@ -16,7 +16,7 @@ from criproxy.cgroup.box.pods import ORPHAN_S, STARTING_MOST_S, STARTING_S
 from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.pressure import online_pressure
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimited, Usage
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
@@ -944,7 +944,7 @@ def test_features_slow_job_keeps_neither_limits_nor_readings_waiting_and_its_tim
 
     async def scenario() -> None:
         await box.pods.admit(A, 0)
-        with pytest.raises(CgroupError, match="cannot bound disks: no answer"):
+        with pytest.raises(StuckError, match="cannot bound disks: no answer"):
             await box.writes("bound disks", lambda *_: gate.wait(), apart="cgroup-disks")
         await box.apply(DECIDED)
         await box.usage()
@@ -965,7 +965,7 @@ def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDrive
     async def scenario() -> None:
         with pytest.raises(AdmissionError, match=r"admit /offline/poda: no answer from the kernel within 2 s"):
             await box.pods.admit(A, 0)
-        with pytest.raises(CgroupError, match="still blocked in the kernel"):
+        with pytest.raises(StuckError, match="still blocked in the kernel"):
             await box.apply(DECIDED)
         stuck = box.state()
         usages = await box.usage()

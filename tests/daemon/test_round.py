@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from criproxy.control.clock import Clock, Wake
+from criproxy.concurrency.clock import Clock, Wake
 from criproxy.daemon.register import PARTS
 from criproxy.daemon.round import Round
 from criproxy.pods.part import Part

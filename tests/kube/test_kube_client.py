@@ -199,7 +199,7 @@ from criproxy.daemon import footprint
 with footprint.fewer_modules():
     import criproxy.daemon.daemon
 from pathlib import Path
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.kube.client import ApiClient, ApiRequest
 from criproxy.kube.credential import Credential
 client = ApiClient(Credential(Path(sys.argv[1])), Clock(), random.Random())

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.kube import watch_law
 from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.node_watch import NodeWatch

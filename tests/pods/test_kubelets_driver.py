@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import structlog
 
-from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
+from criproxy.concurrency.worker import StuckError
 from criproxy.model import Pod, PodRef
 from criproxy.pods.kubelets_driver import ASKED_MOST, KubeletsDriver
 from criproxy.pods.runtime import Process, Running
@@ -39,7 +39,7 @@ class Node:
 
     async def read(self, pids: Collection[int]) -> dict[int, str]:
         if self.unreadable:
-            raise CgroupError("the kernel does not answer")
+            raise StuckError("the kernel does not answer")
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
     def find(self) -> Driver | None:

@@ -15,8 +15,8 @@ from criproxy.cgroup.driver import CgroupDriver, HeldLimit
 from criproxy.cgroup.naming import BoxPath
 from criproxy.cgroup.topology import WholeCores
 from criproxy.cgroup.tree import GONE
+from criproxy.concurrency.clock import Clock
 from criproxy.model import MEMORY, UNLIMITED, LimitChange, Limits, Unlimited, UsageReading
-from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Box:
         driver: CgroupDriver,
         settings: BoxSettings,
         cpus: Callable[[], Cpus | Unlimited],
-        clock: MonotonicClock,
+        clock: Clock,
         *,
         cores: WholeCores | None = None,
         timeout_s: float = 10.0,

@@ -10,8 +10,8 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, all_don
 from criproxy.cgroup.kernel_files import LIMITS
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.topology import WholeCores
+from criproxy.concurrency.clock import Clock
 from criproxy.model import CPU, UNLIMITED, LimitChange, Limits, Unlimited
-from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class BoxLimits:
         settings: BoxSettings,
         cpus: Callable[[], Cpus | Unlimited],
         cores: WholeCores | None,
-        clock: MonotonicClock,
+        clock: Clock,
     ) -> None:
         self._driver = driver
         self._cpus = cpus

@@ -13,6 +13,7 @@ from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
+from criproxy.concurrency.worker import StuckError
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
@@ -159,7 +160,7 @@ class Upgrades(Struct):
         self.holds.rest()
         try:
             await self.box.settle()
-        except CgroupError as error:
+        except (CgroupError, StuckError) as error:
             raise UpgradeError(f"{error}: try again") from error
         learned = (Learned(resource, state) for resource, state in self.checkpoint().items())
         return self.active.sockets(), (*learned, Take(self.box.path, self.box.pods.admitted))

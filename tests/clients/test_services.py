@@ -9,6 +9,9 @@ import grpc
 import pytest
 from grpc import aio
 
+from criproxy.clients.http2.connection import CallError
+from criproxy.clients.runtime import PodsRuntime
+from criproxy.clients.services import ServiceAsker
 from criproxy.control.interference.service_checks import (
     ExecCheck,
     GrpcCheck,
@@ -18,10 +21,7 @@ from criproxy.control.interference.service_checks import (
     ServiceCheck,
 )
 from criproxy.fronts.cri import messages as cri
-from criproxy.fronts.cri.pods_runtime import PodsRuntime
-from criproxy.fronts.http2.client.connection import CallError
 from criproxy.fronts.http2.codes import Code
-from criproxy.fronts.services import ServiceAsker
 from criproxy.pods.service_checks import MOST_BYTES, NotAskedError, TooLargeError
 from integration.lab.ports import free_ports
 

@@ -16,9 +16,9 @@ import structlog
 from grpc import aio
 from structlog.testing import capture_logs
 
+from criproxy.clients.http2.connection import CallError
+from criproxy.clients.link import RuntimeInfo, RuntimeLink
 from criproxy.fronts.cri.messages import VersionResponse
-from criproxy.fronts.cri.runtime import RuntimeInfo, RuntimeLink
-from criproxy.fronts.http2.client.connection import CallError
 from tests.fakes import runtime as fake_runtime
 from tests.fakes.runtime import FakeRuntime, answer, fail
 from tests.fronts.rig import WAYS, build_rig, eventually

@@ -10,12 +10,10 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from criproxy.cgroup.driver import CgroupError
-
 T = TypeVar("T")
 
 
-class StuckError(CgroupError):
+class StuckError(TimeoutError):
     """No answer in time, or an earlier call is still blocked."""
 
 

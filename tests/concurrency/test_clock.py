@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.event_loop import EventLoop
 
 

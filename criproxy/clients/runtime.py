@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 from google.protobuf.message import Message
 
+from criproxy.clients.http2.connection import CallError
+from criproxy.clients.link import RuntimeLink
 from criproxy.fronts.cri import codec
 from criproxy.fronts.cri import messages as cri
-from criproxy.fronts.cri.runtime import RuntimeLink
-from criproxy.fronts.http2.client.connection import CallError
 from criproxy.fronts.http2.codes import Code
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running, UnknownError
 

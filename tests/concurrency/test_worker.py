@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.concurrency.worker import StuckError, Worker
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criproxy.clients.http2.core import CallOutcome, Client
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.http2.client.core import CallOutcome, Client
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import BrokenError
 from tests.fronts.relay.peers import split

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.clients.http2.connection import CallError, Connection
 from criproxy.fronts.http2 import frames
-from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
 from tests.fronts.relay.talk import SETTINGS
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Final, Self
 
-from criproxy.fronts.http2.client.core import CallOutcome, Client
+from criproxy.clients.http2.core import CallOutcome, Client
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.http2.frames import BrokenError
 from criproxy.fronts.http2.side import ReadBuffer, Side

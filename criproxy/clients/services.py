@@ -11,14 +11,14 @@ import msgspec
 from msgspec import Struct
 
 from criproxy.cgroup.address_filter import is_barred, remedy
+from criproxy.clients.http2.connection import CallError, Connection
+from criproxy.clients.runtime import PodsRuntime
 from criproxy.control.interference.service_checks import (
     GrpcCheck,
     PrometheusCheck,
     ServiceAnswer,
     ServiceCheck,
 )
-from criproxy.fronts.cri.pods_runtime import PodsRuntime
-from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
 from criproxy.pods.service_checks import MOST, MOST_BYTES, NotAskedError, TooLargeError
 

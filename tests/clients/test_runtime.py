@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from google.protobuf.message import DecodeError
 
-from criproxy.fronts.cri import codec, pods_runtime
+from criproxy.clients import runtime as pods_runtime
+from criproxy.clients.runtime import PodsRuntime
+from criproxy.fronts.cri import codec
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.codec import CodecError
-from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Process, Running
 

@@ -11,9 +11,9 @@ from typing import Final
 import structlog
 from msgspec import Struct, field
 
+from criproxy.clients.http2.connection import CallError, Connection
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.methods import APIS
-from criproxy.fronts.http2.client.connection import CallError, Connection
 from criproxy.fronts.http2.codes import Code
 
 _VERSION_TIMEOUT_S: Final = 5.0
