@@ -131,7 +131,9 @@ def test_policy_that_is_put_right_is_in_force(together):
 
 def test_policy_of_before_holds_but_for_what_is_the_node_s_own_and_says_so(together):
     rules = [{"namespace": True, "prefix": "kube-"}]
-    before = policy("a", settings={"colocation": {"rules": rules, "on_unbounded": "evict"}, "cpu": {"reserve_cores": 2}})
+    before = policy(
+        "a", settings={"colocation": {"rules": rules, "on_unbounded": "evict"}, "cpu": {"reserve_cores": 2}}
+    )
     together.sets(before)
     assert together.figures("a") == {"nodes": 1, "inForce": 1, "refused": 0, "waiting": 0}
     ignored = ["spec.settings.colocation.on_unbounded", "spec.settings.colocation.rules"]
