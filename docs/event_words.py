@@ -49,7 +49,6 @@ WORDS: Final = {
     "placement_unknown": "It can't be told whether this one runs in the box, as with a virtual machine's runtime.",
     "offline_pod_unbounded": "An offline pod runs outside the box, as it started while it could not be placed there.",
     "driver_not_found": "It can't be told from this pod which cgroup driver kubelet has; another pod may tell.",
-    "realtime_in_box": "Threads of an offline pod run with a realtime priority, which no limit of the box holds.",
     "runtime_overloaded": "What the runtime does for an offline pod costs the node too much, outside the box.",
     "runtime_no_longer_overloaded": "What the runtime does for offline pods is within its bound again.",
     # The box.

@@ -151,9 +151,8 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Literal["report", "evict"],
         doc(
             "What becomes of a running offline pod that is found outside the box (the runtime put it "
-            "elsewhere, somebody moved it, or it started while criproxy was bypassed), or that runs in real time past "
-            "the box's limits: the log, the metrics and `criproxy status` show it (report), or it is stopped as "
-            "well, so that it starts anew (evict)."
+            "elsewhere, somebody moved it or a process of it, or it started while criproxy was bypassed): the log, the "
+            "metrics and `criproxy status` show it (report), or it is stopped as well, so that it starts anew (evict)."
         ),
     ] = "report"
     on_runtime_overload: Annotated[

@@ -1,14 +1,14 @@
 """What no cgroup bounds is kept from offline pods: what they may not ask for, and what is taken from them.
 
-| what a pod asks for                    | by default       | why                                                         |
-|----------------------------------------|------------------|-------------------------------------------------------------|
-| `privileged`                           | refused          | it may write cgroups, run in real time, use every device |
-| `hostNetwork`, `hostPID`, `hostIPC`    | refused          | what it does there is the node's, not the pod's          |
-| a hostPath of the kernel's or the      | refused          | by these it leaves its cgroup, or has others start what is  |
-| runtime's folders, in or above one     |                  | in none                                                  |
-| no seccomp profile, or `Unconfined`    | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
-|                                        |                  | container of the node's starts                           |
-| added capabilities                     | cut to a list    | most reach past the pod's own namespaces                 |
+| what a pod asks for                   | by default       | why                                                      |
+|---------------------------------------|------------------|----------------------------------------------------------|
+| `privileged`                          | refused          | it may write cgroups, run in real time, use every device |
+| `hostNetwork`, `hostPID`, `hostIPC`   | refused          | what it does there is the node's, not the pod's          |
+| a hostPath of the kernel's or the     | refused          | by these it leaves its cgroup, or others start what is   |
+| runtime's folders, in or above one    |                  | in none                                                  |
+| no seccomp profile, or `Unconfined`   | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
+|                                       |                  | container of the node's starts                           |
+| added capabilities                    | cut to a list    | most reach past the pod's own namespaces                 |
 
 A rule of the node's own file lets a pod pass all of it. What a hostPath leads to on the node, `pods.host_paths` finds
 out; here paths are compared as they are written. Pure.
