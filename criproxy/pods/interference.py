@@ -233,7 +233,7 @@ class InterferenceWatch(Part, Struct, eq=False):
         ladder = self.settings.ladder
         if self.box.spares_memory:
             return ladder
-        untried = (replace(one, trial_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
+        untried = (replace(one, phase_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
         return replace(ladder, resources=tuple(untried))
 
     def configure(self, now: NodeSettings) -> None:
@@ -292,13 +292,15 @@ class InterferenceWatch(Part, Struct, eq=False):
             *self._processors_word(now_s, reading, workloads),
         )
         self._before, self._resting, self._cpu_idle = reading, "", reading.cpu_idle
-        levels = {
-            name: bar - self._responder.detectors[name].hysteresis for name, bar in self._responder.bars(now_s).items()
-        }
+        bars = self._responder.bars()
+        levels = {name: bar - self._responder.detectors[name].hysteresis for name, bar in bars.items()}
         known = [one for one in found if one.name in levels]
         seen = {one.name: observed(one, levels[one.name]) for one in known}
         cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
-        self._own_limits = any(seen[one.name][1] for one in cpu)
+        self._own_limits = any(
+            seen[one.name][1] or self._responder.answers(one.name) or (one.most or 0.0) > bars[one.name] / 2.0
+            for one in cpu
+        )
         if any(seen[one.name][0] is not None for one in cpu):
             self._cpu_seen_s = now_s
         self.guard.acquit(any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu))
@@ -311,7 +313,7 @@ class InterferenceWatch(Part, Struct, eq=False):
         if name not in responder.detectors:
             return
         signals, asked = self.services.signals(), self.services.services()
-        bar, case = responder.bars(now_s)[name], responder.ladder.case
+        bar, case = responder.bars()[name], responder.ladder.case
         self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
         if case is not None and case.detector == name:
             word, self._hearing = in_a_case(signals, self._hearing, responder.trial_counts_from_s(name))
@@ -360,7 +362,9 @@ class InterferenceWatch(Part, Struct, eq=False):
         """Online waits as much as would be harm, and it is known that the box is not why."""
         detector = self._responder.detectors[signal.name]
         assert signal.most is not None
-        return value is not None and value < level and signal.most >= detector.threshold - detector.hysteresis
+        if value is None or signal.most < detector.threshold - detector.hysteresis:
+            return False
+        return value < level or self._responder.has_acquitted(signal.name)
 
     def _without_others_io(self, shown: dict[str, float]) -> dict[str, float]:
         """The share says whether to suspect the box at all; it must never judge an experiment."""
@@ -403,16 +407,18 @@ class InterferenceWatch(Part, Struct, eq=False):
         if self.settings.disks is not DisksUse.HELD:
             self.disks.rest(self.settings.disks)
             return
-        moves = [one for one in decision.transitions if one.resource == IO]
-        innocent = any(one.after is Rung.OPEN and one.before is not Rung.SQUEEZED for one in moves)
-        self.disks.keep(decision.shares.get(IO), calm=self._is_calm_at_disks(), innocent=innocent)
+        share, rung = decision.shares.get(IO), self._responder.ladder.of(IO).rung
+        freed = [one for one in decision.transitions if one.resource == IO and one.after is Rung.OPEN]
+        innocent = any(one.before is not Rung.SQUEEZED or one.signal in decision.exonerated for one in freed)
+        given_back = rung is Rung.TRIED and share is None
+        self.disks.keep(share, calm=self._is_calm_at_disks(), innocent=innocent or given_back)
 
     def _is_calm_at_disks(self) -> bool:
         """What the disks do now hurts nobody, as far as is known."""
         name, responder = "io_pressure", self._responder
         if responder.is_harmed_by(IO) or name not in responder.detectors:
             return False
-        level = responder.bars(self.shared.clock.boottime_s())[name] - responder.detectors[name].hysteresis
+        level = responder.bars()[name] - responder.detectors[name].hysteresis
         waits = next((one.most for one in self._found if one.name == name), None)
         return waits is None or waits < level
 
@@ -541,7 +547,7 @@ class InterferenceWatch(Part, Struct, eq=False):
 
     def status(self) -> InterferenceStatus:
         now_s, ladder, budget = self.shared.clock.boottime_s(), self._responder.ladder, self.settings.ladder.budget
-        bars, moves = self._responder.bars(now_s), self._moves
+        bars, moves = self._responder.bars(), self._moves
         rungs = []
         for resource in self.settings.ladder.resources:
             last = next((one for one in reversed(moves) if one.transition.resource == resource.name), None)
@@ -553,6 +559,7 @@ class InterferenceWatch(Part, Struct, eq=False):
                     reason="" if last is None else last.transition.reason,
                     share=self._shares.get(resource.name),
                     untried=self._untried(resource.name),
+                    probe_in_s=self._responder.probe_in_s(resource.name),
                 )
             )
         return InterferenceStatus(
@@ -621,7 +628,13 @@ def _rungs_in_words(rungs: Iterable[RungStatus]) -> Iterator[str]:
             yield f"{rung.resource}: {rung.untried}"
         if rung.since_s is not None:
             share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
-            yield f"{rung.resource}: {rung.rung}{share}, since {moment(rung.since_s)}: {rung.reason}"
+            yield f"{rung.resource}: {rung.rung}{share}, since {moment(rung.since_s)}: {rung.reason}{_probe(rung)}"
+
+
+def _probe(rung: RungStatus) -> str:
+    if rung.probe_in_s is None:
+        return ""
+    return f"; more of it is given back after {rung.probe_in_s:.0f} s more of calm, to see whether the harm comes back"
 
 
 def _disks_in_words(disks: Iterable[DiskBound]) -> Iterator[str]:
