@@ -30,13 +30,14 @@ def cpu_use(files: FileAccess, box: str, pods: Collection[str], proc: str = "/pr
     used_s = {}
     for pod in pods:
         with if_there():
-            used_s[pod] = _used_s(files, checked_path(pod))
+            used_s[pod] = used_s_of(files, checked_path(pod))
     cpus = files.read(rows.EFFECTIVE_CPUS, checked_box(box))
     isolated = cpus & isolated_cpus(files.tree, sys_cpu)
     idle_s = texts.idle_cpu_seconds(files.tree.read_often(f"{proc}/stat"), TICKS_PER_S)
     return CpuUse(cpus - isolated, isolated, idle_s, used_s)
 
 
-def _used_s(files: FileAccess, path: str) -> float:
+def used_s_of(files: FileAccess, path: str) -> float:
+    """CPU seconds of the cgroup. Raises CgroupError."""
     usage = files.read(rows.CPU_USAGE, path)
     return float(usage) / 1e9 if files.version == 1 else float(usage["usage_usec"]) / 1e6

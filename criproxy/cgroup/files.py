@@ -226,6 +226,17 @@ def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:
     return idle_s
 
 
+def busy_and_stolen_s(stat: str, ticks_per_s: int) -> tuple[float, float, int]:
+    """For how long all CPUs together were used, and were given to other machines, in s; and how many CPUs are online.
+
+    What a guest uses is in what its host's process does. Source: proc(5), /proc/stat.
+    """
+    lines = list(lines_of(stat))
+    user, nice, system, _, _, irq, softirq, steal = (int(ticks) for ticks in lines[0].split()[1:9])
+    cpus = sum(line.startswith("cpu") for line in lines) - 1
+    return (user + nice + system + irq + softirq) / ticks_per_s, steal / ticks_per_s, cpus
+
+
 def quota_us(cores: float) -> int:
     """The CFS quota per `CFS_PERIOD_US`, at least what the kernel takes."""
     return max(MIN_QUOTA_US, round(cores * CFS_PERIOD_US))

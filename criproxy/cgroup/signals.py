@@ -17,15 +17,17 @@ from typing import Final, TypeVar
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
+from criproxy.cgroup.cpu_use import used_s_of
 from criproxy.cgroup.driver import CgroupError, checked_box, checked_path
 from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
-from criproxy.cgroup.tree import GONE, Tree
+from criproxy.cgroup.tree import GONE, TICKS_PER_S, Tree
 from criproxy.cgroup.work import ProcessorCounters, WorkReader
 from criproxy.concurrency.clock import Clock
 from criproxy.model import PIDS
 from criproxy.model.signals import (
+    CpuSpent,
     DiskCounters,
     DiskIo,
     DiskRate,
@@ -88,6 +90,7 @@ class SignalReader:
             refaults=_understood(lambda: self._refaults(online)),
             disks=_understood(lambda: self._disks(checked_box(box))),
             pids=_understood(self._pids),
+            cpu_use=_understood(lambda: self._cpu_use(online, checked_box(box))),
             own_limits=_understood(lambda: self._own_limits(online, isinstance(cpu, Stall))) if own_limits else None,
             disk_limits=_understood(lambda: self._disk_limits(checked_box(box))),
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
@@ -169,6 +172,11 @@ class SignalReader:
         if self._access.version == 1:
             return Throttling(stat.get("throttled_time", 0) / 1e9)
         return Throttling(stat.get("throttled_usec", 0) / 1e6, stat["usage_usec"] / 1e6)
+
+    def _cpu_use(self, online: str, box: str) -> CpuSpent:
+        online_s, box_s = (used_s_of(self._access, path) for path in (online, box))
+        busy_s, steal_s, cpus = files.busy_and_stolen_s(self._tree.read(f"{self._proc}/stat"), TICKS_PER_S)
+        return CpuSpent(self._clock.monotonic_s(), busy_s, online_s, box_s, steal_s, cpus)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

@@ -585,21 +585,34 @@ class Interference(Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=2.0, le=30.0),
         doc(
-            "Seconds for which the box gets its floor, to see whether it is the cause: then the harm falls by half. Of "
-            "memory it takes 10 s at least, as online must first read its pages again."
+            "Seconds of each phase of an experiment (squeeze, give back, squeeze again) for what online services say "
+            "of themselves, which comes seconds apart. For the kernel's signals a phase takes 1 to 2 s, of memory 10 "
+            "to 12."
         ),
     ] = 3.0
+    give_back_after_most_s: Annotated[
+        float,
+        Meta(ge=5.0, le=3600.0),
+        doc(
+            "A resource that is held is given back for a moment, to see whether the harm comes back: after 5 s of "
+            "calm, then 10, 20 and so on up to this many. Longer: a guilty box harms online less, about 2 s each time, "
+            "and an innocent one, or one that has stopped harming, is given back later."
+        ),
+    ] = 90.0
     close_after_s: Annotated[
-        _Seconds, doc("Seconds of harm after which a box that is squeezed takes no new offline pod.")
+        _Seconds,
+        doc("Seconds of harm by the box, although it is at its floor, after which it takes no new offline pod."),
     ] = 10.0
     open_after_s: Annotated[
         _Seconds, doc("Seconds of calm after which it does again; each time twice as long, up to open_after_most_s.")
     ] = 60.0
     open_after_most_s: Annotated[_Seconds, doc("See open_after_s.")] = 600.0
     evict_after_s: Annotated[
-        _Seconds, doc("Seconds of harm to CPU or disks after which a box that is closed loses a pod.")
+        _Seconds, doc("Seconds of further harm, but for a shortage of memory, after which a closed box loses a pod.")
     ] = 120.0
-    evict_after_memory_s: Annotated[_Seconds, doc("The same for memory. When it is nearly gone, nothing waits.")] = 5.0
+    evict_after_memory_s: Annotated[
+        _Seconds, doc("The same for a shortage of memory. When it is nearly gone, nothing waits.")
+    ] = 5.0
     evict_pause_s: Annotated[
         _Seconds, doc("Seconds from one pod that is stopped to the next; 2 at most when memory is nearly gone.")
     ] = 10.0

@@ -140,6 +140,19 @@ class WorkReading(Struct, frozen=True):
     of: Mapping[str, Work]
 
 
+class CpuSpent(Struct, frozen=True):
+    """CPU time in s, of all CPUs together: what all have used, what of that the pods of kubelet's cgroup, which are
+    online's, and the box; and what the hypervisor has given to other machines (`steal_s`).
+    """
+
+    read_s: float
+    busy_s: float
+    online_s: float
+    box_s: float
+    steal_s: float
+    cpus: int
+
+
 NOT_READ: Final = Missing("it was not read")
 
 
@@ -160,6 +173,7 @@ class SignalReading(Struct, frozen=True):
     refaults: Refaults | Missing = NOT_READ
     disks: DiskCounters | Missing = NOT_READ
     pids: PidsRoom | Missing = NOT_READ
+    cpu_use: CpuSpent | Missing = NOT_READ
     own_limits: OwnLimits | Missing | None = None
     cpu_idle: bool = False
     disk_limits: Mapping[str, DiskRate | None] | Missing = NOT_READ

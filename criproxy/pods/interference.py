@@ -28,7 +28,7 @@ from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.interference.cpi import Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import DisksState
-from criproxy.control.interference.judge import Judge, JudgedLook, Look, innocent_of_io
+from criproxy.control.interference.judge import Judge, JudgedLook, Look
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.responder import (
     DiskBound,
@@ -54,7 +54,6 @@ from criproxy.pods.words import megabytes, moment
 
 SHORTAGE: Final = "memory_shortage"
 
-_EVERY_S: Final = 1.0
 _MOVES: Final = 20
 _RUNGS: Final = tuple(rung.value for rung in Rung)
 
@@ -201,7 +200,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     @property
     def pace_s(self) -> float | None:
         """From one look to the next; None: with each sample of the control loop, as there is nothing to look at."""
-        return _EVERY_S if self._looks else None
+        return self._judge.responder.look_s if self._looks else None
 
     @property
     def innocent(self) -> bool:
@@ -318,8 +317,8 @@ class InterferenceWatch(Shows, Struct, eq=False):
         if self.settings.disks is not DisksUse.HELD:
             self.disks.rest(self.settings.disks)
             return
-        share, innocent = judged.decision.shares.get(IO), innocent_of_io(judged.decision)
-        self.disks.keep(share, calm=judged.calm_at_disks, innocent=innocent)
+        share = judged.decision.shares.get(IO)
+        self.disks.keep(share, calm=judged.calm_at_disks, innocent=judged.innocent_at_disks)
 
     def _close(self, why: str) -> None:
         self.closed = why
@@ -435,11 +434,12 @@ class InterferenceWatch(Shows, Struct, eq=False):
                     reason="" if last is None else last.transition.reason,
                     share=self.seen.shares.get(resource.name),
                     untried=self._untried(resource.name),
+                    probe_in_s=self._judge.responder.probe_in_s(resource.name),
                 )
             )
         return InterferenceStatus(
             resting=self._resting,
-            signals=self._judge.signals(now_s),
+            signals=self._judge.signals(),
             rungs=tuple(rungs),
             closed=self.closed,
             evictions=sum(now_s - one.t_s < budget.window_s for one in ladder.evictions),
@@ -490,7 +490,13 @@ def _rungs_in_words(rungs: Iterable[RungStatus]) -> Iterator[str]:
             yield f"{rung.resource}: {rung.untried}"
         if rung.since_s is not None:
             share = "" if rung.share is None else f", {rung.share:.0%} of the way from its floor"
-            yield f"{rung.resource}: {rung.rung}{share}, since {moment(rung.since_s)}: {rung.reason}"
+            yield f"{rung.resource}: {rung.rung}{share}, since {moment(rung.since_s)}: {rung.reason}{_probe(rung)}"
+
+
+def _probe(rung: RungStatus) -> str:
+    if rung.probe_in_s is None:
+        return ""
+    return f"; more of it is given back after {rung.probe_in_s:.0f} s more of calm, to see whether the harm comes back"
 
 
 def _disks_in_words(disks: Iterable[DiskBound]) -> Iterator[str]:

@@ -18,7 +18,10 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from criproxy.config.ladder import ladder_settings
+from criproxy.control.interference.detectors import DETECTORS, by_name
+from criproxy.control.interference.ladder import phases
 from criproxy.control.interference.service_checks import (
+    SERVICE_CHECK,
     ServiceAnswer,
     ServiceCheck,
     ServiceSignal,
@@ -86,8 +89,9 @@ class ServiceChecksSettings(Struct, frozen=True):
 
     @classmethod
     def of(cls, now: NodeSettings) -> "ServiceChecksSettings":
-        experiments = ((one.trial_s, one.settle_s) for one in ladder_settings(now.config.interference).resources)
-        measured_s = min(trial_s - settle_s for trial_s, settle_s in experiments if trial_s is not None)
+        ladder, detector = ladder_settings(now.config.interference), by_name(DETECTORS)[SERVICE_CHECK]
+        tried = (phases(one, detector, ladder) for one in ladder.resources if one.phase_s is not None)
+        measured_s = min(one.shortest_s - one.settle_s for one in tried)
         return cls(now.writes, now.config.colocation.offline_rules(), measured_s)
 
 

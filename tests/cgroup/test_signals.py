@@ -20,7 +20,17 @@ from criproxy.cgroup.run_queue import CGROUPS_A_READING, KEPT_THREADS, MOST_THRE
 from criproxy.control.interference.signals import values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED
-from criproxy.model.signals import DiskIo, MemoryRoom, Missing, PidsRoom, RunQueue, Stall, ThreadTimes, Throttling
+from criproxy.model.signals import (
+    CpuSpent,
+    DiskIo,
+    MemoryRoom,
+    Missing,
+    PidsRoom,
+    RunQueue,
+    Stall,
+    ThreadTimes,
+    Throttling,
+)
 from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 
@@ -434,6 +444,25 @@ def test_fresh_threads_of_a_cgroup_are_a_few_and_others_each_time(v1: Node) -> N
 
 def test_memory_room_is_the_nodes_by_both_measures(node: Node) -> None:
     assert node.read().room == MemoryRoom(1000 << 10, 400 << 10, 500 << 10)
+
+
+STAT = "cpu  1000 10 500 90000 70 20 30 400 0 0\n" + "".join(
+    f"cpu{number} 500 5 250 45000 35 10 15 200 0 0\n" for number in range(2)
+)
+
+
+def test_cpu_time_of_all_of_online_of_the_box_and_of_other_machines(node: Node) -> None:
+    """By the hundredth of a second that /proc/stat counts in."""
+    node.kernel.by_hand("stat", f"{STAT}intr 1 2 3\n")
+    for path, used_s in ((ONLINE, 7.0), (BOX, 3.0)):
+        if node.version == 1:
+            node.write("cpu", f"{path}/cpuacct.usage", str(int(used_s * 1e9)))
+        else:
+            node.write("cpu", f"{path}/cpu.stat", f"usage_usec {int(used_s * 1e6)}\nthrottled_usec 0")
+    spent = node.read().cpu_use
+
+    assert isinstance(spent, CpuSpent)
+    assert (spent.busy_s, spent.online_s, spent.box_s, spent.steal_s, spent.cpus) == (15.6, 7.0, 3.0, 4.0, 2)
 
 
 def test_processes_are_counted_as_kubelet_does(node: Node) -> None:

@@ -9,7 +9,8 @@ from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
 from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, Interference, Io, Memory, Network
 from criproxy.control.guardlaw import GuardLaw
-from criproxy.control.interference.ladder import LadderSettings, doubled_s
+from criproxy.control.interference.detectors import DETECTORS, by_name
+from criproxy.control.interference.ladder import LadderSettings, doubled_s, phases
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon import settings as of
 from criproxy.daemon.settings import Timetable
@@ -201,17 +202,10 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
         answer_asked(NodeSettings(config, Timetable(config).stage(0.0), False, False)) for config in (Config(), at_once)
     )
 
-    assert {one.name: one.evict_after_s for one in default.ladder.resources} == {
-        "memory": 5.0,
-        "cpu": 120.0,
-        "io": 120.0,
-    }
+    assert (default.ladder.evict_after_s, default.ladder.shortage_evict_after_s) == (120.0, 5.0)
+    assert {one.name for one in default.ladder.resources} == {"memory", "cpu", "io"}
     assert replace(default.ladder, resources=()) == LadderSettings(resources=())
-    assert {one.name: one.evict_after_s for one in set_so.ladder.resources} == {
-        "memory": 3.0,
-        "cpu": 7.0,
-        "io": 7.0,
-    }
+    assert (set_so.ladder.evict_after_s, set_so.ladder.shortage_evict_after_s) == (7.0, 3.0)
     assert set_so.ladder.budget.most == 2
 
 
@@ -223,11 +217,13 @@ def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less()
 
 
 @pytest.mark.parametrize(("trial_s", "found"), [(2.0, (2.0, 10.0)), (3.0, (3.0, 10.0)), (30.0, (30.0, 30.0))])
-def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> None:
+def test_phases_for_what_a_service_says_take_as_long_as_is_set_and_on_memory_longer(trial_s, found) -> None:
     config = Config(interference=Interference(trial_s=trial_s))
     ladder = answer_asked(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
-    trials_s = {one.name: one.trial_s for one in ladder.resources}
-    assert (trials_s[CPU], trials_s[MEMORY]) == found
+    detectors, rows = by_name(DETECTORS), {one.name: one for one in ladder.resources}
+    service = detectors["service_check"]
+    assert tuple(phases(rows[name], service, ladder).shortest_s for name in (CPU, MEMORY)) == found
+    assert phases(rows[CPU], detectors["cpu_pressure"], ladder).shortest_s == 1.0
 
 
 @pytest.mark.parametrize(("bound", "on", "by_evidence"), [

@@ -148,7 +148,7 @@ def replay_signals(ticks: Sequence[Tick], guilty: str = "", ladder: LadderSettin
         for name, stood_s in rungs_s.items():
             rung = responder.ladder.of(name).rung
             stood_s[rung] = stood_s.get(rung, 0.0) + min(seconds, longest_gap_s)
-    bars = responder.bars(ticks[-1].t_s)
+    bars = responder.bars()
     summaries = tuple(
         SignalSummary(name, one.unit, counts[name], greatest[name], one.threshold, bars[name])
         for name, one in detectors.items()

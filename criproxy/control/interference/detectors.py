@@ -6,19 +6,31 @@ Every signal is worse the higher it is. A `Detector` says from which value on it
 means none at all (`rest`), and which resources of the box may be the cause, in the order in which they are tried
 (`suspects`). What is usual on a node is not known beforehand, so the value that counts is a *bar* that is learned:
 
-    usual = the 99th percentile of a decayed histogram of what the box can't have caused
-    bar   = min(most, max(threshold, usual) + raised)
+    expected = max(threshold, queueing)             queueing: see `queueing_percent`; CPU pressure alone
+    harmless = max(threshold, QUEUE_MARGIN * queueing)
+    usual    = min(USUAL_SPREAD * p75, p99.99)      of a decayed histogram of what the box can't have caused, in parts
+                                                    of what is expected
+    bar      = min(most, max(harmless, usual))
 
-An exoneration doubles what the bar lies above `rest`; `raised`, what that adds, halves each `FORGET_HALF_LIFE_S`.
-
-- The histogram learns from values up to the threshold, which hurt nobody, and, after an exoneration, from those up to
-  the bar, until the signal is back at its threshold. It never learns from a value that is not explained: an aggressor
+- Online pods wait for each other, too: on 2 CPUs an ideal machine at 50 % use has a pressure of 25 %. What is usual
+  depends on online's use likewise, so CPU signals have a histogram for each tenth of the node that online uses.
+- The box can't have caused what was there while it used nothing; nor an alarm that it was acquitted of, or that did not
+  come back with it; nor what goes on after an acquittal, up to twice the height that it was acquitted of, until the
+  signal is harmless again. Harmless values hurt nobody. Nothing else is learned: an aggressor
   can't teach its bar by growing slowly.
-- `most` keeps a bar that was doubled again and again below what the signal can reach, so that no detector goes deaf.
+- Values vary around what is usual, which `USUAL_SPREAD` allows for once such harm was acquitted (p99.99). Episodes of
+  others that fill less than a quarter of the time (p75) don't make the detector deaf for harm of their height. A
+  histogram begins with `FIRST_REST_S` at rest, so that the first values do not decide alone, forgets half in a week,
+  and outlives restarts and reboots.
 
 A signal is *high* from the moment when it exceeds the bar until it is below the bar by `hysteresis`; an *alarm* is a
-signal that has been high for `hold_s`. Times are summed up from sample to sample, and a gap counts as `longest_gap_s`
-at most: nobody knows what happened in it.
+signal that has been high for `hold_s` and the detector's *patience*. An acquittal leaves the bar alone, and doubles the
+patience: 2, 4 … `LONGEST_PATIENCE_S`; half of it is forgotten each `FORGET_HALF_LIFE_S`. So no detector goes deaf, and
+the harm that others bring for seconds is waited out.
+
+Times are summed up from sample to sample, and a gap counts as `longest_gap_s` at most: nobody knows what happened in
+it. The sample that first exceeds the bar counts half of the time since the one before it, as the harm has begun
+somewhere in between.
 """
 
 import math
@@ -33,14 +45,28 @@ from criproxy.model import CPU, MEMORY, PIDS
 IO: Final = "io"
 
 FORGET_HALF_LIFE_S: Final = 600.0
-USUAL_HALF_LIFE_S: Final = 3600.0
-USUAL_RATIO: Final = 0.99
+FIRST_PATIENCE_S: Final = 2.0
+LONGEST_PATIENCE_S: Final = 30.0
+
+USUAL_HALF_LIFE_S: Final = 7 * 86400.0
+USUAL_RATIO: Final = 0.9999
+USUAL_SPREAD: Final = 2.5
+FIRST_REST_S: Final = 600.0
+QUEUE_MARGIN: Final = 1.5
+ALARM_S: Final = 5.0
+ALARM_MARGIN: Final = 1.25
+"""What an alarm weighs that was explained, and what it is learned as: the next may be a bit higher."""
+
+_MIDDLE_RATIO: Final = 0.75
+
+USES: Final = 10
+"""Histograms by online's use; one more is for use that is not known."""
 
 LONGEST_GAP_S: Final = 5.0
 """From sample to sample, at the daemon's pace of one a second."""
 
-SEVERITY_BUCKETS: Final = Buckets(first=0.01, largest=100.0)
-"""For severities: 1 is the threshold, 0 is `rest`."""
+SEVERITY_BUCKETS: Final = Buckets(first=0.02, largest=100.0, ratio=1.1)
+"""For severities: 1 is what is expected, 0 is `rest`."""
 
 
 class Detector(Struct, frozen=True):
@@ -48,7 +74,9 @@ class Detector(Struct, frozen=True):
 
     `words` name the signal in sentences. From `emergency` on, the first suspect is evicted from without an experiment;
     None: this signal knows no emergency. `stock`: it says how much is held (memory, processes), not how fast
-    something goes, so that a squeeze does not bring it down and no experiment proves anything.
+    something goes, so that a squeeze does not bring it down and no experiment proves anything. `by_use`: what is usual
+    depends on how much CPU online uses; `queues`: and there is pressure by online's own queueing. `slow`: its values
+    come seconds apart, so that a phase of an experiment for it takes longer (`LadderSettings.slow_phase_s`).
 
     Raises ValueError when the values contradict each other.
     """
@@ -64,6 +92,9 @@ class Detector(Struct, frozen=True):
     rest: float = 0.0
     emergency: float | None = None
     stock: bool = False
+    by_use: bool = False
+    queues: bool = False
+    slow: bool = False
 
     def __post_init__(self) -> None:
         emergency = math.inf if self.emergency is None else self.emergency
@@ -73,6 +104,8 @@ class Detector(Struct, frozen=True):
             raise ValueError(f"{self.name}: hysteresis must be at least 0, and less than the threshold is above rest")
         if not self.suspects or not 0.0 <= self.hold_s < math.inf:
             raise ValueError(f"{self.name}: needs a suspect and a hold_s of at least 0")
+        if self.emergency is not None and not self.stock:
+            raise ValueError(f"{self.name}: only a stock knows an emergency, as no experiment is made in one")
 
     def in_words(self, value: float) -> str:
         """A value with its unit: `12.5 %`."""
@@ -82,17 +115,18 @@ class Detector(Struct, frozen=True):
 DETECTORS: Final = (
     Detector("memory_shortage", "the node's memory in use, where 100 is kubelet's eviction threshold,", "%", 98.0, 1.0,
              (MEMORY,), hysteresis=2.0, most=99.0, rest=94.0, emergency=99.0, stock=True),
-    Detector("cpu_pressure", "online's waiting for CPU", "%", 10.0, 2.0, (CPU,), hysteresis=2.0, most=60.0),
+    Detector("cpu_pressure", "online's waiting for CPU", "%", 10.0, 2.0, (CPU,), hysteresis=2.0, most=100.0,
+             by_use=True, queues=True),
     Detector("run_queue_delay", "online's waiting in run queues", "ms/s", 50.0, 2.0, (CPU,), hysteresis=10.0,
-             most=500.0),
+             most=500.0, by_use=True),
     Detector("memory_pressure", "online's waiting for memory", "%", 5.0, 2.0, (MEMORY, IO), hysteresis=2.0, most=40.0),
     Detector("refaults", "online's pages read again after they were reclaimed", "pages/s", 500.0, 5.0, (MEMORY, IO),
              hysteresis=100.0, most=20_000.0),
     Detector("io_pressure", "online's waiting for IO", "%", 10.0, 3.0, (IO, MEMORY), hysteresis=2.0, most=60.0),
     Detector("service_check", "an online service's own measure, where 100 is its threshold,", "%", 100.0, 0.0,
-             (CPU, IO, MEMORY), hysteresis=2.0, most=400.0, rest=50.0),
+             (CPU, IO, MEMORY), hysteresis=2.0, most=400.0, rest=50.0, slow=True),
     Detector("cpi", "an online service's cycles per instruction, in deviations above its usual,", "sigma", 2.0, 0.0,
-             (CPU, MEMORY), hysteresis=0.5, most=8.0),
+             (CPU, MEMORY), hysteresis=0.5, most=8.0, slow=True),
     Detector("pids_shortage", "the node's processes in use", "%", 90.0, 1.0, (PIDS,), hysteresis=2.0, most=98.0,
              rest=70.0, stock=True),
 )  # fmt: skip
@@ -110,8 +144,42 @@ of its threshold. The thresholds are first guesses, not measured. Source: kernel
 """
 
 
+class OnlineUse(Struct, frozen=True):
+    """How many cores online uses, of how many CPUs the node has."""
+
+    cores: float
+    cpus: int
+
+    @property
+    def ratio(self) -> float:
+        return min(1.0, max(0.0, self.cores / self.cpus)) if self.cpus > 0 else 0.0
+
+
+def queueing_percent(use: OnlineUse) -> float:
+    """The pressure (PSI `some`, in %) of an ideal machine at this use: one queue, random arrivals, nobody else (M/M/c).
+
+    With c CPUs, use u, and Erlang's C, the probability that all CPUs are busy:
+
+        C * (1 - u^c) / (c * (1 - u))        2 CPUs: u^2
+
+    Source: Erlang C; kernel, Documentation/accounting/psi.rst (`some` is weighed by the CPUs that are not idle).
+    """
+    cpus, u = use.cpus, use.ratio
+    if cpus <= 0 or u <= 0.0:
+        return 0.0
+    if u >= 1.0:
+        return 100.0
+    blocking = 1.0  # Erlang B, from no CPU up
+    for count in range(1, cpus + 1):
+        blocking = cpus * u * blocking / (count + cpus * u * blocking)
+    waits = blocking / (1.0 - u * (1.0 - blocking))
+    return 100.0 * waits * (1.0 - u**cpus) / (cpus * (1.0 - u))
+
+
 class Assessment(Struct, frozen=True):
-    """What one sample of a signal means. `mean` is that of the values since the signal is `high`; the value, if not."""
+    """What one sample of a signal means. `mean` is that of the values since the signal is `high`, which it has been for
+    `high_s`; the value, if not.
+    """
 
     value: float
     bar: float
@@ -119,108 +187,171 @@ class Assessment(Struct, frozen=True):
     alarm: bool
     emergency: bool
     mean: float
+    high_s: float = 0.0
 
 
 class MonitorState(Struct, frozen=True):
-    """A `Monitor` for a checkpoint. `t_s` and `raised_s` None: there was no sample, or no exoneration."""
+    """A `Monitor` for a checkpoint. `usual`: by use. `t_s`, `acquitted_s` None: there was no sample, or no acquittal.
 
-    usual: MassState
+    `innocent_up_to`: up to this value the box is known not to be the cause, until the signal is harmless; None: nothing
+    is known. `patience_s` is what it was at `acquitted_s`.
+    """
+
+    usual: dict[int, MassState]
     t_s: float | None
-    raised: float
-    raised_s: float | None
+    patience_s: float
+    acquitted_s: float | None
     high: bool
     high_s: float
     total: float
     samples: int
-    innocent: bool
+    innocent_up_to: float | None
 
 
 class Monitor:
     """A detector at work: what it remembers from sample to sample."""
 
     __slots__ = (
-        "_high", "_high_s", "_innocent", "_longest_gap_s", "_raised", "_raised_s", "_samples", "_t_s", "_total",
-        "_usual", "detector",
+        "_acquitted_s", "_high", "_high_s", "_innocent_up_to", "_longest_gap_s", "_patience_s", "_samples", "_t_s",
+        "_total", "_use", "_usual", "detector",
     )  # fmt: skip
 
     def __init__(self, detector: Detector, longest_gap_s: float = LONGEST_GAP_S) -> None:
         self.detector = detector
         self._longest_gap_s = longest_gap_s
-        self._usual = DecayedMass(SEVERITY_BUCKETS.count, USUAL_HALF_LIFE_S, USUAL_RATIO)
+        self._usual: dict[int, DecayedMass] = {}
+        self._use: OnlineUse | None = None
         self._t_s: float | None = None
-        self._raised = 0.0
-        self._raised_s: float | None = None
+        self._patience_s = 0.0
+        self._acquitted_s: float | None = None
         self._high = False
         self._high_s = 0.0
         self._total, self._samples = 0.0, 0
-        self._innocent = False
+        self._innocent_up_to: float | None = None
 
-    def observe(self, t_s: float, value: float) -> Assessment:
-        """A finite value. Time that goes back stands still."""
+    def observe(self, t_s: float, value: float, use: OnlineUse | None = None, *, explained: bool = False) -> Assessment:
+        """A finite value, and online's use at that time. Time that goes back stands still.
+
+        `explained`: the box can't have caused it.
+        """
         detector, last_s = self.detector, self._t_s
         self._t_s = t_s = t_s if last_s is None else max(t_s, last_s)
         seconds = 0.0 if last_s is None else min(t_s - last_s, self._longest_gap_s)
-        bar = self.bar(t_s)
+        self._use = use
+        bar = self.bar()
         was_high = self._high
         self._high = value > bar or (was_high and value >= bar - detector.hysteresis)
         if self._high:
-            self._high_s = self._high_s + seconds if was_high else 0.0
+            self._high_s = self._high_s + seconds if was_high else seconds / 2.0
             self._total, self._samples = (self._total + value, self._samples + 1) if was_high else (value, 1)
         else:
             self._high_s, self._total, self._samples = 0.0, 0.0, 0
-        self._learn(t_s, value, bar, seconds)
+        self._learn(t_s, value, seconds, explained=explained)
         emergency = detector.emergency is not None and value >= detector.emergency
         mean = self._total / self._samples if self._high else value
-        return Assessment(value, bar, self._high, self._high and self._high_s >= detector.hold_s, emergency, mean)
+        alarm = self._high and self._high_s >= detector.hold_s + self.patience_s(t_s)
+        return Assessment(value, bar, self._high, alarm, emergency, mean, self._high_s)
 
-    def _learn(self, t_s: float, value: float, bar: float, seconds: float) -> None:
-        detector = self.detector
-        harmless = value <= detector.threshold
-        if seconds > 0.0 and (harmless or (self._innocent and value <= bar)):
-            severity = (value - detector.rest) / (detector.threshold - detector.rest)
-            self._usual.add(t_s, SEVERITY_BUCKETS.index(severity), seconds)
+    def _learn(self, t_s: float, value: float, seconds: float, *, explained: bool) -> None:
+        harmless = value <= self._harmless()
+        innocent = self._innocent_up_to is not None and value <= self._innocent_up_to
         if harmless and not self._high:
-            self._innocent = False
+            self._innocent_up_to = None
+        if seconds > 0.0 and (harmless or innocent or explained):
+            self._add(t_s, value - self.detector.rest, seconds)
 
-    def bar(self, t_s: float) -> float:
-        """The value above which the signal is high, at `t_s`."""
-        return min(self.detector.most, self._base() + self._raised_at(t_s))
+    def _add(self, t_s: float, excess: float, seconds: float) -> None:
+        usual = self._usual.get(self._place())
+        if usual is None:
+            usual = DecayedMass(SEVERITY_BUCKETS.count, USUAL_HALF_LIFE_S, USUAL_RATIO)
+            usual.add(t_s, 0, FIRST_REST_S)
+            self._usual[self._place()] = usual
+        usual.add(t_s, SEVERITY_BUCKETS.index(excess / self._scale()), seconds)
 
-    def exonerate(self, t_s: float) -> None:
-        """The box is not the cause of the signal: double the bar."""
-        base, bar = self._base(), self.bar(t_s)
-        doubled = 2.0 * (bar - self.detector.rest) + self.detector.rest
-        self._raised, self._raised_s = max(0.0, min(doubled, self.detector.most) - base), t_s
-        self._innocent = True
+    def _place(self) -> int:
+        if self._use is None or not self.detector.by_use:
+            return USES
+        return min(USES - 1, int(USES * self._use.ratio))
 
-    def _base(self) -> float:
-        detector, usual = self.detector, self._usual
-        severity = SEVERITY_BUCKETS.uppers[usual.pointer] if usual.total > 0.0 else 0.0
-        learned = detector.rest + severity * (detector.threshold - detector.rest)
-        return min(detector.most, max(detector.threshold, learned))
+    def _queueing(self) -> float:
+        return 0.0 if self._use is None or not self.detector.queues else queueing_percent(self._use)
 
-    def _raised_at(self, t_s: float) -> float:
-        if self._raised_s is None:
+    def _scale(self) -> float:
+        """How far what is expected lies above rest."""
+        return max(self.detector.threshold, self._queueing()) - self.detector.rest
+
+    def _harmless(self) -> float:
+        return min(self.detector.most, max(self.detector.threshold, QUEUE_MARGIN * self._queueing()))
+
+    def bar(self) -> float:
+        """The value above which the signal is high, at the use that was seen last."""
+        harmless, usual = self._harmless(), self._usual.get(self._place())
+        if usual is None:
+            return harmless
+        rest, scale, uppers = self.detector.rest, self._scale(), SEVERITY_BUCKETS.uppers
+        severity = uppers[usual.pointer]
+        if rest + scale * severity > harmless:
+            severity = min(severity, USUAL_SPREAD * uppers[_bucket(usual, _MIDDLE_RATIO)])
+        return min(self.detector.most, max(harmless, rest + scale * severity))
+
+    @property
+    def acquitted(self) -> bool:
+        """The signal is known not to be the box's doing: it has not been harmless since an acquittal."""
+        return self._innocent_up_to is not None
+
+    def patience_s(self, t_s: float) -> float:
+        """For how long beyond its hold the signal must be high to be an alarm, at `t_s`."""
+        if self._acquitted_s is None:
             return 0.0
-        return self._raised * math.exp2(-max(0.0, t_s - self._raised_s) / FORGET_HALF_LIFE_S)
+        return self._patience_s * math.exp2(-max(0.0, t_s - self._acquitted_s) / FORGET_HALF_LIFE_S)
+
+    def acquit(self, t_s: float) -> None:
+        """The box is not the cause of the signal: be more patient, begin to wait anew, and learn what goes on."""
+        self._patience_s = min(LONGEST_PATIENCE_S, max(FIRST_PATIENCE_S, 2.0 * self.patience_s(t_s)))
+        self._acquitted_s = t_s
+        if self._high:
+            rest, mean = self.detector.rest, self._total / self._samples
+            self._innocent_up_to = rest + 2.0 * (mean - rest)
+            self._high_s = 0.0
+
+    def explain(self, t_s: float, excess: float) -> None:
+        """An alarm of so much above rest, which the box was found not to be the cause of."""
+        self._add(t_s, ALARM_MARGIN * excess, ALARM_S)
 
     def state(self) -> MonitorState:
         """For a checkpoint: `load` of it continues bit for bit."""
         return MonitorState(
-            self._usual.state(), self._t_s, self._raised, self._raised_s, self._high, self._high_s,
-            self._total, self._samples, self._innocent,
+            {place: usual.state() for place, usual in sorted(self._usual.items())}, self._t_s, self._patience_s,
+            self._acquitted_s, self._high, self._high_s, self._total, self._samples, self._innocent_up_to,
         )  # fmt: skip
 
     def load(self, state: MonitorState, shift_s: float = 0.0) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours.
 
-        Raises ValueError, changing nothing, when its histogram does not fit.
+        Raises ValueError, changing nothing, when its histograms do not fit.
         """
-        self._usual.load(state.usual, shift_s)
+        loaded: dict[int, DecayedMass] = {}
+        for place, mass in state.usual.items():
+            if not 0 <= place <= USES:
+                raise ValueError(f"histogram {place} of {USES + 1}")
+            loaded[place] = DecayedMass(SEVERITY_BUCKETS.count, USUAL_HALF_LIFE_S, USUAL_RATIO)
+            loaded[place].load(mass, shift_s)
+        self._usual = loaded
         self._t_s = None if state.t_s is None else state.t_s + shift_s
-        self._raised, self._raised_s = state.raised, None if state.raised_s is None else state.raised_s + shift_s
-        self._high, self._high_s, self._innocent = state.high, state.high_s, state.innocent
+        self._patience_s = state.patience_s
+        self._acquitted_s = None if state.acquitted_s is None else state.acquitted_s + shift_s
+        self._high, self._high_s, self._innocent_up_to = state.high, state.high_s, state.innocent_up_to
         self._total, self._samples = state.total, state.samples
+
+
+def _bucket(mass: DecayedMass, ratio: float) -> int:
+    """The bucket in which this quantile lies."""
+    target, below = ratio * mass.total, 0.0
+    for bucket, held in enumerate(mass.mass):
+        below += held
+        if below >= target:
+            return bucket
+    return len(mass.mass) - 1
 
 
 def by_name(detectors: tuple[Detector, ...] = DETECTORS) -> Mapping[str, Detector]:

@@ -23,6 +23,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.control.evidence import HarmSeen
+from criproxy.control.interference.bystanders import Bystanders, CpuSeen
 from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import LARGE_RATIO
@@ -41,8 +42,8 @@ from criproxy.control.interference.service_checks import (
 )
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.model import MEMORY
-from criproxy.model.signals import SignalReading, WorkReading
+from criproxy.model import CPU, MEMORY
+from criproxy.model.signals import CpuSpent, SignalReading, WorkReading
 
 LARGE_IO_SHARE: Final = 100.0 * LARGE_RATIO
 """In %."""
@@ -72,13 +73,14 @@ class JudgedLook(Struct, frozen=True):
     """What a look means. `innocent`: online waits for CPU, and it is known that the box is not why.
 
     `accuser`: the service, by its pod's uid, whose next word an experiment waits for; "": none. `calm_at_disks`: what
-    the disks do now hurts nobody, as far as is known.
+    the disks do now hurts nobody, as far as is known; `innocent_at_disks`: nor did the box's part of it.
     """
 
     decision: LadderDecision
     innocent: bool = False
     accuser: str = ""
     calm_at_disks: bool = False
+    innocent_at_disks: bool = False
 
 
 class Judge(Struct, eq=False):
@@ -96,6 +98,7 @@ class Judge(Struct, eq=False):
     _found: Sequence[SignalValue] = ()
     _hearing: Hearing = Hearing()
     _cpi: CpiMeter = field(default_factory=CpiMeter)
+    _bystanders: Bystanders = field(default_factory=Bystanders)
     _cpu_seen_s: float | None = None
     _cpu_idle: bool = False
 
@@ -106,7 +109,7 @@ class Judge(Struct, eq=False):
         """As it is set, as far as this machine can do it."""
         if self.spares_memory:
             return ladder
-        untried = (replace(one, trial_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
+        untried = (replace(one, phase_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
         return replace(ladder, resources=tuple(untried))
 
     def configure(self, ladder: LadderSettings, detectors: tuple[Detector, ...]) -> None:
@@ -126,9 +129,7 @@ class Judge(Struct, eq=False):
             self._found = ()  # what the look before has shown holds no more
         else:
             shown, innocent = self._shown(look, look.reading)
-        decision = self._responder.tick(
-            look.t_s, shown, look.pods, look.over, look.unused, irreducible=look.irreducible
-        )
+        decision = self._tick(look, shown)
         if SERVICE_CHECK in decision.exonerated:
             self._hearing = excused(look.services, self._hearing, self._responder.detectors[SERVICE_CHECK].rest)
         tried = self._responder.trial_counts_from_s(SERVICE_CHECK) is not None
@@ -136,8 +137,31 @@ class Judge(Struct, eq=False):
             replace(decision, shares=self._spared(decision.shares)),
             innocent,
             self._hearing.accuser if tried else "",
-            self._is_calm_at_disks(look.t_s),
+            self._is_calm_at_disks(),
+            self._innocent_at_disks(decision),
         )
+
+    def _tick(self, look: Look, shown: Mapping[str, float]) -> LadderDecision:
+        """With what is known of who uses the CPUs: that the box was idle counts before a case, not amid it."""
+        cpu, responder = self._cpu_seen(look.reading), self._responder
+        unused = look.unused
+        if cpu is not None and cpu.box_is_idle and responder.ladder.case is None:
+            unused |= {CPU}
+        return responder.tick(
+            look.t_s,
+            shown,
+            look.pods,
+            look.over,
+            unused,
+            irreducible=look.irreducible,
+            others=frozenset({CPU} if cpu is not None and cpu.others_rose else ()),
+            use=None if cpu is None else cpu.online,
+        )
+
+    def _cpu_seen(self, reading: SignalReading | None) -> CpuSeen | None:
+        if reading is None or not isinstance(reading.cpu_use, CpuSpent):
+            return None
+        return self._bystanders.seen(reading.cpu_use, calm=self._responder.is_calm)
 
     def _shown(self, look: Look, reading: SignalReading) -> tuple[Mapping[str, float], bool]:
         """The signals that the detectors are shown, by name, and whether the box is known to be innocent of CPU's."""
@@ -148,11 +172,14 @@ class Judge(Struct, eq=False):
             *self._processors_word(look, reading),
         )
         self._before, self._cpu_idle = reading, reading.cpu_idle
-        levels = {name: bar - responder.detectors[name].hysteresis for name, bar in responder.bars(look.t_s).items()}
+        bars = responder.bars()
+        levels = {name: bar - responder.detectors[name].hysteresis for name, bar in bars.items()}
         known = [one for one in found if one.name in levels]
         seen = {one.name: observed(one, levels[one.name]) for one in known}
         cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
-        self.asks_own_limits = any(seen[one.name][1] for one in cpu)
+        self.asks_own_limits = any(
+            seen[one.name][1] or responder.answers(one.name) or (one.most or 0.0) > bars[one.name] / 2.0 for one in cpu
+        )
         if any(seen[one.name][0] is not None for one in cpu):
             self._cpu_seen_s = look.t_s
         innocent = any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu)
@@ -164,7 +191,7 @@ class Judge(Struct, eq=False):
         responder, name, signals = self._responder, SERVICE_CHECK, look.services
         if name not in responder.detectors:
             return
-        bar, case = responder.bars(look.t_s)[name], responder.ladder.case
+        bar, case = responder.bars()[name], responder.ladder.case
         self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
         if case is not None and case.detector == name:
             word, self._hearing = in_a_case(signals, self._hearing, responder.trial_counts_from_s(name))
@@ -193,7 +220,9 @@ class Judge(Struct, eq=False):
         """Online waits as much as would be harm, and it is known that the box is not why."""
         detector = self._responder.detectors[signal.name]
         assert signal.most is not None
-        return value is not None and value < level and signal.most >= detector.threshold - detector.hysteresis
+        if value is None or signal.most < detector.threshold - detector.hysteresis:
+            return False
+        return value < level or self._responder.has_acquitted(signal.name)
 
     def _without_others_io(self, shown: dict[str, float]) -> dict[str, float]:
         """The share says whether to suspect the box at all; it must never judge an experiment."""
@@ -206,13 +235,20 @@ class Judge(Struct, eq=False):
         """The shares that can be had without killing."""
         return shares if MEMORY not in shares or self.spares_memory else {**shares, MEMORY: 1.0}
 
-    def _is_calm_at_disks(self, t_s: float) -> bool:
+    def _is_calm_at_disks(self) -> bool:
         name, responder = "io_pressure", self._responder
         if responder.is_harmed_by(IO) or name not in responder.detectors:
             return False
-        level = responder.bars(t_s)[name] - responder.detectors[name].hysteresis
+        level = responder.bars()[name] - responder.detectors[name].hysteresis
         waits = next((one.most for one in self._found if one.name == name), None)
         return waits is None or waits < level
+
+    def _innocent_at_disks(self, decision: LadderDecision) -> bool:
+        """Whether what the box does at disks was found not to be the harm, or may be done again to see."""
+        freed = [one for one in decision.transitions if one.resource == IO and one.after is Rung.OPEN]
+        found = any(one.before is not Rung.SQUEEZED or one.signal in decision.exonerated for one in freed)
+        given_back = self._responder.ladder.of(IO).rung is Rung.TRIED and IO not in decision.shares
+        return found or given_back
 
     def forget(self) -> None:
         """No signal is known, nor what it was before."""
@@ -234,9 +270,9 @@ class Judge(Struct, eq=False):
         in_force = self._responder.in_force()
         return replace(in_force, shares=self._spared(in_force.shares))
 
-    def signals(self, t_s: float) -> tuple[SignalStatus, ...]:
+    def signals(self) -> tuple[SignalStatus, ...]:
         """Those of the last look, for people."""
-        bars = self._responder.bars(t_s)
+        bars = self._responder.bars()
         return tuple(_status(one, bars[one.name]) for one in self._found if one.name in bars)
 
     def state(self) -> tuple[ResponderState, dict[str, Usual]]:
@@ -247,12 +283,6 @@ class Judge(Struct, eq=False):
         """Go on where a state ends whose clock was `shift_s` behind ours. Raises ValueError: see `Responder.load`."""
         self._cpi.load(usual)
         self._responder.load(responder, shift_s)
-
-
-def innocent_of_io(decision: LadderDecision) -> bool:
-    """Whether the look has found that the box's IO was not what harmed, or harms no more."""
-    moves = [one for one in decision.transitions if one.resource == IO]
-    return any(one.after is Rung.OPEN and one.before is not Rung.SQUEEZED for one in moves)
 
 
 def _status(signal: SignalValue, bar: float) -> SignalStatus:

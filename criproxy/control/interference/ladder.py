@@ -5,53 +5,79 @@ How it works
 Each resource of the box stands on a rung of its own:
 
     open      nothing is held back
-    tried     the experiment: squeezed to its floor for its `trial_s`, to see whether the signal falls by half
-    squeezed  convicted: held to the prediction, from there towards the floor while the harm lasts, and back when calm:
-              the first time at once, and after each relapse, harm that came back with what was given back, later
+    tried     the experiment: squeezed to its floor, given back, and squeezed again
+    squeezed  convicted: held as low as it must be, and given back by probes
     closed    at its floor; no new offline pod, and no more capacity is published than is allocated
     evicting  at its floor; one pod goes, then it is looked again
 
 `TABLE` has every transition: the rungs that it leaves, on what, where it leads, and its reason in words. Rows are tried
 from the top and the first that holds is taken, one per resource and step.
 
-**The experiment.** An alarm opens a *case*: the detector's suspects are tried one after the other, as long as the
-signal is high. One experiment runs at a time; meanwhile no other resource is given anything back by calm, nor goes
-towards its floor. It does not begin while another one is on its way there, since nobody could say then which of the two
-helped. The signal's excess above its rest is compared:
+**The experiment** is a cross-over. An alarm opens a *case*: the detector's suspects are tried one after the other, as
+long as the signal is high. Harm that others bring falls by itself, and so proves little by falling while the box is
+squeezed; that it comes back when the box does, and goes again, proves much:
 
-    before   mean since the signal is high
-    after    mean over the experiment, less its first `settle_s`
-    guilty   after <= fall_ratio * before
+    squeeze   how much of its excess above rest is left? Clearly more than half: not the cause. Else
+    return    all is given back. Not back at half of the excess within the phase and `return_s`: it ended by itself, and
+              the case with it. Else
+    squeeze   clearly less than half is left: guilty. Clearly more: not the cause. Else another return and squeeze
 
-Both times are the resource's own. CPU is given back to online at once; pages that online lost must be read again first,
-and the box's own are reclaimed by and by.
+    left      = mean of all squeezes / mean of all that was seen at open
+    guilty    left <= guilty_ratio - sure_ratio / n            after n returns, n >= 1
+    acquitted left >  guilty_ratio + doubt_ratio / (n + 1)
+    after `most_returns`, `guilty_ratio` alone decides: half, and a little for what lags behind the squeeze
 
-Guilty ends the case. A case that ends with suspects exonerated and none guilty doubles the detector's bar (unless a
-suspect of the detector stands convicted by it already). Either way the detector opens no other case for a pause; where
-the signal stays above even the doubled bar, the pause doubles, too, so that an innocent box is left alone; once it is
-empty and nothing is held, that is over, as what comes next is other pods. A resource that is not open is not tried
-again: it has been convicted, and is answered for.
+A phase takes a random time within the resource's bounds, so that no harm with a period of its own keeps step with it,
+and what is seen in the first `settle_s` of a squeeze does not count. CPU and disks come back at once, and phases take 1
+to 2 s. Memory comes back slowly: pages that online lost must be read again before the signal can fall, so that a
+squeeze takes 10 to 12 s, of which the first 5 do not count; and the box fills again what it gave back before the signal
+can rise, so that a return is waited for up to 20 s longer. Where it does not come back within that, the box does no
+harm now, and an alarm to come opens a new case. A detector whose values come seconds apart has `slow_phase_s` at least
+for a phase.
 
-**Without an experiment** the cause is proved by account where a signal is a stock: a resource that is held, not used up
-as it comes, does not come back within seconds. Then a suspect of which the box holds more than its bound is convicted
-on the alarm; within its bound it has nothing to give back, and the harm is not its own, in an emergency either: the box
-keeps its floor however full the node is. A resource without a `trial_s` is judged so alone.
+One experiment runs at a time, and none for a detector that has convicted a resource, until harm at the floor of that
+was tested. It does not begin while another resource is on its way to the floor, probed, or tested, since nobody could
+say then which of the two has helped. Experiments take a resource for `trial_ratio` of the time at most, which is saved
+up to `trial_most_s`; one that convicts is not counted. A case whose suspects were all acquitted doubles the detector's
+patience (see `detectors`), and no other case is opened by it for `pause_s`.
 
-**The evidence is looked at again** before a pod goes: where the box was at its floor and the signal is not down to
-`fall_ratio` of what it was before, squeezing does not help. The verdict was wrong then, as signals fall by themselves,
-too: the resource is acquitted, and the bar doubled. The signal counts once the resource has been at its floor for its
-`settle_s`, as in the experiment. A stock is not looked at so: it may well come back no sooner than a pod goes, and what
-convicts of it is no squeeze.
+**Free evidence spares experiments.** A resource of which the box used nothing just before is not tried (`unused`).
+Where something else that is outside of kubepods and the box has risen with the harm, or steal has, a resource is tried
+only once the signal has been high for `spared_s` (`others`).
+
+**After a conviction** only what lasts counts as harm: above the bar for more than `harmed_s`, never one look. What is
+high but no harm pauses calm, and does not reset it. The resource stands at a *level* between the floor (0) and the
+prediction (1) that is known to be good, at first the floor:
+
+    probe     after `first_wait_s` of calm the prediction is given for the resource's `probe_s`, then by halves what
+              lies between the highest good and the lowest bad level; and all of it after 5, 10, 20 … `longest_wait_s`.
+              The resource is open when it stays calm at that
+    harm at the floor       is no relapse. Once it has lasted for `look_s`, all is given back for a phase, and the harm
+                            at the floor is compared with the harm at open now: at most half of it: the box is the cause
+                            still, and the next look waits twice as long. Else it is another's
+    harm at another level   the box is squeezed to the floor for a phase. It falls: the level is not good any more, and
+                            the floor is. Else the harm is another's
+    another's, twice        acquitted: all is given back, and the detector's patience doubles
+
+So it is on every rung; and a rung that is stricter than squeezed is entered only after harm at the floor was seen to
+grow with the box in this conviction: nobody is evicted for less. Harm that goes on at the floor closes the box after
+`close_after_s`, and lets a pod go after `evict_after_s`.
+
+**By account**: where a signal is a stock, a resource that is held, not used up as it comes, nothing comes back within
+seconds, and no experiment is made. A suspect of which the box holds more than its bound is convicted on the alarm;
+within its bound it has nothing to give back, and the harm is not its own, in an emergency either: the box keeps its
+floor however full the node is. It is held to the prediction, towards the floor while the harm lasts (`to_floor_s`), and
+given back when calm (`ease_s`): the first time at once, and after each relapse later. A pod goes after
+`shortage_evict_after_s`. A resource without a `phase_s` is judged by account alone.
 
 **Clocks** are seconds summed up from step to step, each step counting `longest_gap_s` at most. So a restart, or a gap
-in the samples, counts neither as calm nor as harm, and a state that was stored goes on where it stood. `harm_s` runs
-while a convicting signal is high, also within its hysteresis, and starts anew on each rung; `calm_s` runs while all of
-them are low. A signal that is not reported is neither, until it has been silent for `lost_s`: then it is taken for
-calm, as without evidence nothing is held back for ever. So is one that stays within its hysteresis for so long: it is
-no harm, and what is usual may have changed.
+in the samples, counts neither as calm nor as harm, and a state that was stored goes on where it stood. A signal that is
+not reported is neither, until it has been silent for `lost_s`: then it is taken for calm, as without evidence nothing
+is held back for ever. So is one that stays within its hysteresis for so long: it is no harm, and what is usual may have
+changed. What is random comes of a number in the state, so that a stored state goes on alike.
 
 **What can't be taken back.** Where the box holds more than its bound of a resource in what only a pod's end gives back,
-for `evict_after_s`, a pod goes, too: no rung below that would help, so that none is taken.
+for `shortage_evict_after_s`, a pod goes, too: no rung below that would help, so that none is taken.
 
 **Evictions** keep to a budget whatever the signals say: see `Budget`. An order counts from the moment it is given.
 
@@ -66,7 +92,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from criproxy.control.interference.detectors import IO, LONGEST_GAP_S, Assessment, Detector
+from criproxy.control.interference.detectors import IO, LONGEST_GAP_S, LONGEST_PATIENCE_S, Assessment, Detector
 from criproxy.model import CPU, MEMORY, PIDS
 
 
@@ -83,31 +109,40 @@ class Rung(enum.StrEnum):
 _CONVICTED: Final = (Rung.SQUEEZED, Rung.CLOSED, Rung.EVICTING)
 _SHUT: Final = (Rung.CLOSED, Rung.EVICTING)
 
+ALL: Final = 2.0
+"""The level at which nothing is held back; 1 is the prediction."""
+
+LOOK_S: Final = 0.5
+"""From look to look while something is going on; phases are as long as a whole number of them."""
+
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
 class LadderResource(Struct, frozen=True):
-    """A resource as the ladder knows it. A pod goes when harm lasts for `evict_after_s` while it is closed.
+    """A resource as the ladder knows it.
 
-    `trial_s`: how long an experiment takes, the first `settle_s` of which say nothing; None: none is made.
+    A phase of an experiment takes `phase_s` to `longest_phase_s`, the first `settle_s` of which say nothing; None: no
+    experiment is made. `return_s`: how much longer a return is waited for. `probe_s`: how long a probe takes.
     """
 
     name: str
     words: str
-    evict_after_s: float
-    trial_s: float | None = None
-    settle_s: float = 1.0
+    phase_s: float | None = None
+    longest_phase_s: float = 0.0
+    settle_s: float = 0.0
+    return_s: float = 1.0
+    probe_s: float = 3.0
 
 
-MEMORY_TRIAL_S: Final = 10.0
+MEMORY_PHASE_S: Final = 10.0
 """A first guess, not measured."""
 
 RESOURCES_IN_TURN: Final = (
-    LadderResource(MEMORY, "memory", 5.0, trial_s=MEMORY_TRIAL_S, settle_s=MEMORY_TRIAL_S / 2),
-    LadderResource(PIDS, "processes", 5.0),
-    LadderResource(CPU, "CPU", 120.0, trial_s=3.0),
-    LadderResource(IO, "IO", 120.0, trial_s=3.0),
+    LadderResource(MEMORY, "memory", MEMORY_PHASE_S, 12.0, settle_s=MEMORY_PHASE_S / 2, return_s=20.0, probe_s=30.0),
+    LadderResource(PIDS, "processes"),
+    LadderResource(CPU, "CPU", 1.0, 2.0, settle_s=0.5),
+    LadderResource(IO, "IO", 1.0, 2.0, settle_s=0.5),
 )
 """In the order in which they may order an eviction: what kubelet itself would evict for comes first."""
 
@@ -137,33 +172,75 @@ class Budget(Struct, frozen=True):
 
 
 class LadderSettings(Struct, frozen=True):
-    """The times of the table; see the module. `to_floor_s` and `ease_s`: from the prediction to the floor, and back.
+    """The numbers of the module's text.
 
-    `pause_s`: from a detector's case to its next, up to `longest_pause_s` where its suspects are innocent.
+    `squeezed_calm_s` (by account) and `closed_calm_s` of calm lead down from these rungs; each doubles with every time
+    that the rung is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`. So does
+    what must be calm before a resource that is convicted by account is eased again.
 
-    `squeezed_calm_s` and `closed_calm_s` of calm lead down from these rungs; each doubles with every time that the rung
-    is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`. So does what must be calm
-    before a squeezed resource is eased again: `squeezed_calm_s` after the first relapse, twice as much after the next.
-
-    `emergency_blocks_s`: for so long an emergency keeps all experiments from being made. By then those pods have gone
-    for it that may; if it lasts, other harm must not go unanswered.
+    `good_ratio`: a level is good if the signal stays below this part of its bar in a probe. `step`: the search for a
+    level ends when good and bad are no further apart. `deaf_s`: for so long harm that was found to be another's counts
+    for nothing. `emergency_blocks_s`: for so long an emergency keeps all experiments from being made. By then those
+    pods have gone for it that may; if it lasts, other harm must not go unanswered.
     """
 
-    fall_ratio: float = 0.5
+    guilty_ratio: float = 0.55
+    sure_ratio: float = 0.2
+    doubt_ratio: float = 0.3
+    most_returns: int = 4
+    half_ratio: float = 0.5
     pause_s: float = 30.0
-    longest_pause_s: float = 300.0
+    slow_phase_s: float = 3.0
+    trial_ratio: float = 0.0075
+    trial_most_s: float = 30.0
+    spared_s: float = LONGEST_PATIENCE_S
+    harmed_s: float = 1.0
+    first_wait_s: float = 5.0
+    longest_wait_s: float = 90.0
+    good_ratio: float = 0.6
+    step: float = 0.15
+    look_s: float = 5.0
+    deaf_s: float = 10.0
+    innocents: int = 2
     to_floor_s: float = 5.0
     ease_s: float = 30.0
     close_after_s: float = 10.0
+    evict_after_s: float = 120.0
+    shortage_evict_after_s: float = 5.0
     squeezed_calm_s: float = 10.0
     closed_calm_s: float = 60.0
     longest_calm_s: float = 600.0
     forget_s: float = 1800.0
     lost_s: float = 30.0
-    longest_gap_s: float = LONGEST_GAP_S
     emergency_blocks_s: float = 15.0
+    longest_gap_s: float = LONGEST_GAP_S
     budget: Budget = Budget()
     resources: tuple[LadderResource, ...] = RESOURCES_IN_TURN
+
+
+class Phases(Struct, frozen=True):
+    """How long phases of an experiment with a resource take for a detector, and probes; see `LadderResource`."""
+
+    shortest_s: float
+    longest_s: float
+    settle_s: float
+    return_s: float
+    probe_s: float
+
+
+def phases(resource: LadderResource, detector: Detector | None, settings: LadderSettings) -> Phases:
+    """Those of a detector whose values come seconds apart take longer."""
+    shortest_s, longest_s = resource.phase_s or 0.0, max(resource.phase_s or 0.0, resource.longest_phase_s)
+    if detector is None or not detector.slow:
+        return Phases(shortest_s, longest_s, resource.settle_s, resource.return_s, resource.probe_s)
+    slow_s = settings.slow_phase_s
+    return Phases(
+        max(slow_s, shortest_s),
+        max(slow_s, longest_s),
+        max(1.0, resource.settle_s),
+        resource.return_s + slow_s,
+        resource.probe_s + slow_s,
+    )
 
 
 # --- what goes in and comes out ---------------------------------------------------------------------------------------
@@ -173,8 +250,9 @@ class Signals(Struct, frozen=True):
     """One step's evidence: the readings by detector (one that is not in it is not known), and the box's pods.
 
     `over`: the resources of which the box holds more than its bound. `unused`: those of which it uses so little, or
-    that can't be squeezed now, that no experiment with it would say anything. `irreducible`: those of which the box
-    holds more than its bound in what can't be taken back from it without a pod's end, and how, in words.
+    that can't be squeezed now, that no experiment with it would say anything. `others`: those of which somebody outside
+    of kubepods and the box has taken more since the harm began. `irreducible`: those of which the box holds more than
+    its bound in what can't be taken back from it without a pod's end, and how, in words.
     """
 
     t_s: float
@@ -182,6 +260,7 @@ class Signals(Struct, frozen=True):
     pods: int
     over: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
     irreducible: Mapping[str, str] = {}
 
 
@@ -213,8 +292,9 @@ class LadderDecision(Struct, frozen=True):
     """What holds from now on.
 
     `shares`: per resource that is held, how far between its floor (0) and its prediction (1) the box may go; one that
-    is not in it is not held. `closed`: why no new offline pod is let in, "" when pods are let in. `exonerated`: the
-    detectors whose bar doubles.
+    is not in it is not held now, be it open, given back in an experiment, or probed. `closed`: why no new offline pod
+    is let in, "" when pods are let in. `exonerated`: the detectors whose patience doubles. `explained`: by detector,
+    the excess above rest of an alarm that the box was found not to be the cause of.
     """
 
     shares: Mapping[str, float]
@@ -222,37 +302,105 @@ class LadderDecision(Struct, frozen=True):
     transitions: tuple[Transition, ...] = ()
     eviction: EvictionOrder | None = None
     exonerated: tuple[str, ...] = ()
+    explained: Mapping[str, float] = {}
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-class Conviction(Struct, frozen=True):
-    """The signal by which a resource was convicted: its excess above rest before it was, and at the floor since.
+class Mean(Struct, frozen=True):
+    """Of a signal's excess above rest, over some samples."""
 
-    `at_floor` None: the box was not at its floor since the conviction.
+    total: float = 0.0
+    samples: int = 0
+
+    def plus(self, excess: float) -> "Mean":
+        return Mean(self.total + excess, self.samples + 1)
+
+    @property
+    def value(self) -> float:
+        return self.total / self.samples if self.samples else 0.0
+
+
+class HoldMode(enum.StrEnum):
+    """What is going on with a resource that was convicted by an experiment."""
+
+    REST = "rest"
+    PROBE = "probe"
+    TEST = "test"
+
+
+class Hold(Struct, frozen=True):
+    """How a resource is held that was convicted by an experiment; see the module.
+
+    `level` is known to be good and `bad` not to be, `at` is where it stands. `age_s`: for how long it has been in this
+    mode, of which a test takes `long_s`. `harm` and `harm_s`: the harm since it was last quiet, in this mode; `seen`:
+    what a test has seen; `worst`: the highest value of a probe, where 1 is the bar. `calm_s` counts up to the next
+    probe; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the floor waits for a test.
+    `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm at the floor was seen
+    to come of the box.
     """
 
-    detector: str
-    before: float
-    at_floor: float | None = None
+    mode: HoldMode = HoldMode.REST
+    at: float = 0.0
+    level: float = 0.0
+    bad: float = ALL
+    searching: bool = True
+    age_s: float = 0.0
+    long_s: float = 0.0
+    harm: Mean = Mean()
+    harm_s: float = 0.0
+    seen: Mean = Mean()
+    worst: float = 0.0
+    calm_s: float = 0.0
+    wait_s: float = 0.0
+    look_s: float = 0.0
+    deaf_s: float = 0.0
+    innocent: int = 0
+    returns: int = 0
+    free: bool = False
+    """It was calm at open."""
+
+    def searches(self, step: float) -> bool:
+        return self.searching and self.level < 1.0 and self.bad - self.level > step
+
+    def harmed(self, harmed_s: float) -> bool:
+        """Harm that lasts: never one look."""
+        return self.harm_s > harmed_s and self.harm.samples > 1
+
+    def rests(self, **changes: float | bool | int) -> "Hold":
+        """At its level, from now on."""
+        new = replace(self, **changes)
+        return replace(
+            new,
+            mode=HoldMode.REST,
+            at=new.level,
+            age_s=0.0,
+            calm_s=0.0,
+            harm=Mean(),
+            harm_s=0.0,
+            seen=Mean(),
+            worst=0.0,
+        )
 
 
 class RungState(Struct, frozen=True):
-    """A resource's rung and clocks; see the module. `convictions` and `closings` count how often it came there.
+    """A resource's rung and clocks; see the module. `signal`: the detector that it is convicted by.
 
-    `floor_s`: for how long it has been at its floor. `near_s`: for how long the signals that are high have been within
-    their hysteresis. `relapses`: how often harm came back while it was eased.
+    `held`: how, by an experiment; None: by account, and `share` counts. `harm_s`: for how long there has been harm at
+    the floor on this rung; `calm_s`: how much calm since. `near_s`: for how long the signal has been high, but within
+    its hysteresis. `relapses`: how often harm came back while it was eased. `convictions` and `closings` count how
+    often it came there.
     """
 
     rung: Rung = Rung.OPEN
+    signal: str = ""
     share: float = 1.0
-    by: tuple[Conviction, ...] = ()
+    held: Hold | None = None
     harm_s: float = 0.0
     calm_s: float = 0.0
     silent_s: float = 0.0
     open_s: float = 0.0
-    floor_s: float = 0.0
     near_s: float = 0.0
     relapses: int = 0
     convictions: int = 0
@@ -262,20 +410,28 @@ class RungState(Struct, frozen=True):
 class Case(Struct, frozen=True):
     """A detector's alarm and the suspects that were tried for it; `on`: the one that is being tried, "": none is.
 
-    `before` is the signal's mean excess above rest; `seconds` the experiment's age; `total` the sum of `samples`.
+    `squeezed`: whether this phase is a squeeze; it takes `long_s`, and is `age_s` old. `before` is the signal's mean
+    excess above rest when it began. `low`: of all squeezes; `high`: of all that was seen at open; `seen`: how many
+    samples this phase has, and `back` whether it has come back.
     """
 
     detector: str
-    exonerated: tuple[str, ...] = ()
+    acquitted: tuple[str, ...] = ()
     on: str = ""
+    squeezed: bool = True
     before: float = 0.0
-    seconds: float = 0.0
-    total: float = 0.0
-    samples: int = 0
+    age_s: float = 0.0
+    long_s: float = 0.0
+    low: Mean = Mean()
+    high: Mean = Mean()
+    seen: int = 0
+    back: bool = False
+    returns: int = 0
 
     @property
-    def after(self) -> float:
-        return self.total / self.samples if self.samples else self.before
+    def left(self) -> float:
+        """How much of its excess is left when the box is squeezed."""
+        return self.low.value / self.high.value if self.high.value > 0.0 else 1.0
 
 
 class PastEviction(Struct, frozen=True):
@@ -288,27 +444,27 @@ class PastEviction(Struct, frozen=True):
 class LadderState(Struct, frozen=True):
     """All that is remembered from step to step. `ordered_s`: when the last eviction was ordered; None: none was.
 
-    `pauses`: for how many more seconds a detector opens no case. `fruitless`: how many cases of it have ended without a
-    culprit since its signal was last low. `emergency_s`: for how long there has been an emergency without a break.
-    `irreducible_s`: the same of each resource of which the box holds too much that can't be taken back.
+    `pauses`: for how many more seconds a detector opens no case. `spent_s`: how much of its budget for experiments a
+    resource has spent. `emergency_s`: for how long there has been an emergency without a break. `irreducible_s`: the
+    same of each resource of which the box holds too much that can't be taken back. `luck`: what is random comes of it.
     """
 
     t_s: float | None = None
     resources: dict[str, RungState] = field(default_factory=dict)
     case: Case | None = None
     pauses: dict[str, float] = field(default_factory=dict)
-    fruitless: dict[str, int] = field(default_factory=dict)
+    spent_s: dict[str, float] = field(default_factory=dict)
     evictions: tuple[PastEviction, ...] = ()
     ordered_s: float | None = None
     emergency_s: float = 0.0
     irreducible_s: dict[str, float] = field(default_factory=dict)
+    luck: int = 0
 
     def of(self, resource: str) -> RungState:
         return self.resources.get(resource, _AT_REST)
 
 
 _AT_REST: Final = RungState()
-_NOBODY: Final = Conviction("", 0.0)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -318,18 +474,19 @@ class When(enum.Enum):
     """What a transition waits for; the predicates are in `_HOLDS`."""
 
     EMERGENCY = (
-        "a signal that names this resource first is at its emergency, there are pods, and of a stock the box holds \
-more than its bound"
+        "a stock that names this resource first is at its emergency, there are pods, and the box holds more of it than "
+        "its bound"
     )
     ACCUSED = "it is the next suspect of an alarm"
     ACCOUNTED = "a stock that names it is at alarm, and the box holds more of it than its bound"
     CALLED_OFF = "the experiment can't be judged: an emergency came between, or the signal is not known any more"
-    GUILTY = "the signal fell by half during the experiment"
-    EXONERATED = "the experiment is over, and the signal did not fall by half"
-    NO_HELP = "a pod would go, but the signal is not down by half although the box is at its floor"
+    GUILTY = "the signal fell when it was squeezed, came back when it was given back, and fell again"
+    KEPT = "the signal did not fall enough while it was squeezed"
+    ENDED = "the signal fell, and did not come back when all was given back"
+    NO_HELP = "twice in a row, the harm at the floor was not less than half of the harm at open"
     LASTS = "the harm has lasted long enough on this rung"
-    CALM = "calm for long enough, and everything is given back that this rung gives back"
-    RELIEVED = "the signals are below their bars by their hysteresis, or the box is within its bound"
+    CALM = "calm for long enough, or at open: everything is given back that this rung gives back"
+    RELIEVED = "the signal is below its bar by its hysteresis, or the box is within its bound"
 
 
 class LadderRow(Struct, frozen=True):
@@ -345,22 +502,24 @@ TABLE: Final = (
     LadderRow((Rung.OPEN, Rung.TRIED, Rung.SQUEEZED, Rung.CLOSED), When.EMERGENCY, Rung.EVICTING,
         "{signal} is at {value}, an emergency from {emergency} on: a pod goes at once, without an experiment"),
     LadderRow((Rung.OPEN,), When.ACCUSED, Rung.TRIED,
-        "{signal} is at {value}, above its bar of {bar}: the box's {resource} is squeezed to its floor for {trial_s:g} "
-        "s, to see whether it is the cause"),
+        "{signal} is at {value}, above its bar of {bar}: the box's {resource} is squeezed to its floor, given back, "
+        "and squeezed again, to see whether it is the cause"),
     LadderRow((Rung.OPEN,), When.ACCOUNTED, Rung.SQUEEZED,
         "{signal} is at {value}, above its bar of {bar}, and the box is above its bound for {resource}: it is held to "
         "the prediction"),
     LadderRow((Rung.TRIED,), When.CALLED_OFF, Rung.OPEN,
         "the experiment is called off, as {signal} can't be judged: the box's {resource} is given back"),
     LadderRow((Rung.TRIED,), When.GUILTY, Rung.SQUEEZED,
-        "{signal} fell to {fall} of its excess when the box's {resource} was at its floor: the box is the cause, and "
-        "its {resource} is held to the prediction"),
-    LadderRow((Rung.TRIED,), When.EXONERATED, Rung.OPEN,
+        "{signal} fell to {fall} of its excess when the box's {resource} was at its floor, came back with it, and "
+        "fell again: the box is the cause, and its {resource} is held at its floor"),
+    LadderRow((Rung.TRIED,), When.KEPT, Rung.OPEN,
         "{signal} kept {fall} of its excess although the box's {resource} was at its floor: the box is not the cause, "
         "and its {resource} is given back"),
-    LadderRow((Rung.CLOSED, Rung.EVICTING), When.NO_HELP, Rung.OPEN,
-        "{signal} still has {fall} of its excess although the box's {resource} is at its floor: the box is not the "
-        "cause any more, no pod goes for it, and its {resource} is given back"),
+    LadderRow((Rung.TRIED,), When.ENDED, Rung.OPEN,
+        "{signal} did not come back when the box's {resource} was given back: it has ended by itself"),
+    LadderRow((Rung.SQUEEZED, Rung.CLOSED, Rung.EVICTING), When.NO_HELP, Rung.OPEN,
+        "{signal} is as high with the box's {resource} at its floor as without: the box is not the cause any more, no "
+        "pod goes for it, and its {resource} is given back"),
     LadderRow((Rung.SQUEEZED,), When.LASTS, Rung.CLOSED,
         "{signal} is at {value}, {harm_s:.0f} s after the box's {resource} was squeezed: no new offline pod"),
     LadderRow((Rung.CLOSED,), When.LASTS, Rung.EVICTING,
@@ -369,9 +528,9 @@ TABLE: Final = (
         "{signal} is at {value}, which is no harm by the box any more: no more pods go"),
     LadderRow((Rung.CLOSED,), When.CALM, Rung.SQUEEZED,
         "{signal} has told of no harm by the box for {calm_s:.0f} s: offline pods may start again, and the box's "
-        "{resource} is given back slowly"),
+        "{resource} is given back step by step"),
     LadderRow((Rung.SQUEEZED,), When.CALM, Rung.OPEN,
-        "{signal} has told of no harm by the box for {calm_s:.0f} s: the box's {resource} is held back no longer"),
+        "{signal} tells of no harm by the box, with all of its {resource} given back: it is held back no longer"),
 )  # fmt: skip
 
 
@@ -379,14 +538,13 @@ class _Scene(Struct, frozen=True):
     """What the predicates of one resource look at.
 
     `case`: the one of an experiment on this resource; `experiment`: there is one, on any resource; `disturbed`: none
-    can be judged now, as pods go in an emergency.
-    `signal`: the detector that a transition would be about.
-    `harmed`: a convicting signal is above its bar, not in the hysteresis below it; only then anything gets stricter.
-    `disproved`: none of the convicting signals that still tell of harm is down by half at the floor, and none of them
-    is a stock.
+    can be judged now, as pods go in an emergency. `signal`: the detector that a transition would be about.
+    `harmed`: the convicting signal is above its bar, not in the hysteresis below it, and the box stands where it is
+    held: only then anything gets stricter. `account`: it is convicted by a stock.
     """
 
     resource: LadderResource
+    phases: Phases
     state: RungState
     settings: LadderSettings
     case: Case | None
@@ -397,31 +555,63 @@ class _Scene(Struct, frozen=True):
     disturbed: bool
     experiment: bool
     harmed: bool
-    disproved: bool
+    account: bool
 
     @property
     def over(self) -> bool:
-        return self.case is not None and self.case.seconds >= (self.resource.trial_s or 0.0)
+        return self.case is not None and self.case.age_s >= self.case.long_s
 
     @property
-    def guilty(self) -> bool:
-        return self.case is not None and self.case.after <= self.settings.fall_ratio * self.case.before
+    def squeezed(self) -> bool:
+        """A squeeze is over."""
+        return self.over and self.case is not None and self.case.squeezed and self.case.seen > 0
+
+    @property
+    def evict_after_s(self) -> float:
+        return self.settings.shortage_evict_after_s if self.account else self.settings.evict_after_s
 
 
-def _no_help(scene: _Scene) -> bool:
-    due = scene.state.rung is Rung.EVICTING or scene.state.harm_s >= scene.resource.evict_after_s
-    return scene.disproved and scene.harmed and due and not scene.emergency
+def _called_off(scene: _Scene) -> bool:
+    case = scene.case
+    return case is None or scene.disturbed or (scene.over and not case.seen and case.age_s >= _wait_s(scene, case))
+
+
+def _wait_s(scene: _Scene, case: Case) -> float:
+    return case.long_s if case.squeezed else case.long_s + scene.phases.return_s
+
+
+def _guilty(scene: _Scene) -> bool:
+    case, settings = scene.case, scene.settings
+    if case is None or not scene.squeezed or not case.returns:
+        return False
+    margin = settings.sure_ratio / case.returns if case.returns < settings.most_returns else 0.0
+    return case.left <= settings.guilty_ratio - margin
+
+
+def _kept(scene: _Scene) -> bool:
+    case, settings = scene.case, scene.settings
+    if case is None or not scene.squeezed:
+        return False
+    margin = settings.doubt_ratio / (case.returns + 1) if case.returns < settings.most_returns else 0.0
+    return case.left > settings.guilty_ratio + margin
+
+
+def _ended(scene: _Scene) -> bool:
+    case = scene.case
+    return case is not None and not case.squeezed and not case.back and case.age_s >= _wait_s(scene, case)
 
 
 def _lasts(scene: _Scene) -> bool:
-    shut = scene.state.rung is Rung.CLOSED
-    return scene.harmed and scene.state.harm_s >= (
-        scene.resource.evict_after_s if shut else scene.settings.close_after_s
-    )
+    state = scene.state
+    proved = scene.account or (state.held is not None and state.held.returns > 0)
+    after_s = scene.evict_after_s if state.rung is Rung.CLOSED else scene.settings.close_after_s
+    return scene.harmed and proved and state.harm_s >= after_s
 
 
 def _calm(scene: _Scene) -> bool:
     state, settings = scene.state, scene.settings
+    if state.held is not None and (state.held.free or state.rung is Rung.SQUEEZED):
+        return state.held.free
     if scene.experiment:
         return False
     if state.rung is Rung.CLOSED:
@@ -430,13 +620,19 @@ def _calm(scene: _Scene) -> bool:
     return state.share >= 1.0 and state.calm_s >= needed_s
 
 
+def _no_help(scene: _Scene) -> bool:
+    held = scene.state.held
+    return held is not None and held.innocent >= scene.settings.innocents and not scene.emergency
+
+
 _HOLDS: Final[Mapping[When, Callable[[_Scene], bool]]] = {
     When.EMERGENCY: lambda scene: scene.emergency,
     When.ACCUSED: lambda scene: scene.accused,
     When.ACCOUNTED: lambda scene: scene.accounted,
-    When.CALLED_OFF: lambda scene: scene.case is None or scene.disturbed or (scene.over and not scene.case.samples),
-    When.GUILTY: lambda scene: scene.over and scene.guilty,
-    When.EXONERATED: lambda scene: scene.over and not scene.guilty,
+    When.CALLED_OFF: _called_off,
+    When.GUILTY: _guilty,
+    When.KEPT: _kept,
+    When.ENDED: _ended,
     When.NO_HELP: _no_help,
     When.LASTS: _lasts,
     When.CALM: _calm,
@@ -467,6 +663,7 @@ def step(
     work.choose_suspect()
     for resource in settings.resources:
         work.move(resource)
+    work.turn()
     work.end_case()
     order = work.order()
     return work.decision(order), work.after(order)
@@ -489,18 +686,20 @@ class _Step:
         self._pods, self._t_s, self._seconds = signals.pods, t_s, seconds
         self._before, self._detectors, self._settings, self._over = state, detectors, settings, signals.over
         self._states = {resource.name: state.of(resource.name) for resource in settings.resources}
-        self._unused = signals.unused
-        self._tried = {resource.name: resource for resource in settings.resources if resource.trial_s is not None}
-        self._settle_s = {resource.name: resource.settle_s for resource in settings.resources}
+        self._unused, self._others = signals.unused, signals.others
+        self._resources = {resource.name: resource for resource in settings.resources}
         nobody = not signals.pods and all(one.rung is Rung.OPEN for one in self._states.values())
         self._case = state.case if self._still_there(state.case) and not nobody else None
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds and not nobody}
-        self._fruitless = {name: n for name, n in state.fruitless.items() if self._goes_on(name) and not nobody}
+        saved_s = settings.trial_ratio * seconds
+        self._spent_s = {name: spent - saved_s for name, spent in state.spent_s.items() if spent > saved_s}
+        self._luck = state.luck
         self._accused = ""
         self._accounted: dict[str, str] = {}
-        self._ended = False
+        self._ended = self._by_itself = False
         self._transitions: list[Transition] = []
         self._exonerated: list[str] = []
+        self._explained: dict[str, float] = {}
         self._emergencies = self._found_emergencies()
         self._irreducible = signals.irreducible if signals.pods else {}
         self._irreducible_s = {name: state.irreducible_s.get(name, -seconds) + seconds for name in self._irreducible}
@@ -508,99 +707,191 @@ class _Step:
 
     def _still_there(self, case: Case | None) -> bool:
         """Its detector and resource, or the resource's experiments, may have gone with a change of settings."""
-        return case is not None and case.detector in self._detectors and (not case.on or case.on in self._tried)
-
-    def _goes_on(self, detector: str) -> bool:
-        reading = self._readings.get(detector)
-        return detector in self._pauses or reading is None or reading.high
+        if case is None or case.detector not in self._detectors:
+            return False
+        return not case.on or (case.on in self._resources and self._resources[case.on].phase_s is not None)
 
     def _found_emergencies(self) -> dict[str, str]:
-        """The detector, by resource; none where the box has no pod to go, or of a stock no more than its bound."""
+        """The detector, by resource; none where the box has no pod to go, or no more than its bound."""
         found: dict[str, str] = {}
         for name, reading in self._readings.items():
-            detector = self._detectors[name]
-            first = detector.suspects[0]
-            if self._pods and reading.emergency and first in self._states and self._to_account_for(detector, first):
+            first = self._detectors[name].suspects[0]
+            if self._pods and reading.emergency and first in self._states and first in self._over:
                 found.setdefault(first, name)
         return found
 
-    def _to_account_for(self, detector: Detector, resource: str) -> bool:
-        """A stock is the box's harm only as long as the box is above its bound."""
-        return not detector.stock or resource in self._over
+    def _phases(self, resource: str, detector: str) -> Phases:
+        return phases(self._resources[resource], self._detectors.get(detector), self._settings)
+
+    def _random_s(self, of: Phases) -> float:
+        """How long a phase takes: the shortest, and a random number of looks."""
+        self._luck = (self._luck * 6364136223846793005 + 1442695040888963407) % 2**64
+        choices = 1 + round((of.longest_s - of.shortest_s) / LOOK_S)
+        return of.shortest_s + LOOK_S * ((self._luck >> 32) * choices >> 32)
 
     # clocks
 
     def clocks(self) -> None:
         """Let the time since the last step pass: for the experiment, and for each resource."""
-        case = self._case
-        if case is not None and case.on:
-            case = replace(case, seconds=case.seconds + self._seconds)
-            if case.seconds > self._tried[case.on].settle_s and case.detector in self._readings:
-                case = replace(case, total=case.total + self._excess(case.detector), samples=case.samples + 1)
-            self._case = case
+        if self._case is not None and self._case.on:
+            self._case = self._aged(self._case)
         for name, state in self._states.items():
             if state.rung in _CONVICTED:
-                self._states[name] = self._convicted(name, state)
+                clocks = self._accounted_for if state.held is None else self._held
+                self._states[name] = clocks(name, state)
             elif state.rung is Rung.OPEN and (state.convictions or state.closings):
                 state = replace(state, open_s=state.open_s + self._seconds)  # noqa: PLW2901
                 self._states[name] = _AT_REST if state.open_s >= self._settings.forget_s else state
 
-    def _convicted(self, resource: str, state: RungState) -> RungState:
-        seconds, settings = self._seconds, self._settings
-        state = replace(state, floor_s=state.floor_s + seconds if state.share <= 0.0 else 0.0)
-        high = [self._high(one, resource) for one in state.by]
-        near = any(high) and not self._is_harmed(state.by, resource)
+    def _aged(self, case: Case) -> Case:
+        case, reading = replace(case, age_s=case.age_s + self._seconds), self._readings.get(case.detector)
+        settle_s = self._phases(case.on, case.detector).settle_s
+        if case.squeezed or case.age_s <= settle_s:
+            self._spent_s[case.on] = self._spent_s.get(case.on, 0.0) + self._seconds
+        if reading is None or case.age_s < settle_s or (case.squeezed and case.age_s <= settle_s):
+            return case
+        excess = self._excess(case.detector)
+        if case.squeezed:
+            return replace(case, low=case.low.plus(excess), seen=case.seen + 1)
+        back = reading.value > reading.bar and excess >= self._settings.half_ratio * case.before
+        return replace(case, high=case.high.plus(excess), seen=case.seen + 1, back=back)
+
+    def _accounted_for(self, resource: str, state: RungState) -> RungState:
+        """Towards the floor while there is harm, and back when it is calm."""
+        seconds, settings, high = self._seconds, self._settings, self._high(state.signal, resource)
+        near = bool(high) and not self._is_harmed(state.signal, resource)
         state = replace(state, near_s=state.near_s + seconds if near else 0.0)
-        if any(high) and state.near_s < settings.lost_s:
+        if high and state.near_s < settings.lost_s:
             share = state.share if self._trying else round(state.share - _part(seconds, settings.to_floor_s), 6)
-            state = replace(
-                state,
-                relapses=state.relapses + self._is_eased(state),
-                harm_s=state.harm_s + seconds,
-                calm_s=0.0,
-                silent_s=0.0,
-                by=tuple(self._seen_at_floor(one, state.floor_s - self._settle_s[resource]) for one in state.by),
-            )
+            relapses, harm_s = state.relapses + self._is_eased(state), state.harm_s + seconds
+            state = replace(state, relapses=relapses, harm_s=harm_s, calm_s=0.0, silent_s=0.0)
             return replace(state, share=max(0.0, share) if state.rung is Rung.SQUEEZED else 0.0)
-        silent_s = state.silent_s + seconds if None in high else 0.0
-        if None in high and silent_s < settings.lost_s:
+        silent_s = state.silent_s + seconds if high is None else 0.0
+        if high is None and silent_s < settings.lost_s:
             return replace(state, silent_s=silent_s)
         eased = round(state.share + _part(seconds, settings.ease_s), 6)
         state = replace(state, harm_s=0.0, calm_s=state.calm_s + seconds, silent_s=silent_s)
         return replace(state, share=min(1.0, eased)) if self._is_eased(state) and not self._trying else state
 
     def _is_eased(self, state: RungState) -> bool:
-        """Whether it is squeezed, and calm for long enough to be given something back."""
+        """Whether it is squeezed by account, and calm for long enough to be given something back."""
         settings = self._settings
         wait_s = doubled_s(settings.squeezed_calm_s, state.relapses, settings.longest_calm_s) if state.relapses else 0.0
         return state.rung is Rung.SQUEEZED and state.calm_s > wait_s
 
-    def _high(self, one: Conviction, resource: str) -> bool | None:
-        """Whether the harm goes on that a resource was convicted by; None: not known."""
-        reading, detector = self._readings.get(one.detector), self._detectors.get(one.detector)
-        if reading is None or detector is None:
-            return None
-        return (reading.emergency or reading.high) and self._to_account_for(detector, resource)
-
-    def _is_harmed(self, by: Iterable[Conviction], resource: str) -> bool:
-        """Whether a signal that convicts is above its bar, and not just within its hysteresis."""
-        return any(self._height(one) > 1.0 and self._high(one, resource) for one in by)
-
-    def _seen_at_floor(self, one: Conviction, seconds: float) -> Conviction:
-        """The mean of its excess over the `seconds` since it counts, or over about the last `close_after_s`."""
-        if seconds <= 0.0 or one.detector not in self._readings:
-            return one
-        excess = self._excess(one.detector)
-        weight = _part(self._seconds, min(seconds, self._settings.close_after_s))
-        return replace(
-            one, at_floor=excess if one.at_floor is None else one.at_floor + weight * (excess - one.at_floor)
+    def _held(self, resource: str, state: RungState) -> RungState:
+        """What follows a conviction by an experiment."""
+        held, settings, seconds = state.held, self._settings, self._seconds
+        assert held is not None
+        reading, of = self._readings.get(state.signal), self._phases(resource, state.signal)
+        near = reading is not None and reading.high and reading.value <= reading.bar
+        state = replace(
+            state,
+            silent_s=state.silent_s + seconds if reading is None else 0.0,
+            near_s=state.near_s + seconds if near else 0.0,
         )
+        if reading is None and state.silent_s < settings.lost_s:
+            return state if held.mode is HoldMode.REST else replace(state, held=held.rests())
+        harmed = reading is not None and reading.value > reading.bar
+        quiet = reading is None or not reading.high or state.near_s >= settings.lost_s
+        held = replace(held, age_s=held.age_s + seconds, deaf_s=0.0 if quiet else max(0.0, held.deaf_s - seconds))
+        settled = held.age_s > of.settle_s
+        if held.mode is not HoldMode.TEST:
+            if harmed and settled and not held.deaf_s:
+                held = replace(held, harm_s=held.harm_s + seconds, harm=held.harm.plus(self._excess(state.signal)))
+            elif quiet:
+                held = replace(held, harm_s=0.0, harm=Mean())
+        state = self._clocks_of_rung(state, held, harmed=harmed, quiet=quiet)
+        if held.mode is HoldMode.TEST:
+            tested = self._tested(held, state.signal, settled=settled)
+            return replace(state, held=tested, calm_s=0.0 if tested.returns > held.returns else state.calm_s)
+        if held.mode is HoldMode.PROBE:
+            return replace(state, held=self._probed(held, state.signal, of))
+        return replace(state, held=self._rested(held, state, of, quiet=quiet))
 
-    def _is_disproved(self, one: Conviction) -> bool:
-        detector = self._detectors.get(one.detector)
-        if one.at_floor is None or (detector is not None and detector.stock):
+    def _clocks_of_rung(self, state: RungState, held: Hold, *, harmed: bool, quiet: bool) -> RungState:
+        """Harm counts at the floor alone, and calm is what lies between harm that lasts."""
+        if held.mode is not HoldMode.REST:
+            return state
+        if quiet:
+            return replace(state, harm_s=0.0, calm_s=state.calm_s + self._seconds)
+        at_floor = harmed and held.at <= 0.0 and not held.deaf_s
+        return replace(state, harm_s=state.harm_s + self._seconds) if at_floor else state
+
+    def _rested(self, held: Hold, state: RungState, of: Phases, *, quiet: bool) -> Hold:
+        settings = self._settings
+        if held.harmed(settings.harmed_s) and (held.at > 0.0 or held.harm_s >= held.look_s):
+            if self._busy:
+                return held
+            at = 0.0 if held.at > 0.0 else ALL
+            return replace(held, mode=HoldMode.TEST, at=at, age_s=0.0, long_s=self._random_s(of), seen=Mean())
+        if not quiet or state.rung is Rung.EVICTING:
+            return held
+        held, searches = replace(held, calm_s=held.calm_s + self._seconds), held.searches(settings.step)
+        if held.calm_s < (settings.first_wait_s if searches else held.wait_s) or self._busy:
+            return held
+        at = (held.level + held.bad) / 2.0 if searches else ALL
+        return replace(held, mode=HoldMode.PROBE, at=at, age_s=0.0, harm=Mean(), harm_s=0.0, worst=0.0)
+
+    def _probed(self, held: Hold, signal: str, of: Phases) -> Hold:
+        settings, reading = self._settings, self._readings.get(signal)
+        if reading is not None:
+            bar = reading.bar - self._detectors[signal].rest
+            held = replace(held, worst=max(held.worst, self._excess(signal) / bar))
+        if held.harmed(settings.harmed_s):
+            return self._relapsed(held, held.at)
+        if held.age_s < of.probe_s or held.harm_s:
+            return held
+        if held.at >= ALL:
+            return replace(held, free=True)
+        return held.rests(level=held.at) if held.worst < settings.good_ratio else held.rests(bad=held.at)
+
+    def _tested(self, held: Hold, signal: str, *, settled: bool) -> Hold:
+        settings = self._settings
+        if settled and signal in self._readings:
+            held = replace(held, seen=held.seen.plus(self._excess(signal)))
+        if held.age_s < held.long_s:
+            return held
+        if not held.seen.samples:
+            return held.rests()
+        if held.level > 0.0:
+            if held.seen.value <= settings.half_ratio * held.harm.value:
+                return self._relapsed(held, held.level)
+        elif held.harm.value <= settings.half_ratio * held.seen.value:
+            look_s = min(settings.longest_wait_s, 2.0 * held.look_s)
+            return held.rests(innocent=0, returns=held.returns + 1, look_s=look_s)
+        return held.rests(innocent=held.innocent + 1, deaf_s=settings.deaf_s)
+
+    def _relapsed(self, held: Hold, level: float) -> Hold:
+        """Harm has come with this level."""
+        held = replace(held, innocent=0)
+        if level >= ALL:
+            return held.rests(wait_s=min(self._settings.longest_wait_s, 2.0 * held.wait_s))
+        if level <= held.level:  # it was good once, and is no more
+            return held.rests(level=0.0, searching=False)
+        return held.rests(bad=level)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether an experiment, a probe or a test is going on."""
+        return self._trying or any(one.held is not None and one.held.mode is not HoldMode.REST for one in self._now())
+
+    def _now(self) -> Iterable[RungState]:
+        return self._states.values()
+
+    def _high(self, signal: str, resource: str) -> bool | None:
+        """Whether the harm of a stock goes on that a resource was convicted by; None: not known."""
+        reading = self._readings.get(signal)
+        if reading is None:
+            return None
+        return (reading.emergency or reading.high) and resource in self._over
+
+    def _is_harmed(self, signal: str, resource: str) -> bool:
+        """Whether the signal that convicts is above its bar, and not just within its hysteresis."""
+        reading, detector = self._readings.get(signal), self._detectors.get(signal)
+        if reading is None or detector is None:
             return False
-        return one.at_floor > self._settings.fall_ratio * one.before
+        return reading.value > reading.bar and (not detector.stock or resource in self._over)
 
     @property
     def _disturbed(self) -> bool:
@@ -627,10 +918,10 @@ class _Step:
 
         In an emergency nobody is, as pods go then, and an experiment could not be judged.
         """
-        if self._trying or self._disturbed or not self._pods or self._going_down:
+        if self._disturbed or not self._pods or self._busy or self._going_down:
             return
         if self._case is not None:
-            self._accused = self._suspect_of(self._case.detector, self._case.exonerated)
+            self._accused = self._suspect_of(self._case.detector, self._case.acquitted)
             if self._accused:
                 return
             self._ended = True
@@ -641,13 +932,24 @@ class _Step:
                 return
 
     def _suspect_of(self, detector: str, but: tuple[str, ...]) -> str:
-        """Its next suspect; "": its signal is not at alarm (any more), or everybody is exonerated or convicted."""
-        if not self._at_alarm(detector):
+        """Its next suspect; "": its signal is not at alarm (any more), or nobody is left to be tried."""
+        if not self._at_alarm(detector) or self._is_answered(detector):
             return ""
-        suspects = (name for name in self._detectors[detector].suspects if name in self._tried)
         barred = {*but, *self._accounted, *self._unused}
-        free = (name for name in suspects if name not in barred)
+        if self._readings[detector].high_s < self._settings.spared_s:
+            barred |= self._others
+        free = (name for name in self._detectors[detector].suspects if name not in barred and self._may_try(name))
         return next((name for name in free if self._states[name].rung is Rung.OPEN), "")
+
+    def _is_answered(self, detector: str) -> bool:
+        """Whether it has convicted a resource, and what is harm at the floor of that has not been tested."""
+        holds = (one.held for one in self._now() if one.signal == detector and one.held is not None)
+        return any(hold.at > 0.0 or not hold.returns for hold in holds)
+
+    def _may_try(self, resource: str) -> bool:
+        row = self._resources.get(resource)
+        spent_s = self._spent_s.get(resource, 0.0)
+        return row is not None and row.phase_s is not None and spent_s < self._settings.trial_most_s
 
     def _at_alarm(self, detector: str) -> bool:
         reading = self._readings.get(detector)
@@ -656,22 +958,35 @@ class _Step:
     @property
     def _going_down(self) -> bool:
         """Whether a resource is still on its way to the floor."""
-        return any(one.rung is Rung.SQUEEZED and one.share > 0.0 and one.harm_s > 0.0 for one in self._states.values())
+        return any(
+            one.rung is Rung.SQUEEZED and one.held is None and one.share > 0.0 and one.harm_s > 0.0
+            for one in self._now()
+        )
+
+    def turn(self) -> None:
+        """Begin the experiment's next phase, when one is over that has not ended it."""
+        case = self._case
+        if case is None or not case.on or self._ended or case.age_s <= 0.0:
+            return
+        of = self._phases(case.on, case.detector)
+        if case.squeezed and case.seen and case.age_s >= case.long_s:
+            self._case = replace(case, squeezed=False, age_s=0.0, long_s=self._random_s(of), seen=0, back=False)
+        elif not case.squeezed and case.back:
+            returns = case.returns + 1
+            self._case = replace(case, squeezed=True, age_s=0.0, long_s=self._random_s(of), seen=0, returns=returns)
 
     def end_case(self) -> None:
         """When it has ended: what follows for its detector."""
         case = self._case
         if case is None or not self._ended:
             return
-        convicted = any(case.detector in (one.detector for one in state.by) for state in self._states.values())
-        if case.exonerated and not convicted:
+        convicted = any(case.detector == state.signal for state in self._now())
+        if case.acquitted and not convicted and not self._by_itself:
             self._exonerated.append(case.detector)
-            self._fruitless[case.detector] = self._fruitless.get(case.detector, 0) + 1
-        elif convicted:
-            self._fruitless.pop(case.detector, None)
-        settings, count = self._settings, self._fruitless.get(case.detector, 0)
-        self._pauses[case.detector] = doubled_s(settings.pause_s, count, settings.longest_pause_s)
-        self._case, self._ended = None, False
+            self._explained[case.detector] = case.before
+        if not convicted and not self._by_itself:
+            self._pauses[case.detector] = self._settings.pause_s
+        self._case, self._ended, self._by_itself = None, False, False
 
     # the table
 
@@ -685,25 +1000,23 @@ class _Step:
 
     def _scene(self, resource: LadderResource) -> _Scene:
         name, state = resource.name, self._states[resource.name]
-        live = self._live(state, name)
+        signal, detector = self._signal(name, state), self._detectors.get(state.signal)
+        stands = state.held is None or (state.held.mode is HoldMode.REST and not state.held.deaf_s)
         return _Scene(
             resource=resource,
+            phases=self._phases(name, signal),
             state=state,
             settings=self._settings,
             case=self._case if self._case is not None and self._case.on == name else None,
-            signal=self._signal(name, state),
+            signal=signal,
             accused=self._accused == name,
             accounted=name in self._accounted,
             emergency=name in self._emergencies,
             disturbed=self._disturbed,
             experiment=self._trying,
-            harmed=self._is_harmed(state.by, name),
-            disproved=bool(live) and all(map(self._is_disproved, live)),
+            harmed=stands and self._is_harmed(state.signal, name),
+            account=detector is not None and detector.stock,
         )
-
-    def _live(self, state: RungState, resource: str) -> list[Conviction]:
-        """Those by which the harm goes on. A past shortage that is the box's no more neither convicts nor acquits."""
-        return [one for one in state.by if self._high(one, resource)]
 
     def _signal(self, resource: str, state: RungState) -> str:
         """The name of the detector that is to be spoken of; "": none is known."""
@@ -712,89 +1025,83 @@ class _Step:
         if state.rung is Rung.OPEN and resource in self._accounted:
             return self._accounted[resource]
         if state.rung in _CONVICTED:
-            return max(state.by, key=lambda one: self._weight(one, resource), default=_NOBODY).detector
+            return state.signal
         return self._case.detector if self._case is not None else ""
-
-    def _weight(self, one: Conviction, resource: str) -> tuple[bool, bool, float]:
-        """By which conviction is spoken of: of those by which the harm goes on, a stock's first, as it needs no proof
-        and is answered by a setting of its own; then the highest.
-        """
-        height, detector = self._height(one), self._detectors.get(one.detector)
-        live = bool(self._high(one, resource))
-        return live and height > 1.0 and detector is not None and detector.stock, live, height
-
-    def _height(self, one: Conviction) -> float:
-        """How high the signal is: 1 is its bar; 0 where it is not known."""
-        reading, detector = self._readings.get(one.detector), self._detectors.get(one.detector)
-        if reading is None or detector is None:
-            return 0.0
-        return (reading.value - detector.rest) / (reading.bar - detector.rest)
 
     def _take(self, row: LadderRow, scene: _Scene) -> None:
         name, case, signal = scene.resource.name, self._case, scene.signal
-        reason = row.reason.format_map(self._words(scene, row.when))
+        reason = row.reason.format_map(self._words(scene))
         self._transitions.append(Transition(self._t_s, name, scene.state.rung, row.to, signal, reason))
         self._states[name] = self._entered(row, scene)
         match row.when:
             case When.ACCUSED:
                 assert case is not None
-                before = self._readings[signal].mean - self._detectors[signal].rest
-                self._case = Case(signal, case.exonerated, name, before)
-            case When.EXONERATED:
+                self._case = self._opened(case, name)
+            case When.KEPT:
                 assert case is not None
-                self._case = Case(signal, (*case.exonerated, name))
-            case When.GUILTY | When.CALLED_OFF:
+                self._case = Case(signal, (*case.acquitted, name), before=case.before)
+            case When.GUILTY:
                 self._ended = True
+                self._spent_s.pop(name, None)
+            case When.CALLED_OFF:
+                self._ended = True
+            case When.ENDED:
+                assert case is not None
+                self._explained[signal] = case.before
+                self._ended = self._by_itself = True
             case When.EMERGENCY if scene.case is not None:
                 self._ended = True
             case When.NO_HELP:
-                self._exonerated.extend(one.detector for one in self._live(scene.state, name))
+                self._exonerated.append(signal)
+                self._pauses[signal] = self._settings.pause_s
+
+    def _opened(self, case: Case, resource: str) -> Case:
+        """The experiment on a resource begins. What was seen before it counts as two samples."""
+        before = self._readings[case.detector].mean - self._detectors[case.detector].rest
+        long_s = self._random_s(self._phases(resource, case.detector))
+        return Case(case.detector, case.acquitted, resource, before=before, long_s=long_s, high=Mean(2.0 * before, 2))
 
     def _entered(self, row: LadderRow, scene: _Scene) -> RungState:
         """The resource's state on its new rung: its clock of harm begins anew."""
-        old, signal = scene.state, scene.signal
+        old, signal, settings = scene.state, scene.signal, self._settings
         new = replace(old, rung=row.to, harm_s=0.0)
         match row.when:
             case When.EMERGENCY:
-                by = (Conviction(signal, self._excess(signal)), *(one for one in old.by if one.detector != signal))
                 closings = old.closings + (old.rung is not Rung.CLOSED)
-                new = replace(new, share=0.0, by=by, calm_s=0.0, silent_s=0.0, closings=closings)
-            case When.ACCUSED:
-                new = replace(new, share=0.0)
-            case When.CALLED_OFF | When.EXONERATED:
-                new = replace(new, share=1.0)
+                new = replace(
+                    new, signal=signal, share=0.0, held=None, calm_s=0.0, silent_s=0.0, near_s=0.0, closings=closings
+                )
             case When.ACCOUNTED:
-                by = (Conviction(signal, self._excess(signal)),)
-                new = replace(new, share=1.0, by=by, floor_s=0.0, convictions=old.convictions + 1)
+                new = replace(new, signal=signal, share=1.0, held=None, convictions=old.convictions + 1)
             case When.GUILTY:
-                assert scene.case is not None
-                by = (Conviction(signal, scene.case.before),)
-                new = replace(new, share=1.0, by=by, floor_s=0.0, convictions=old.convictions + 1)
+                held = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
+                new = replace(new, signal=signal, share=0.0, held=held, convictions=old.convictions + 1)
             case When.NO_HELP:
                 new = _AT_REST
             case When.LASTS if row.to is Rung.CLOSED:
-                new = replace(new, share=0.0, closings=old.closings + 1)
+                held = None if old.held is None else old.held.rests(level=0.0)
+                new = replace(new, share=0.0, held=held, calm_s=0.0, closings=old.closings + 1)
+            case When.LASTS:
+                new = replace(new, calm_s=0.0)
             case When.CALM if row.to is Rung.OPEN:
                 new = RungState(convictions=old.convictions, closings=old.closings)
         return new
 
-    def _words(self, scene: _Scene, when: When | None = None) -> dict[str, object]:
+    def _words(self, scene: _Scene) -> dict[str, object]:
         detector, reading = self._detectors.get(scene.signal), self._readings.get(scene.signal)
         value = bar = emergency = "a value that is not known"
         if detector is not None and reading is not None:
             value, bar = detector.in_words(reading.value), detector.in_words(reading.bar)
             emergency = detector.in_words(detector.emergency or 0.0)
-        before, after = _compared(scene, when)
         return {
             "signal": f"{detector.words} ({scene.signal})" if detector is not None else "the signal",
             "value": value,
             "bar": bar,
             "emergency": emergency,
             "resource": scene.resource.words,
-            "fall": f"{max(0.0, after) / before:.0%}" if before > 0.0 else "all",
+            "fall": "all" if scene.case is None else f"{max(0.0, scene.case.left):.0%}",
             "harm_s": scene.state.harm_s,
             "calm_s": scene.state.calm_s,
-            "trial_s": scene.resource.trial_s or 0.0,
         }
 
     # evictions
@@ -811,7 +1118,7 @@ class _Step:
                 reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
                 return self._within_budget(scene, scene.signal, reason)
         for resource in self._settings.resources:
-            if self._irreducible_s.get(resource.name, -1.0) >= resource.evict_after_s:
+            if self._irreducible_s.get(resource.name, -1.0) >= self._settings.shortage_evict_after_s:
                 reason = f"{self._irreducible[resource.name]}, for {self._irreducible_s[resource.name]:.0f} s by now"
                 return self._within_budget(self._scene(resource), "", reason)
         return None
@@ -830,10 +1137,11 @@ class _Step:
 
     def decision(self, order: EvictionOrder | None) -> LadderDecision:
         return replace(
-            _holding(self._states, self._settings),
+            _holding(self._states, self._case, self._settings),
             transitions=tuple(self._transitions),
             eviction=order,
             exonerated=tuple(dict.fromkeys(self._exonerated)),
+            explained=self._explained,
         )
 
     def after(self, order: EvictionOrder | None) -> LadderState:
@@ -844,25 +1152,38 @@ class _Step:
             resources={name: state for name, state in self._states.items() if state != _AT_REST},
             case=self._case,
             pauses=self._pauses,
-            fruitless=self._fruitless,
+            spent_s=self._spent_s,
             evictions=past if order is None else (*past, PastEviction(self._t_s)),
             ordered_s=self._before.ordered_s if order is None else self._t_s,
             emergency_s=self._emergency_s,
             irreducible_s=self._irreducible_s,
+            luck=self._luck,
         )
 
 
 def in_force(state: LadderState, settings: LadderSettings) -> LadderDecision:
     """What holds in a state before any step, as after a restart."""
-    return _holding({one.name: state.of(one.name) for one in settings.resources}, settings)
+    return _holding({one.name: state.of(one.name) for one in settings.resources}, state.case, settings)
 
 
-def _holding(states: Mapping[str, RungState], settings: LadderSettings) -> LadderDecision:
+def _holding(states: Mapping[str, RungState], case: Case | None, settings: LadderSettings) -> LadderDecision:
     shut = [one.words for one in settings.resources if states[one.name].rung in _SHUT]
+    shares = {name: share_of(name, state, case) for name, state in states.items()}
     return LadderDecision(
-        shares={name: state.share for name, state in states.items() if state.rung is not Rung.OPEN},
+        shares={name: share for name, share in shares.items() if share is not None},
         closed=f"the box harms online pods: {', '.join(shut)}" if shut else "",
     )
+
+
+def share_of(resource: str, state: RungState, case: Case | None) -> float | None:
+    """How far between floor (0) and prediction (1) the box may go; None: it is not held now."""
+    if state.rung is Rung.OPEN:
+        return None
+    if state.rung is Rung.TRIED:
+        return 0.0 if case is None or case.on != resource or case.squeezed else None
+    if state.held is None:
+        return state.share
+    return None if state.held.at >= ALL else state.held.at
 
 
 def _part(seconds: float, of_s: float) -> float:
@@ -871,14 +1192,6 @@ def _part(seconds: float, of_s: float) -> float:
 
 def _recent(past: Iterable[PastEviction], t_s: float, within_s: float) -> tuple[PastEviction, ...]:
     return tuple(one for one in past if t_s - one.t_s < within_s)
-
-
-def _compared(scene: _Scene, when: When | None) -> tuple[float, float]:
-    """The excess before, and with the box at its floor, that a verdict was made from."""
-    if when is When.NO_HELP:
-        worst = next(one for one in scene.state.by if one.detector == scene.signal)
-        return worst.before, worst.at_floor or 0.0
-    return (scene.case.before, scene.case.after) if scene.case is not None else (0.0, 0.0)
 
 
 # --- what the caller did ----------------------------------------------------------------------------------------------

@@ -7,9 +7,19 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.control.interference.detectors import DETECTORS, Detector, Monitor, MonitorState, by_name
+from criproxy.control.interference.detectors import (
+    DETECTORS,
+    Detector,
+    Monitor,
+    MonitorState,
+    OnlineUse,
+    by_name,
+)
 from criproxy.control.interference.ladder import (
+    LOOK_S,
+    HoldMode,
     LadderDecision,
+    LadderResource,
     LadderSettings,
     LadderState,
     Rung,
@@ -18,6 +28,7 @@ from criproxy.control.interference.ladder import (
     evicted,
     in_force,
     not_evicted,
+    phases,
     shifted,
     step,
 )
@@ -58,7 +69,8 @@ class RungStatus(Struct, frozen=True):
     """Where a resource stands, since when (UTC, None: not known), and why ("": nothing has happened yet).
 
     `share`: how far from its floor (0) to its prediction (1) the box may go; None: it is not held. `untried`: why no
-    experiment is made of it; "": one is.
+    experiment is made of it; "": one is. `probe_in_s`: after so much more calm, all of it or more is given back to see
+    whether online is harmed; None: no such probe is to come.
     """
 
     resource: str
@@ -67,6 +79,7 @@ class RungStatus(Struct, frozen=True):
     reason: str
     share: float | None
     untried: str = ""
+    probe_in_s: float | None = None
 
 
 class DiskBound(Struct, frozen=True):
@@ -101,15 +114,16 @@ class InterferenceStatus(Struct, frozen=True):
 
 
 class Responder:
-    """Judges signals and climbs the ladder; nothing of it acts."""
+    """Judges signals and climbs the ladder; nothing of it acts. What is random comes of `seed`, once for all."""
 
-    def __init__(self, settings: LadderSettings, detectors: Sequence[Detector] = DETECTORS) -> None:
+    def __init__(self, settings: LadderSettings, detectors: Sequence[Detector] = DETECTORS, *, seed: int = 0) -> None:
         self._settings = settings
         self._detectors = by_name(tuple(detectors))
         self._monitors = {name: Monitor(one, settings.longest_gap_s) for name, one in self._detectors.items()}
-        self._ladder = LadderState()
+        self._ladder = LadderState(luck=seed % 2**64)
         self._unused: Mapping[str, MonitorState] = {}
         """Of detectors that are not at work now, what they had learned."""
+        self._high = False
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
@@ -125,27 +139,61 @@ class Responder:
         """Whether there is anything of past harm that is forgotten with the ticks."""
         past = self._ladder
         return bool(
-            past.resources or past.case or past.pauses or past.fruitless or past.emergency_s or past.irreducible_s
+            past.resources or past.case or past.pauses or past.spent_s or past.emergency_s or past.irreducible_s
         )
+
+    @property
+    def look_s(self) -> float:
+        """When the next tick should be, in s from the last: sooner while a signal is high, or something is tried."""
+        modes = (state.held.mode for state in self._ladder.resources.values() if state.held is not None)
+        goes_on = self._high or self._ladder.case is not None or any(mode is not HoldMode.REST for mode in modes)
+        return LOOK_S if goes_on else 2.0 * LOOK_S
+
+    @property
+    def is_calm(self) -> bool:
+        """No signal was high at the last tick, and nothing is tried or held."""
+        return not self._high and self.at_rest
 
     def is_harmed_by(self, resource: str) -> bool:
         """Whether the resource is being tried, or the harm that it was convicted of goes on."""
         state = self._ladder.of(resource)
-        return state.rung is Rung.TRIED or state.harm_s > 0.0
+        return state.rung is Rung.TRIED or state.harm_s > 0.0 or (state.held is not None and state.held.harm_s > 0.0)
 
     def answers(self, detector: str) -> bool:
         """Whether a resource is tried or convicted by this signal, so that the signal must go on being judged."""
         case = self._ladder.case
-        convicted = (one.detector for state in self._ladder.resources.values() for one in state.by)
+        convicted = (state.signal for state in self._ladder.resources.values())
         return (case is not None and case.detector == detector) or detector in convicted
 
+    def has_acquitted(self, detector: str) -> bool:
+        """Whether the box was found not to be the cause of the signal, which has been harm since."""
+        return detector in self._monitors and self._monitors[detector].acquitted
+
     def trial_counts_from_s(self, detector: str) -> float | None:
-        """From when on (the clock of the ticks) its signal counts in an experiment for it; None: there is none."""
-        ladder = self._ladder
-        if ladder.t_s is None or ladder.case is None or ladder.case.detector != detector or not ladder.case.on:
+        """From when on (the clock of the ticks) its signal counts in what goes on: a phase of an experiment for it, a
+        probe or a test; None: there is none.
+        """
+        ladder, case = self._ladder, self._ladder.case
+        if ladder.t_s is None:
             return None
-        settle_s = next((one.settle_s for one in self._settings.resources if one.name == ladder.case.on), 0.0)
-        return ladder.t_s - ladder.case.seconds + settle_s
+        if case is not None and case.detector == detector and case.on:
+            return ladder.t_s - case.age_s + self._settle_s(case.on, detector)
+        for name, state in ladder.resources.items():
+            if state.signal == detector and state.held is not None and state.held.mode is not HoldMode.REST:
+                return ladder.t_s - state.held.age_s + self._settle_s(name, detector)
+        return None
+
+    def _settle_s(self, resource: str, detector: str) -> float:
+        row = next((one for one in self._settings.resources if one.name == resource), LadderResource(resource, ""))
+        return phases(row, self._detectors.get(detector), self._settings).settle_s
+
+    def probe_in_s(self, resource: str) -> float | None:
+        """After so many more seconds of calm, more of it is given back; None: no probe is to come."""
+        state, settings = self._ladder.of(resource), self._settings
+        if state.held is None or state.held.mode is not HoldMode.REST or state.rung is not Rung.SQUEEZED:
+            return None
+        wait_s = settings.first_wait_s if state.held.searches(settings.step) else state.held.wait_s
+        return max(0.0, wait_s - state.held.calm_s)
 
     def in_force(self) -> LadderDecision:
         """What holds before the next tick."""
@@ -155,9 +203,9 @@ class Responder:
     def ladder(self) -> LadderState:
         return self._ladder
 
-    def bars(self, t_s: float) -> Mapping[str, float]:
+    def bars(self) -> Mapping[str, float]:
         """The value above which each signal is high, in its unit."""
-        return {name: monitor.bar(t_s) for name, monitor in self._monitors.items()}
+        return {name: monitor.bar() for name, monitor in self._monitors.items()}
 
     def tick(
         self,
@@ -168,25 +216,30 @@ class Responder:
         unused: AbstractSet[str] = frozenset(),
         *,
         irreducible: Mapping[str, str] | None = None,
+        others: AbstractSet[str] = frozenset(),
+        use: OnlineUse | None = None,
     ) -> LadderDecision:
         """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`,
-        `unused` and `irreducible`: see `Signals`.
+        `unused`, `others` and `irreducible`: see `Signals`. `use`: what online uses of the node's CPUs.
 
         A value that is not finite, or of no detector, is not known.
         """
         readings = {
-            name: monitor.observe(t_s, values[name])
+            name: monitor.observe(t_s, values[name], use, explained=unused >= set(monitor.detector.suspects))
             for name, monitor in self._monitors.items()
             if name in values and math.isfinite(values[name])
         }
         decision, self._ladder = step(
-            Signals(t_s, readings, pods, frozenset(over), frozenset(unused), irreducible or {}),
+            Signals(t_s, readings, pods, frozenset(over), frozenset(unused), frozenset(others), irreducible or {}),
             self._ladder,
             self._detectors,
             self._settings,
         )
         for name in decision.exonerated:
-            self._monitors[name].exonerate(t_s)
+            self._monitors[name].acquit(t_s)
+        for name, excess in decision.explained.items():
+            self._monitors[name].explain(t_s, excess)
+        self._high = any(one.value > one.bar for one in readings.values())
         return decision
 
     def evicted(self, owners: tuple[str, ...]) -> None:
