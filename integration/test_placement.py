@@ -15,7 +15,7 @@ from integration.lab import cgroups, kubelet_cgroup
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Api, Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import ENGINE, ENGINES, Config, Criproxy
+from integration.lab.criproxy import ENGINE, ENGINES, Criproxy, static
 from integration.lab.directory import cgroup_root
 from integration.lab.pods import assert_within, cgroups_of, strays
 from integration.lab.process import wait_until
@@ -27,13 +27,8 @@ OFFLINE = {"colocation.criproxy.io/class": "offline"}
 QOS = ("", "/burstable", "/besteffort")
 BOX_CORES = 0.2
 PERIOD_US = 100_000
-CONFIG: Config = {
-    "colocation": {"enabled": True, "presets": ["koordinator", "caelus", "bilibili"]},
-    "control": {"policy": "static", "interval_s": 0.2},
-    "guard": {"enabled": False},
-    "cpu": {"static_cores": BOX_CORES},
-    "memory": {"static_bytes": 256 * MIB},
-}
+PRESETS = {"presets": ["koordinator", "caelus", "bilibili"]}
+CONFIG = static(BOX_CORES, 256 * MIB, control={"interval_s": 0.2}, colocation=PRESETS)
 
 
 ON_EACH_ENGINE = pytest.mark.parametrize("site", ENGINES, indirect=True, scope="module")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,18 @@ QUICK: Mapping[str, Any] = {"predictor": "histogram"}
 UNJUDGED: Mapping[str, Any] = {"enabled": False}
 """For [interference], in tests that others share the machine with, and that are not about harm: what others make online
 pods wait for is no harm of the box's, yet may be taken for it, and then no offline pod is let in."""
+
+
+def static(cores: float, memory_bytes: int = 256 << 20, **tables: Mapping[str, Any]) -> Config:
+    """Colocation is on, under limits that stay; others use this machine, too: no guard. `tables` say more of each."""
+    own: Config = {
+        "colocation": {"enabled": True},
+        "control": {"policy": "static"},
+        "cpu": {"static_cores": cores},
+        "memory": {"static_bytes": memory_bytes},
+        "guard": {"enabled": False},
+    }
+    return merged(own, tables)
 
 
 class Criproxy:
@@ -125,12 +138,23 @@ class Criproxy:
             raise LabError(f"{self.asked_at} answered {code} to /status: {body}")
         return json.loads(body)
 
-    def events(self) -> list[dict[str, Any]]:
-        """The log so far, a parsed event per line; lines that are none (a traceback) are left out."""
+    def metric(self, name: str) -> float:
+        """A metric without labels. Raises LabError when there is none."""
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.http("/metrics")[1], re.MULTILINE)
+        if found is None:
+            raise LabError(f"/metrics has no {name}")
+        return float(found[1])
+
+    def problems(self, about: str = "") -> list[str]:
+        """The status's problems that name this."""
+        return [problem for problem in self.status()["problems"] if about in problem]
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """The log so far, a parsed event per line, of these names or of all; lines that are none are left out."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                if isinstance(event := json.loads(line), dict):
+                if isinstance(event := json.loads(line), dict) and (not names or event.get("event") in names):
                     found.append(event)
         return found
 
@@ -145,7 +169,12 @@ class Criproxy:
             "observe": {"address": self.address},
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
         }
-        return {table: {**own.get(table, {}), **config.get(table, {})} for table in {**own, **config}}
+        return merged(own, config)
+
+
+def merged(first: Config, second: Config) -> Config:
+    """The keys of both, table by table, the second's before the first's."""
+    return {table: {**first.get(table, {}), **second.get(table, {})} for table in {**first, **second}}
 
 
 def python_path() -> str:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,23 @@ class Kubelet:
     def remove_pod(self, name: str) -> None:
         """Have a static pod ended, after its grace period."""
         (self._manifests / f"{name}.json").unlink()
+
+    def run(self, manifest: Mapping[str, Any]) -> PodStatus:
+        """`add_pod` and `wait_running`."""
+        self.add_pod(manifest)
+        return self.wait_running(manifest["metadata"]["name"])
+
+    def end(self, pod: PodStatus) -> None:
+        """`remove_pod` and `wait_gone`."""
+        self.remove_pod(pod.name)
+        self.wait_gone(pod)
+
+    @contextlib.contextmanager
+    def running(self, manifest: Mapping[str, Any]) -> Iterator[PodStatus]:
+        """`run`, and `end` afterwards, unless it fails."""
+        pod = self.run(manifest)
+        yield pod
+        self.end(pod)
 
     def pods(self) -> dict[str, PodStatus]:
         """All pods, by the names that their manifests give them. Raises OSError when kubelet does not answer."""

@@ -140,6 +140,14 @@ def argv_of(pid: int) -> list[str]:
         return []
 
 
+def cpus_of(pid: int) -> frozenset[int]:
+    """The CPUs that a process may run on; none when it has gone."""
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except ProcessLookupError:
+        return frozenset()
+
+
 def all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
