@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from integration.demo.cluster.stage import MIN_CORES
-from integration.demo.place import Place
-from integration.lab.clean import clean, leftovers
+from integration.lab.clean import clean
+from integration.lab.directory import BASE
 
 COMMAND = Path(__file__).resolve().parents[2] / "demo"
 EVICTED = r"criproxy (?:has (\S+) evicted \(pods/eviction\)|stops (\S+) on the node, as the API [^.]*)\. (.*)"
@@ -27,20 +27,19 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the demo lives; what it leaves fails the test."""
-    found = Path("/run") / f"criproxy-demo-{os.getpid()}"
-    yield found
-    left = [line for lab in Place(found).labs for line in leftovers(lab)]
-    for lab in Place(found).labs:
+@pytest.fixture(autouse=True)
+def labs() -> Iterator[None]:
+    """What the demo leaves fails the test."""
+    before = {*BASE.glob("[!.]*")}
+    yield
+    left = {*BASE.glob("[!.]*")} - before
+    for lab in left:
         clean(lab)
-    assert left == []
-    assert not found.exists()
+    assert left == set()
 
 
-def test_cluster_of_the_demo_converts_places_evicts_and_places_anew(base: Path, tmp_path: Path) -> None:
-    options = ["--seconds", "16", "--directory", str(base), "--plot", str(tmp_path / "plot.png")]
+def test_cluster_of_the_demo_converts_places_evicts_and_places_anew(tmp_path: Path) -> None:
+    options = ["--seconds", "16", "--plot", str(tmp_path / "plot.png")]
     done = subprocess.run(
         [str(COMMAND), "--cluster", *options], capture_output=True, text=True, timeout=1800, check=False
     )
@@ -71,8 +70,8 @@ def test_cluster_of_the_demo_converts_places_evicts_and_places_anew(base: Path, 
     assert "no process, mount, cgroup, socket or file of the demo is left" in said
 
 
-def test_cluster_of_the_demo_that_is_interrupted_cleans_up(base: Path) -> None:
-    command = [str(COMMAND), "--cluster", "--directory", str(base)]
+def test_cluster_of_the_demo_that_is_interrupted_cleans_up() -> None:
+    command = [str(COMMAND), "--cluster"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stdout and demo.stderr
         said = ""
@@ -86,7 +85,7 @@ def test_cluster_of_the_demo_that_is_interrupted_cleans_up(base: Path) -> None:
     assert "no process, mount, cgroup, socket or file of the demo is left" in said
 
 
-def test_cluster_of_the_demo_without_root_says_so_in_one_sentence(base: Path) -> None:
+def test_cluster_of_the_demo_without_root_says_so_in_one_sentence() -> None:
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
     done = subprocess.run([*drop, str(COMMAND), "--cluster"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
