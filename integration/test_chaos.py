@@ -161,13 +161,6 @@ class Stage:
         boxes = [hierarchy.directory(f"{self.root}/offline") for hierarchy in hierarchies()]
         return [pod for box in boxes for pod in box.glob("*/")]
 
-    def wait_box_empty(self) -> None:
-        box = Tree(f"{self.root}/offline")
-        try:
-            wait_until(lambda: self.pods_in_box() == [], WELL_S, "the box to be empty", self.criproxy.log)
-        except LabError as error:
-            raise LabError(f"{error}\nin it: {self.pods_in_box()} {box.occupants()}") from error
-
     def placed_in_runtime(self, direct: CriClient) -> list[tuple[str, str]]:
         """Uid and placement of the offline sandboxes that run; of the others, offline ones are placed and no more."""
         pods = direct.list_pods()

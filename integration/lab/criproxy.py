@@ -13,7 +13,7 @@ from typing import Any
 from criproxy.observe import client
 from integration.lab.directory import socket_path
 from integration.lab.ports import free_ports
-from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+from integration.lab.process import LabError, Process, Service, all_pids, argv_of, kill_all
 
 START_S = 180
 """Enough for an emulated node that others keep busy, too."""
@@ -47,7 +47,7 @@ def static(cores: float, memory_bytes: int = 256 << 20, **tables: Mapping[str, A
     return merged(own, tables)
 
 
-class Criproxy:
+class Criproxy(Service):
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
 
     `config` is what its file says, by table and key; sockets, port and checkpoint are the lab's unless it names them.
@@ -60,20 +60,14 @@ class Criproxy:
     ) -> None:
         """Raises LabError when the directory's name is too long for sockets."""
         self.directory = directory.absolute()
-        self.log = self.directory / "criproxy.log"
+        super().__init__("criproxy", self.directory / "criproxy.log")
         self.socket = socket_path(directory, "criproxy.sock")
         self.asked_at = socket_path(directory, "criproxy-status.sock")
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.config_file = self.directory / "criproxy.toml"
         self._runtime = runtime.absolute()
         self._python = python
-        self._process: Process | None = None
         self.configure(config or {})
-
-    @property
-    def pid(self) -> int:
-        """Raises LabError when it was not started."""
-        return self._running().pid
 
     def configure(self, config: Config | str) -> None:
         """Write the configuration; text is written as it is. criproxy takes it up when it sees the file or `reload`."""
@@ -100,26 +94,6 @@ class Criproxy:
     def reload(self) -> None:
         """SIGHUP."""
         self._running().signal(signal.SIGHUP)
-
-    def stop(self) -> None:
-        self._running().stop()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._running().kill()
-
-    def restart(self) -> None:
-        """Stop and start."""
-        self.stop()
-        self.start()
-
-    @property
-    def exit_status(self) -> int | None:
-        """None while it runs; -N after signal N. Raises LabError when it was not started."""
-        return self._running().exit_status
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_alive()
 
     def is_ready(self) -> bool:
         return self.http("/readyz")[0] == 200
@@ -157,11 +131,6 @@ class Criproxy:
                 if isinstance(event := json.loads(line), dict) and (not names or event.get("event") in names):
                     found.append(event)
         return found
-
-    def _running(self) -> Process:
-        if self._process is None:
-            raise LabError("criproxy was not started")
-        return self._process
 
     def _complete(self, config: Config) -> Config:
         own: Config = {

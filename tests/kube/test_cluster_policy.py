@@ -16,6 +16,7 @@ from criproxy.kube.policy import NONE, PolicyError, PolicyFollower, bounded, par
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
 from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
 
 NIGHT = {"version": "7", "name": "night", "settings": {"cpu": {"watermark_ratio": 0.5}}}
 
@@ -381,12 +382,6 @@ def test_report_of_many_refused_policies_is_bounded(lending):
     refused = lending.report()["refused"]
     assert (len(refused), sum(map(bool, refused.values()))) == (40, 20)
     assert len(json.dumps(lending.report())) < 8192
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the server's thread sets no event
-            await asyncio.sleep(0.01)
 
 
 def annotate(bench, policy):

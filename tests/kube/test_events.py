@@ -10,6 +10,7 @@ from criproxy.kube.client import ApiClient
 from criproxy.kube.events import BURST, EVERY_S, MAX_UNTOLD, EventWriter, of_ladder
 from criproxy.kube.objects import MAX_MESSAGE, Involved
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
 
 POD = Involved("Pod", "a", "uid-a", namespace="jobs")
 
@@ -127,9 +128,7 @@ def test_run_tells_until_it_is_cancelled(bench, api):
     async def scenario():
         telling = asyncio.create_task(bench.writer.run())
         bench.writer.tell(POD, "EvictedByColocation", "why")
-        async with asyncio.timeout(10):
-            while not api.events:  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: api.events)
         telling.cancel()
 
     asyncio.run(scenario())

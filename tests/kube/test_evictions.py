@@ -30,8 +30,8 @@ from criproxy.vocabulary.names import EVICTED, EVICTED_FROM
 from criproxy.vocabulary.times import rfc3339
 from tests.fakes.apiserver import BUDGET, failure
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
 
-OLD = failure(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1" in scheme')
 SEVERAL: tuple = (
     201,
     {
@@ -201,9 +201,7 @@ def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock
         telling = asyncio.create_task(bench.evictor.run())
         await asyncio.sleep(0)
         bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: over})))
-        async with asyncio.timeout(10):
-            while bench.annotation():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not bench.annotation())
         telling.cancel()
 
     asyncio.run(scenario())
@@ -219,9 +217,7 @@ def test_label_that_could_not_be_taken_away_goes_a_little_later(bench, api, monk
         assert bench.annotation()
         api.fail("PATCH", 503, times=TRIES)
         task = asyncio.create_task(bench.evictor.run())
-        async with asyncio.timeout(10):
-            while bench.annotation():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not bench.annotation())
         task.cancel()
 
     asyncio.run(scenario())
@@ -344,9 +340,7 @@ def test_run_tells_while_whoever_evicts_goes_on(bench, api):
     async def scenario():
         telling = [asyncio.create_task(part.run()) for part in (bench.evictor, bench.events)]
         await bench.evictor.evict(victim("a"), "why")
-        async with asyncio.timeout(10):
-            while len(api.events) < 2:  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: len(api.events) >= 2)
         for task in telling:
             task.cancel()
 

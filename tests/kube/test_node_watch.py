@@ -14,6 +14,7 @@ from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.objects import ObjectError
 from criproxy.kube.watch_law import Seen, WatchError, WatchState
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
 
 # --- the law ---------------------------------------------------------------------------------------------------------
 
@@ -114,11 +115,6 @@ class Bench:
         client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
         self.watch = NodeWatch(client, "node1", [self.observer], clock=self.clock, luck=random.Random(3), log=self.log)
 
-    async def until(self, condition):
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
-
     @asynccontextmanager
     async def running(self):
         task = asyncio.create_task(self.watch.run())
@@ -139,11 +135,11 @@ def test_watch_sees_the_node_and_each_change(bench, api):
     async def scenario():
         async with bench.running():
             for number in range(3):
-                await bench.until(lambda: len(api.watchers) == 1)
+                await until(lambda: len(api.watchers) == 1)
                 api.put_node(metadata={"annotations": {"n": str(number)}})
-                await bench.until(lambda number=number: len(bench.observer.nodes) == number + 2)
+                await until(lambda number=number: len(bench.observer.nodes) == number + 2)  # type: ignore[misc]
             api.delete_node()
-            await bench.until(lambda: bench.observer.nodes[-1] is None)
+            await until(lambda: bench.observer.nodes[-1] is None)
             assert bench.watch.trouble == ""
 
     asyncio.run(scenario())
@@ -156,10 +152,10 @@ def test_watch_of_a_node_that_is_not_there_yet_sees_it_come(bench, api):
 
     async def scenario():
         async with bench.running():
-            await bench.until(lambda: api.watchers)
+            await until(lambda: api.watchers)
             assert bench.observer.nodes == [None]
             api.put_node(metadata={"annotations": {"n": "0"}})
-            await bench.until(lambda: bench.observer.numbers() == [None, "0"])
+            await until(lambda: bench.observer.numbers() == [None, "0"])
 
     asyncio.run(scenario())
 
@@ -167,12 +163,12 @@ def test_watch_of_a_node_that_is_not_there_yet_sees_it_come(bench, api):
 def test_watch_that_the_server_ends_goes_on_from_the_last_version(bench, api):
     async def scenario():
         async with bench.running():
-            await bench.until(lambda: api.watchers)
+            await until(lambda: api.watchers)
             api.put_node(metadata={"annotations": {"n": "0"}})
-            await bench.until(lambda: len(bench.observer.nodes) == 2)
+            await until(lambda: len(bench.observer.nodes) == 2)
             api.end_watches()
             api.put_node(metadata={"annotations": {"n": "1"}})
-            await bench.until(lambda: len(bench.observer.nodes) == 3)
+            await until(lambda: len(bench.observer.nodes) == 3)
 
     asyncio.run(scenario())
     assert bench.observer.numbers() == [None, "0", "1"]
@@ -182,12 +178,12 @@ def test_watch_that_the_server_ends_goes_on_from_the_last_version(bench, api):
 def test_watch_from_a_forgotten_version_lists_anew(bench, api):
     async def scenario():
         async with bench.running():
-            await bench.until(lambda: api.watchers)
+            await until(lambda: api.watchers)
             api.stop()
             api.put_node(metadata={"annotations": {"n": "missed"}})
             api.forget_history()
             api.start()
-            await bench.until(lambda: bench.observer.numbers()[-1] == "missed" and api.watchers)
+            await until(lambda: bench.observer.numbers()[-1] == "missed" and api.watchers)
 
     asyncio.run(scenario())
     assert len([one for one in api.requests if "watch" not in one.query]) == 2
@@ -198,12 +194,12 @@ def test_bookmark_keeps_the_version_from_being_forgotten(bench, api):
 
     async def scenario():
         async with bench.running():
-            await bench.until(lambda: api.watchers)
+            await until(lambda: api.watchers)
             api.forget_history()
             await asyncio.sleep(0.3)
             api.end_watches()
             watches = len(api.seen("GET", "nodes"))
-            await bench.until(lambda: len(api.seen("GET", "nodes")) > watches and api.watchers)
+            await until(lambda: len(api.seen("GET", "nodes")) > watches and api.watchers)
 
     asyncio.run(scenario())
     assert len([one for one in api.requests if "watch" not in one.query]) == 1
@@ -225,9 +221,9 @@ def test_watch_that_fails_is_tried_again_with_growing_pauses(bench, api, how):
 
     async def scenario():
         async with bench.running():
-            await bench.until(lambda: api.watchers)
+            await until(lambda: api.watchers)
             api.put_node(metadata={"annotations": {"n": "0"}})
-            await bench.until(lambda: bench.observer.numbers()[-1] == "0")
+            await until(lambda: bench.observer.numbers()[-1] == "0")
 
     asyncio.run(scenario())
     pauses = [wait for wait in bench.clock.waits if wait]
@@ -239,14 +235,14 @@ def test_watch_that_fails_is_tried_again_with_growing_pauses(bench, api, how):
 def test_api_server_away_for_long_is_told_once_and_found_again(bench, api):
     async def scenario():
         async with bench.running():
-            await bench.until(lambda: api.watchers)
+            await until(lambda: api.watchers)
             api.stop()
-            await bench.until(lambda: sum(bench.clock.waits) > 300.0)
+            await until(lambda: sum(bench.clock.waits) > 300.0)
             assert bench.watch.trouble
             assert bench.watch.node is not None, "what was last seen stays"
             api.start()
             api.put_node(metadata={"annotations": {"n": "back"}})
-            await bench.until(lambda: bench.observer.numbers()[-1] == "back" and api.watchers)
+            await until(lambda: bench.observer.numbers()[-1] == "back" and api.watchers)
 
     asyncio.run(scenario())
     assert bench.log.names() == ["node_watched", "node_not_watched", "node_watched"]

@@ -18,6 +18,7 @@ from criproxy.kube.publisher import Publisher
 from criproxy.model import CPU, MEMORY
 from criproxy.vocabulary.names import POLICY, POLICY_STATUS
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
 
 
 class Hurried(Clock):
@@ -63,11 +64,6 @@ class Node:
                 asyncio.CancelledError
             ] * 3
 
-    async def until(self, condition):
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
-
     def batch_cpu(self):
         return self.api.nodes["node1"]["status"].get("allocatable", {}).get("kubernetes.io/batch-cpu")
 
@@ -88,11 +84,11 @@ def node(tmp_path, credential, api):
 def test_policy_and_numbers_follow_each_other_without_a_loop_of_patches(node, api):
     async def scenario():
         async with node.running():
-            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+            await until(lambda: node.batch_cpu() == "4000" and api.watchers)
             node.order("1", cpu={"reserve_cores": 1.0})
-            await node.until(lambda: node.report().get("version") == "1")
+            await until(lambda: node.report().get("version") == "1")
             node.order("2", cpu={"reserve_cores": -1.0})
-            await node.until(lambda: node.report().get("version") == "2")
+            await until(lambda: node.report().get("version") == "2")
             await asyncio.sleep(1.0)  # 100 s of the node's time
 
     asyncio.run(scenario())
@@ -107,14 +103,14 @@ def test_policy_and_numbers_follow_each_other_without_a_loop_of_patches(node, ap
 def test_api_server_killed_and_back_with_another_certificate_of_the_node(node, api, authority):
     async def scenario():
         async with node.running():
-            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+            await until(lambda: node.batch_cpu() == "4000" and api.watchers)
             api.stop()
             node.cores = 8.0
             await asyncio.sleep(0.5)
             authority.rotate("system:node:rotated")
             api.start()
             node.order("1")
-            await node.until(lambda: node.batch_cpu() == "8000" and node.report().get("version") == "1")
+            await until(lambda: node.batch_cpu() == "8000" and node.report().get("version") == "1")
 
     try:
         asyncio.run(scenario())
@@ -126,12 +122,12 @@ def test_api_server_killed_and_back_with_another_certificate_of_the_node(node, a
 def test_another_writer_of_the_same_names_is_answered_but_not_in_a_race(node, api):
     async def scenario():
         async with node.running():
-            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+            await until(lambda: node.batch_cpu() == "4000" and api.watchers)
             started_s = node.clock.boottime_s()
             for _ in range(20):
                 api.put_node(status={"allocatable": {"kubernetes.io/batch-cpu": "1"}})
                 await asyncio.sleep(0.05)  # 5 s of the node's time
-            await node.until(lambda: node.batch_cpu() == "4000")
+            await until(lambda: node.batch_cpu() == "4000")
             return node.clock.boottime_s() - started_s
 
     took_s = asyncio.run(scenario())
