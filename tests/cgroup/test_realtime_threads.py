@@ -20,7 +20,7 @@ class Node:
         driver = detect(self.kernel, self.kernel.root)
         driver.ensure(BOX)
         driver.ensure_pod(POD, PodLimits())
-        self.container = f"{root}/{'cpu,cpuacct' if version == 1 else 'cg'}{POD}/main"
+        self.container = self.kernel.where("cpu", f"{POD}/main")
         self.kernel.mkdir(self.container)
         self.file = Path(self.container, "tasks" if version == 1 else "cgroup.threads")
         for directory in self.kernel.below(os.path.dirname(self.container)):
