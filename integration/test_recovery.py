@@ -134,7 +134,8 @@ class Stage:
 @pytest.fixture(params=ENGINES)
 def stage(lab: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     with Node.before(lab, {**CONFIG, "proxy": {"engine": request.param}}) as node:
-        containers = [node.run(kind) for kind in ("online", "offline", "online", "offline")]
+        kinds = ("online", "offline", "online", "offline")
+        containers = [node.run(kind, str(number)) for number, kind in enumerate(kinds)]
         yield Stage(node.containerd, node.proxy, containers)
 
 

@@ -105,7 +105,7 @@ def start(labs: Sequence[Path], sizes: Sizes) -> Cluster:
     nodes = []
     # On one machine, the control plane and node 2's box must not take from node 1's online pod.
     for number, (lab, shares) in enumerate(zip(labs, (FAVOURED, 1024), strict=True), 1):
-        with step(f"node {number}: a containerd, criproxy before it, and a real kubelet, which joins"):
+        with step(f"node {number}: a containerd in {lab}, criproxy before it, and a real kubelet, which joins"):
             kubelet_cgroup.make(cgroup_root(lab), shares=shares)
             nodes.append(_node(f"node {number}", lab, plane, sizes.room_mib if number == 1 else None, parts))
     first, second = nodes
