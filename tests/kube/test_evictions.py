@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.kube.client import ApiAnswer, ApiClient
+from criproxy.kube.client import ApiAnswer
 from criproxy.kube.events import EventWriter
 from criproxy.kube.evictions import (
     LATER_S,
@@ -29,8 +28,8 @@ from criproxy.model import PodRef
 from criproxy.vocabulary.names import EVICTED, EVICTED_FROM
 from criproxy.vocabulary.times import rfc3339
 from tests.fakes.apiserver import BUDGET, failure
-from tests.fakes.log import FakeLog
 from tests.fakes.waiting import until
+from tests.kube.conftest import KubeBench
 
 SEVERAL: tuple = (
     201,
@@ -57,13 +56,12 @@ def interval(clock, begins_s, ends_s, name="job-0"):
     return json.dumps({name: "/".join(rfc3339(clock.wall + seconds) for seconds in (begins_s, ends_s))})
 
 
-class Bench:
+class Bench(KubeBench):
     def __init__(self, credential, clock, api):
-        self.api, self.clock, self.log = api, clock, FakeLog()
-        client = ApiClient(credential, clock, random.Random(5))
-        how = {"clock": clock, "luck": random.Random(5), "log": self.log}
-        self.events = EventWriter(client, Involved("Node", "node1", "uid-node1"), **how)
-        self.evictor = Evictor(client, self.events, **how)
+        super().__init__(credential, clock, api)
+        how = self.how
+        self.events = EventWriter(self.client, Involved("Node", "node1", "uid-node1"), **how)
+        self.evictor = Evictor(self.client, self.events, **how)
         api.pods = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in "abc"]
 
     def first(self, *victims):
@@ -84,8 +82,8 @@ class Bench:
     def left(self):
         return "".join(pod["metadata"]["name"] for pod in self.api.pods)
 
-    def annotation(self):
-        return json.loads(self.api.nodes["node1"]["metadata"]["annotations"][EVICTED])
+    def evicted(self):
+        return json.loads(self.annotation(EVICTED))
 
 
 @pytest.fixture
@@ -116,10 +114,10 @@ def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
     bench.first(victim("a", controller="job-1"))
     clock.advance(200)
     bench.first(victim("b"))
-    assert sorted(bench.annotation()) == ["job-1", "uid-b"]
+    assert sorted(bench.evicted()) == ["job-1", "uid-b"]
     clock.advance(150)
     bench.first(victim("c"))
-    assert sorted(bench.annotation()) == ["uid-b", "uid-c"]
+    assert sorted(bench.evicted()) == ["uid-b", "uid-c"]
 
 
 def test_controller_is_kept_out_before_its_pod_is_evicted_as_another_one_is_made_at_once(bench, api):
@@ -135,7 +133,7 @@ def test_controller_of_a_pod_that_is_not_evicted_is_let_in_again(bench, api, ans
     api.budgets = {"b": answer, "c": answer}
     bench.first(victim("b", controller="job-2"))
     bench.first(victim("c", controller="job-1"))
-    assert sorted(bench.annotation()) == ["job-1"]
+    assert sorted(bench.evicted()) == ["job-1"]
     assert api.nodes["node1"]["metadata"]["labels"] == {f"{EVICTED_FROM}job-1": ""}
 
 
@@ -150,7 +148,7 @@ def test_mark_that_is_late_does_not_undo_a_newer_one(bench, api):
         await bench.tell_all()
 
     asyncio.run(scenario())
-    assert sorted(bench.annotation()) == ["job-1", "job-2"]
+    assert sorted(bench.evicted()) == ["job-1", "job-2"]
     assert sorted(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}job-1", f"{EVICTED_FROM}job-2"]
 
 
@@ -164,8 +162,8 @@ def test_controller_of_two_pods_at_once_is_kept_out_if_one_of_them_is_evicted(be
         await bench.tell_all()
 
     asyncio.run(scenario())
-    assert list(bench.annotation()) == ([] if refused == "ab" else ["job-1"])
-    assert list(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}{name}" for name in bench.annotation()]
+    assert list(bench.evicted()) == ([] if refused == "ab" else ["job-1"])
+    assert list(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}{name}" for name in bench.evicted()]
 
 
 def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
@@ -178,7 +176,7 @@ def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
     with pytest.raises(TimeoutError):
         asyncio.run(scenario())
     asyncio.run(bench.tell_all())
-    assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
+    assert (bench.evicted(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
 
 
 def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, api, clock):
@@ -186,11 +184,11 @@ def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, ap
     clock.advance(300 + LATER_S - 1)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert sorted(bench.annotation()) == ["job-1"]
+    assert sorted(bench.evicted()) == ["job-1"]
     clock.advance(2)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
+    assert (bench.evicted(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
 
 
 def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock):
@@ -201,7 +199,7 @@ def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock
         telling = asyncio.create_task(bench.evictor.run())
         await asyncio.sleep(0)
         bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: over})))
-        await until(lambda: not bench.annotation())
+        await until(lambda: not bench.evicted())
         telling.cancel()
 
     asyncio.run(scenario())
@@ -214,10 +212,10 @@ def test_label_that_could_not_be_taken_away_goes_a_little_later(bench, api, monk
     async def scenario():
         api.budgets = {"a": BUDGET}
         await bench.evictor.evict(victim("a", controller="job-1"), "why")
-        assert bench.annotation()
+        assert bench.evicted()
         api.fail("PATCH", 503, times=TRIES)
         task = asyncio.create_task(bench.evictor.run())
-        await until(lambda: not bench.annotation())
+        await until(lambda: not bench.evicted())
         task.cancel()
 
     asyncio.run(scenario())
@@ -230,7 +228,7 @@ def test_pod_that_is_gone_after_a_try_without_an_answer_counts_as_evicted(bench,
     api.fail("eviction", raw=b"")
     api.budgets = {"a": answer}
     assert bench.first(victim("a", controller="job-1")) == [("a", Outcome.EVICTED)]
-    assert list(bench.annotation()) == ["job-1"]
+    assert list(bench.evicted()) == ["job-1"]
 
 
 @pytest.mark.parametrize("uid", ["a/b", "x" * 64, "-a", "", "\u00e4"])
@@ -245,7 +243,7 @@ def test_entries_of_an_earlier_process_are_kept(bench, clock):
     before = interval(clock, -200, 100)
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     bench.first(victim("a"))
-    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+    assert sorted(bench.evicted()) == ["job-0", "uid-a"]
 
 
 def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_before_the_node_is_seen(bench, clock, api):
@@ -254,7 +252,7 @@ def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_bef
     bench.first(victim("a"))
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     asyncio.run(bench.tell_all())
-    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+    assert sorted(bench.evicted()) == ["job-0", "uid-a"]
 
 
 def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
@@ -333,7 +331,7 @@ def test_what_could_not_be_told_at_first_is_told_later(bench, api):
     api.fail("events|nodes/node1", 409, times=2)
     bench.first(victim("a"))
     assert len(api.events) == 2
-    assert bench.annotation()
+    assert bench.evicted()
 
 
 def test_run_tells_while_whoever_evicts_goes_on(bench, api):
@@ -345,7 +343,7 @@ def test_run_tells_while_whoever_evicts_goes_on(bench, api):
             task.cancel()
 
     asyncio.run(scenario())
-    assert bench.annotation()
+    assert bench.evicted()
 
 
 @pytest.mark.parametrize(
@@ -380,11 +378,11 @@ def test_clock_that_is_set_neither_ends_a_hint_nor_makes_it_last(bench, clock, j
     clock.wall += jump_s
     clock.advance(250)
     bench.first(victim("b"))
-    assert sorted(bench.annotation()) == ["job-1", "uid-b"]
+    assert sorted(bench.evicted()) == ["job-1", "uid-b"]
     clock.advance(51 + LATER_S)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert sorted(bench.annotation()) == ["uid-b"]
+    assert sorted(bench.evicted()) == ["uid-b"]
 
 
 @pytest.mark.parametrize("hour_s", [-3600.0, 3600.0])
@@ -393,7 +391,7 @@ def test_hint_of_an_earlier_process_lasts_no_longer_than_it_was_to(bench, clock,
     clock.advance(301 + LATER_S)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert bench.annotation() == {}
+    assert bench.evicted() == {}
 
 
 @given(

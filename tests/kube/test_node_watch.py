@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-import random
-from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from criproxy.control.clock import Clock
 from criproxy.kube import watch_law
-from criproxy.kube.client import ApiClient, Timeouts
+from criproxy.kube.client import Timeouts
 from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.objects import ObjectError
 from criproxy.kube.watch_law import Seen, WatchError, WatchState
-from tests.fakes.log import FakeLog
 from tests.fakes.waiting import until
+from tests.kube.conftest import KubeBench
 
 # --- the law ---------------------------------------------------------------------------------------------------------
 
@@ -109,21 +107,11 @@ class Observer:
         return [node and node.annotation("n") for node in self.nodes]
 
 
-class Bench:
+class Bench(KubeBench):
     def __init__(self, credential):
-        self.observer, self.clock, self.log = Observer(), Impatient(), FakeLog()
-        client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
-        self.watch = NodeWatch(client, "node1", [self.observer], clock=self.clock, luck=random.Random(3), log=self.log)
-
-    @asynccontextmanager
-    async def running(self):
-        task = asyncio.create_task(self.watch.run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        super().__init__(credential, Impatient(), timeouts=Timeouts(silence_s=2.0))
+        self.observer = Observer()
+        self.watch = NodeWatch(self.client, "node1", [self.observer], **self.how)
 
 
 @pytest.fixture
@@ -133,7 +121,7 @@ def bench(credential):
 
 def test_watch_sees_the_node_and_each_change(bench, api):
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             for number in range(3):
                 await until(lambda: len(api.watchers) == 1)
                 api.put_node(metadata={"annotations": {"n": str(number)}})
@@ -151,7 +139,7 @@ def test_watch_of_a_node_that_is_not_there_yet_sees_it_come(bench, api):
     api.delete_node()
 
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             await until(lambda: api.watchers)
             assert bench.observer.nodes == [None]
             api.put_node(metadata={"annotations": {"n": "0"}})
@@ -162,7 +150,7 @@ def test_watch_of_a_node_that_is_not_there_yet_sees_it_come(bench, api):
 
 def test_watch_that_the_server_ends_goes_on_from_the_last_version(bench, api):
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             await until(lambda: api.watchers)
             api.put_node(metadata={"annotations": {"n": "0"}})
             await until(lambda: len(bench.observer.nodes) == 2)
@@ -177,7 +165,7 @@ def test_watch_that_the_server_ends_goes_on_from_the_last_version(bench, api):
 
 def test_watch_from_a_forgotten_version_lists_anew(bench, api):
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             await until(lambda: api.watchers)
             api.stop()
             api.put_node(metadata={"annotations": {"n": "missed"}})
@@ -193,7 +181,7 @@ def test_bookmark_keeps_the_version_from_being_forgotten(bench, api):
     api.bookmark_s = 0.05
 
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             await until(lambda: api.watchers)
             api.forget_history()
             await asyncio.sleep(0.3)
@@ -220,7 +208,7 @@ def test_watch_that_fails_is_tried_again_with_growing_pauses(bench, api, how):
     api.fail("watch=1", times=4, **how)
 
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             await until(lambda: api.watchers)
             api.put_node(metadata={"annotations": {"n": "0"}})
             await until(lambda: bench.observer.numbers()[-1] == "0")
@@ -234,7 +222,7 @@ def test_watch_that_fails_is_tried_again_with_growing_pauses(bench, api, how):
 
 def test_api_server_away_for_long_is_told_once_and_found_again(bench, api):
     async def scenario():
-        async with bench.running():
+        async with bench.running(bench.watch):
             await until(lambda: api.watchers)
             api.stop()
             await until(lambda: sum(bench.clock.waits) > 300.0)
