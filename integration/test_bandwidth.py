@@ -154,9 +154,10 @@ def test_less_that_a_pod_asks_for_stays_more_does_not_and_nothing_is_set_unless_
     less = network.limits_bits_per_s()
     network.start_pod("offline", {EGRESS: "1G"})
     more = network.limits_bits_per_s()
+    before = len(network.proxy.events("config_taken"))
     network.proxy.configure({"colocation": {"enabled": True}})
     network.proxy.reload()
-    wait_until(lambda: network.proxy.events("config_taken"), 60, "the reload")
+    wait_until(lambda: len(network.proxy.events("config_taken")) > before, 60, "the reload")
     off = network.annotations(network.start_pod("offline"))
 
     assert less == [8 * MBIT, 1000 * MBIT]
