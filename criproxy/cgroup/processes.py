@@ -14,7 +14,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.driver import checked_pod
 from criproxy.cgroup.naming import directory_of
 from criproxy.cgroup.tree import Tree, if_there
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 
 _BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
 _BOUNDING_V2: Final = ("",)
@@ -30,7 +30,7 @@ def astray(cgroups: str, box: str) -> str:
     `cgroups` is what /proc/PID/cgroup says. Source: cgroups(7), /proc/pid/cgroup.
     """
     paths: dict[str, str] = {}
-    for line in cgroups.splitlines():
+    for line in files.lines_of(cgroups):
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.removesuffix(_DELETED))
     within = f"{directory_of(box)}/"
@@ -43,8 +43,10 @@ def astray(cgroups: str, box: str) -> str:
         if not path.startswith(within):
             elsewhere.setdefault(path, []).append(controller)
     if list(elsewhere.values()) == [bounding]:
-        return next(iter(elsewhere))
-    return ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
+        words = next(iter(elsewhere))
+    else:
+        words = ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
+    return words.encode(errors="surrogateescape").decode(errors="backslashreplace")  # a path may be no UTF-8
 
 
 class ProcCgroupReader:
@@ -58,7 +60,7 @@ class ProcCgroupReader:
         self._worker = Worker("cgroup-verifier", timeout_s)
 
     async def read(self, pids: Collection[int]) -> dict[int, str]:
-        """The file of each process that is there. Raises CgroupError when the kernel does not answer."""
+        """The file of each process that is there. Raises StuckError when the kernel does not answer."""
         return await self._worker.run("read the cgroups of processes", lambda: self._read(tuple(pids))) if pids else {}
 
     def close(self) -> None:
@@ -68,7 +70,7 @@ class ProcCgroupReader:
         found = {}
         for pid in pids:
             try:
-                found[pid] = (self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+                found[pid] = files.kernel_text((self._proc / str(pid) / "cgroup").read_bytes())
             except (FileNotFoundError, ProcessLookupError):
                 continue
         return found
@@ -91,7 +93,7 @@ class ProcessStat(Struct, frozen=True):
 def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
     """None: there is no such process. Raises OSError."""
     try:
-        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        text = files.kernel_text((proc / str(pid) / "stat").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # a command's name may hold anything, brackets too

@@ -195,7 +195,8 @@ class AppliedAdjustment(Struct, frozen=True):
         """As fields of the log."""
         where = {"container": self.part.container} if self.part.container else {}
         one = self.adjustment
-        return {**where, "field": one.place, "old": self.old, "new": one.value, "reason": one.reason}
+        old = _shown(self.old, _SHOWN_NAME) if isinstance(self.old, str) else self.old
+        return {**where, "field": one.place, "old": old, "new": one.value, "reason": one.reason}
 
 
 def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited = UNLIMITED) -> list[AppliedAdjustment]:
@@ -335,8 +336,22 @@ class Placing(Struct, eq=False):
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
-    async def _place(self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None) -> PlacingOutcome:
-        """Have the box do its steps, then adjust the call."""
+    def _place(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None
+    ) -> PlacingOutcome | Awaitable[PlacingOutcome]:
+        """Have the box do its steps, then adjust the call; at once, where no step has anything to do."""
+        try:
+            finds = BoxStep.FIND_CPUS in admitted.steps
+            wanted: Cpus = cpus_asked(part.resources for part in call.parts) if finds else frozenset()
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        if wanted or any(step is not BoxStep.FIND_CPUS for step in admitted.steps):
+            return self._place_later(call, pod, admitted, sandbox, wanted)
+        return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
+
+    async def _place_later(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, wanted: Cpus
+    ) -> PlacingOutcome:
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
         try:
@@ -346,12 +361,20 @@ class Placing(Struct, eq=False):
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
                     await self.box.update_pod(admitted.parent, call.pod_resources)
-                elif wanted := cpus_asked(part.resources for part in call.parts):
+                elif wanted:
                     cpus = await self.cpu_manager.within(wanted)
-            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
-            message = call.encode()
         except AdmissionError as error:
             return self._refuse(call, pod, Refuse(cause, str(error)))
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        return self._adjusted(call, pod, admitted, sandbox, cpus)
+
+    def _adjusted(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, cpus: Cpus | Unlimited
+    ) -> PlacingOutcome:
+        try:
+            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
+            message = call.encode()
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
         self.counters.count("rewrites", call.operation)

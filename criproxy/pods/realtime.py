@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.processes import RealtimeThreads
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.model.shown import Gauge
 from criproxy.pods.part import Part, Ports, StopsPods
@@ -60,4 +60,4 @@ class RealtimeWatch(Part, Struct):
                 self.shared.log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=reason)
             if self.shared.holds.stops(ON_UNBOUNDED, pod):
                 self.shared.holds.hold(pod, HOLD_S, "its threads ran in real time, past the box's limits", ON_UNBOUNDED)
-                self.stops.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})")
+                self.stops.stop(placed[id], f"{words}, past the box's limits ({ON_UNBOUNDED})", ON_UNBOUNDED)

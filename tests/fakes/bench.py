@@ -34,7 +34,7 @@ class PartBench:
         log: Any = self.log
         return PodsShared(**{**own, "clock": self.clock, "log": log, **ports})
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, why))
 
     async def run(self, what: str, job: Callable[[], T]) -> T:

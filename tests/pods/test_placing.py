@@ -11,7 +11,18 @@ from msgspec.structs import replace
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import UNLIMITED, Adjustment, Operation, Pod, PodRequest, Resources, Sandbox, Target, Unlimited
+from criproxy.model import (
+    PLACEMENT_ANNOTATION,
+    UNLIMITED,
+    Adjustment,
+    Operation,
+    Pod,
+    PodRequest,
+    Resources,
+    Sandbox,
+    Target,
+    Unlimited,
+)
 from criproxy.model.cpulist import Cpus
 from criproxy.pods.admission import AdmissionSettings, Cause
 from criproxy.pods.inventory import PodObserver
@@ -171,6 +182,14 @@ def test_memory_limit_that_a_pod_asks_for_is_that_of_all_its_containers(
     bench = PlacingBench()
     bench.place(start(one, declared_bytes))
     assert bench.box.admitted == [(BOXED, asked_bytes)]
+
+
+def test_log_of_a_rewrite_repeats_no_long_text_of_the_author() -> None:
+    bench = PlacingBench()
+    with structlog.testing.capture_logs() as logs:
+        bench.place(start(pod(True, **{PLACEMENT_ANNOTATION: "x" * 200_000})))
+
+    assert max(len(str(change["old"])) for change in logs[0]["changes"]) < 400
 
 
 def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
@@ -358,6 +377,14 @@ def test_container_follows_its_sandbox_at_once_after_colocation_is_switched_off(
     bench.configure(OFF)
     fields = adjusted(bench.place(create(OFFLINE)))
     assert (fields["cgroup_parent"], fields["cpu_quota"], fields["oom_score_adj"]) == (BOXED, None, 1000)
+
+
+def test_container_of_the_box_that_asks_for_no_cpus_is_adjusted_at_once() -> None:
+    bench = PlacingBench()
+    bench.run_pod(OFFLINE)
+    outcome = bench.placing.follow(create(OFFLINE))
+    assert isinstance(outcome, Proceed), "nothing is to be waited for"
+    assert outcome.message is not None
 
 
 def test_container_of_a_pod_that_started_as_ordinary_passes_at_once_and_is_known() -> None:
