@@ -183,7 +183,7 @@ def test_eviction_that_is_under_way_when_the_part_ceases_goes_no_further(bench, 
     put_pod(api)
 
     async def scenario():
-        await until(lambda: api.watchers)
+        await until(lambda: api.watchers and bench.part.status().published)  # else that takes the slow answer
         api.fail("PATCH", slow_s=0.5)
         assert await bench.part.evict(JOB, "why", within_s=0.05) is None
 
