@@ -51,7 +51,6 @@ WORDS: Final = {
     "One that `was_online` then is not stopped.",
     "online_pods_not_kept": "Which pods were online when they started is not kept for a restart of criproxy.",
     "driver_not_found": "It can't be told from this pod which cgroup driver kubelet has; another pod may tell.",
-    "realtime_in_box": "Threads of an offline pod run with a realtime priority, which no limit of the box holds.",
     "runtime_overloaded": "What the runtime does for an offline pod costs the node too much, outside the box.",
     "runtime_no_longer_overloaded": "What the runtime does for offline pods is within its bound again.",
     # The box.

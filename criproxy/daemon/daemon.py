@@ -71,6 +71,7 @@ from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.host_paths import HostPaths
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -211,6 +212,7 @@ class Daemon:
         """What is known of the pods that run, and done with them; returns what the parts have of it."""
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
+        self._host_paths = HostPaths(settings.config.kubelet.root_dir)
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._holds = Holds(clock, self._hold_offs, settings.stops_by)
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
@@ -284,6 +286,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             kubelets_driver=self._kubelets_driver,
             holds=self._holds,
+            host_paths=self._host_paths,
             counters=self._metrics,
             log=self._log,
         )
@@ -460,6 +463,7 @@ class Daemon:
             ("close the box", self._box.close),
             ("close the CPU manager", self._cpu_manager.close),
             ("close the reader of processes", self._proc_cgroups.close),
+            ("close the reader of paths", self._host_paths.close),
             ("close the parts", self._round.close),
             ("close the thread for looks", self._looks.close),
             ("close the thread for files", self._disk_reader.close),

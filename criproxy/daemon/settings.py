@@ -70,7 +70,8 @@ def admission(now: NodeSettings) -> AdmissionSettings:
 
 
 def placing(now: NodeSettings, *, child_quota: bool) -> PlacingSettings:
-    return PlacingSettings(admission(now), offline_chain(now.config.hooks(child_quota=child_quota)))
+    hooks = now.config.hooks(child_quota=child_quota)
+    return PlacingSettings(admission(now), offline_chain(hooks), hooks.hardening)
 
 
 def box(now: NodeSettings) -> BoxSettings:

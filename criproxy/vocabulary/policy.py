@@ -40,11 +40,19 @@ NODES_OWN: Final = (
     "colocation.on_unbounded",
     "colocation.presets",
     "colocation.rules",
+    "hardening.allow",
+    "hardening.capabilities",
+    "hardening.refuse_host_namespaces",
+    "hardening.refuse_host_paths",
+    "hardening.refuse_privileged",
+    "hardening.seccomp",
+    "hardening.verified_only",
     "pids.max_ratio",
 )
-"""Keys that a policy can't set, though a change of them needs no restart: which pods are offline, which pods are
-stopped as they run outside the box, and what holds while criproxy is down. A node's own file has them. What a policy
-says there has no effect, and the rest of it holds: refused as a whole, it would take its switch with it.
+"""Keys that a policy can't set, though a change of them needs no restart: which pods are offline, which are stopped as
+they run outside the box, what is kept from offline pods, and what holds while criproxy is down. A node's own file
+has them. What a policy says there has no effect, and the rest of it holds: refused as a whole, a policy of before would
+take its switch with it.
 """
 
 

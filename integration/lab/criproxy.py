@@ -34,6 +34,9 @@ UNJUDGED: Mapping[str, Any] = {"enabled": False}
 """For [interference], in tests that others share the machine with, and that are not about harm: what others make online
 pods wait for is no harm of the box's, yet may be taken for it, and then no offline pod is let in."""
 
+ON_THE_HOSTS_NETWORK: Mapping[str, Any] = {"refuse_host_namespaces": ["pid", "ipc"]}
+"""For [hardening]: the lab's pods have no network of their own."""
+
 
 def static(cores: float, memory_bytes: int = 256 << 20, **tables: Mapping[str, Any]) -> Config:
     """Colocation is on, under limits that stay; others use this machine, too: no guard. `tables` say more of each."""
@@ -141,6 +144,7 @@ class Criproxy(Service):
             "proxy": {"listen": str(self.socket), "runtime": str(self._runtime), "engine": ENGINE},
             "observe": {"address": self.address},
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
+            "hardening": ON_THE_HOSTS_NETWORK,
         }
         return merged(own, config)
 
