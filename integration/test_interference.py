@@ -69,8 +69,9 @@ def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(
     node: HarmedNode, say: Say, enabled: bool
 ) -> None:
     """At a watermark of 1.0, where the guard alone takes such waiting for harm as long as the node is full."""
-    guard, interference = {"enabled": True}, {"enabled": enabled}
-    node.configure(static(CPUS, 512 * MIB, cpu={"watermark_ratio": 1.0}, guard=guard, interference=interference))
+    ladder = {"enabled": enabled}
+    cpu = {"watermark_ratio": 1.0}
+    node.configure(static(CPUS, 512 * MIB, cpu=cpu, guard={"enabled": True}, interference=ladder))
     node.start_pod("online", BURN, cores=0.3)
     node.start_pod("offline", BURN)
     wait_until(lambda: (node.box.quota_cores() or 0.0) >= 0.1 * CPUS, WAIT_S, "the box to open")

@@ -9,15 +9,16 @@ from typing import Any
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Pod
 from integration.lab.criproxy import Config
-from integration.lab.node import FOREVER, Node
+from integration.lab.node import CLASS, FOREVER, Node
 
 
 class HarmedNode(Node):
     """`Node`, and what its ladder does. The criproxy is started by `configure`."""
 
     def configure(self, config: Config) -> None:
-        """Colocation is on; `config` says the rest."""
-        self.proxy.configure({"colocation": {"enabled": True}, **config})
+        """Colocation is on, and offline pods may have the node's `mounts`; `config` says the rest."""
+        allowed: Config = {"hardening": {"allow": [{"label": CLASS, "equals": "offline"}]}} if self.mounts else {}
+        self.proxy.configure({"colocation": {"enabled": True}, **allowed, **config})
         self.proxy.start()
 
     def start_pod(
