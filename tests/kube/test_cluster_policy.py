@@ -118,6 +118,15 @@ ALL_IN_THE_CLUSTER_S_HAND = {
         "presets": ["koordinator"],
         "rules": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
     },
+    "hardening": {
+        "allow": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
+        "capabilities": ["SYS_ADMIN"],
+        "refuse_host_namespaces": [],
+        "refuse_host_paths": [],
+        "refuse_privileged": False,
+        "seccomp": False,
+        "verified_only": False,
+    },
     "pids": {"max_ratio": 1.0},
 }
 """Every pod of the node would be offline, and stopped as it runs outside the box."""
