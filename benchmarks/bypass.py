@@ -5,24 +5,20 @@ redial at kubelet's pace, or at gRPC's own. Needs root, for the box.
 """
 
 import argparse
+import contextlib
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
-
-import grpc
+from typing import Literal
 
 from benchmarks.table import table
-from integration.lab import cri_client_pb2 as cri
 from integration.lab.clean import clean
 from integration.lab.criproxy import CHECKOUT, Criproxy
 from integration.lab.directory import claimed, socket_path
-from integration.lab.process import Process, wait_until
-from integration.systemd.calls import KUBELET, PATIENT, By
+from integration.lab.process import LabError, Process, wait_until
+from integration.systemd.calls import KUBELET, PATIENT, Load
 
 Way = Literal["forwarder", "runtime"]
 
@@ -48,51 +44,6 @@ class Row:
     back_p50_ms: float
     back_max_ms: float
     failed: int
-
-
-class Client(threading.Thread):
-    """Calls all the time, and notes who answered when: criproxy refuses the call, the runtime takes it."""
-
-    def __init__(self, socket: Path, options: Sequence[tuple[str, object]]) -> None:
-        super().__init__(daemon=True)
-        self.answers: list[tuple[float, By]] = []
-        self._left = threading.Event()
-        self._channel = grpc.insecure_channel(f"unix://{socket}", options=list(options))
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-        self.join()
-        self._channel.close()
-
-    def run(self) -> None:
-        linux = cri.LinuxPodSandboxConfig(cgroup_parent="nowhere")
-        config = cri.PodSandboxConfig(labels={"colocation.criproxy.io/class": "offline"}, linux=linux)
-        request = cri.RunPodSandboxRequest(config=config).SerializeToString()
-        call = self._channel.unary_unary("/runtime.v1.RuntimeService/RunPodSandbox")
-        while not self._left.wait(_EVERY_S):
-            by: By = "runtime"
-            try:
-                call(request, timeout=30)
-            except grpc.RpcError as error:
-                by = "criproxy" if error.code() is grpc.StatusCode.FAILED_PRECONDITION else "nobody"
-            self.answers.append((time.monotonic(), by))
-
-    def first(self, by: By, since_s: float, timeout_s: float = 60) -> float | None:
-        """How long after `since_s`, in s; None: not in time."""
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
-            for at_s, who in self.answers[-400:]:
-                if who == by and at_s >= since_s:
-                    return at_s - since_s
-            time.sleep(_EVERY_S)
-        return None
-
-    def failed(self, from_s: float) -> int:
-        return sum(by == "nobody" for at_s, by in self.answers if at_s >= from_s)
 
 
 class Node:
@@ -149,21 +100,23 @@ class Round:
 
 
 def one_round(node: Node, way: Way, pace: str, outage_s: float) -> Round:
-    with Client(node.listen, PACES[pace]) as client:
-        client.first("criproxy", 0)
+    with Load(node.listen, PACES[pace], _EVERY_S) as client:
+        client.wait_for("criproxy", 0.0)
         node.kill()
         time.sleep(outage_s)
         node.open(way)
         opened_s = time.monotonic()
-        recovery_s = client.first("runtime", opened_s)
-        assert recovery_s is not None, "kubelet found no runtime"
+        recovery_s = client.wait_for("runtime", opened_s).at_s - opened_s
         if way == "runtime":  # it is not criproxy's own bypass, so criproxy would refuse to take its place
             node.listen.unlink()
         node.start()
         returned_s = time.monotonic()
         node.shut(way)
-        back_s = client.first("criproxy", returned_s, _STAYS_S)
-        return Round(recovery_s, back_s, client.failed(returned_s))
+        back_s = None
+        with contextlib.suppress(LabError):
+            back_s = client.wait_for("criproxy", returned_s, _STAYS_S).at_s - returned_s
+        failed = [one for one in client.between(returned_s, time.monotonic()) if one.by == "nobody"]
+        return Round(recovery_s, back_s, len(failed))
 
 
 def row(node: Node, way: Way, pace: str, outage_s: float, rounds: int) -> Row:

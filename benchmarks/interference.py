@@ -22,10 +22,11 @@ from typing import Any
 from benchmarks.effect.claims import quantile
 from benchmarks.stage import PERIOD_US, Helper
 from benchmarks.table import table
+from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import Tree, hierarchies, version
 from integration.lab.clean import clean
 from integration.lab.directory import cgroup_root, claimed, socket_path
-from integration.lab.meter import Meter, set_shares
+from integration.lab.meter import Meter
 from integration.lab.process import LabError, Process, wait_until
 
 _RATE = 1500.0
@@ -96,7 +97,7 @@ class Box:
         """Lowest weight, or idle; with a quota or none."""
         (self._directory / "cpu.idle").write_text("1" if idle else "0")
         if not idle:
-            set_shares(self._path, _LOWEST_SHARES)
+            kubelet_cgroup.make(self._path, shares=_LOWEST_SHARES)
         quota_us = None if quota_cores is None else max(1000, int(quota_cores * PERIOD_US))
         if version() == 1:
             (self._directory / "cpu.cfs_quota_us").write_text(str(quota_us or -1))

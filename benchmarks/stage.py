@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.scoped import ScopedCriproxy
+from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import Tree, hierarchies, of_process, version
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Config
 from integration.lab.directory import cgroup_root
-from integration.lab.meter import Meter, set_shares
+from integration.lab.meter import Meter
 from integration.lab.process import wait_until
 from integration.lab.usage import busy_loops
 
@@ -111,11 +112,11 @@ class Stage:
     @contextmanager
     def ahead(self) -> Iterator[None]:
         """Meanwhile the node's cgroup goes before what else runs on the machine, so that a step gets all CPUs."""
-        set_shares(self.meter.paths["node"], _MOST_SHARES)
+        kubelet_cgroup.make(self.meter.paths["node"], shares=_MOST_SHARES)
         try:
             yield
         finally:
-            set_shares(self.meter.paths["node"], _SHARES)
+            kubelet_cgroup.make(self.meter.paths["node"], shares=_SHARES)
 
     def burn(self, start_s: float, seconds: float, busy_s: float = 1.0, period_s: float = 1.0) -> None:
         """Load on every CPU from a moment on: busy for so much of each period."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from benchmarks.effect.arms import set_idle
 from benchmarks.table import table
+from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import Tree
-from integration.lab.meter import join, set_shares
+from integration.lab.meter import join
 
 _SHARES = (128, 512, 1024, 4096)
 _BEGINS_S = 1.0
@@ -56,7 +57,7 @@ def main() -> int:
 
 
 def _turns(online: str, box: str, shares: int, seconds: float) -> Turns:
-    set_shares(online, shares)
+    kubelet_cgroup.make(online, shares=shares)
     cpu = max(os.sched_getaffinity(0))
     busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
     noting = [sys.executable, "-m", "benchmarks.turns", "note", str(seconds)]

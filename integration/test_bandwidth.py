@@ -15,11 +15,8 @@ from pathlib import Path
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab import kubelet_cgroup
-from integration.lab.client import CriClient, Pod
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.client import Pod
+from integration.lab.node import Node
 from integration.lab.process import wait_until
 
 PLUGINS = Path("/usr/lib/cni")
@@ -49,35 +46,11 @@ with socket.create_connection(("{GATEWAY}", int(sys.argv[1]))) as peer:
 """
 
 
-class Network:
-    """A containerd whose pods have a bridge, and a criproxy in front of it."""
+class Network(Node):
+    """A node whose pods have a bridge."""
 
-    def __init__(self, lab: Path) -> None:
-        self.bridge = f"cp{uuid.uuid4().hex[:8]}"
-        (cni := lab / "cni").mkdir(parents=True)
-        (cni / "10-lab.conflist").write_text(json.dumps(self._configuration(lab)))
-        containerd = Containerd(lab)
-        containerd.start()
-        self.root = kubelet_cgroup.make(cgroup_root(lab))
-        self.proxy = Criproxy(lab, containerd.socket, {})
-        self.client = CriClient(self.proxy.socket)
-        self.pods: list[Pod] = []
-
-    def _configuration(self, lab: Path) -> object:
-        ipam = {"type": "host-local", "dataDir": str(lab / "addresses"), "ranges": [[{"subnet": f"{SUBNET}.0/24"}]]}
-        bridge = {"type": "bridge", "bridge": self.bridge, "isGateway": True, "ipam": ipam}
-        bandwidth = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
-        return {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [bridge, bandwidth]}
-
-    def run(self, kind: str, annotations: Mapping[str, str] | None = None) -> Pod:
-        uid = str(uuid.uuid4())
-        parent = kubelet_cgroup.make(f"{self.root}/kubepods/besteffort/pod{uid}")
-        labels = {"colocation.criproxy.io/class": kind}
-        pod = self.client.run_pod(
-            kind, uid=uid, labels=labels, annotations=annotations, cgroup_parent=parent, own_network=True
-        )
-        self.pods.append(pod)
-        return pod
+    def start_pod(self, kind: str, annotations: Mapping[str, str] | None = None) -> Pod:
+        return self.run_pod(kind, annotations=annotations, own_network=True)
 
     def annotations(self, pod: Pod) -> dict[str, str]:
         """Those that the runtime keeps."""
@@ -94,20 +67,21 @@ class Network:
         text = subprocess.run(["tc", "-json", "qdisc", "show"], capture_output=True, text=True, check=True).stdout
         return sorted(8 * one["options"]["rate"] for one in json.loads(text) if one["kind"] == "tbf")
 
-    def close(self) -> None:
-        for pod in self.pods:
-            self.client.stop_and_remove(pod)
-        self.client.close()
-        subprocess.run(["ip", "link", "del", self.bridge], check=False)
-
 
 @pytest.fixture
 def network(lab: Path) -> Iterator[Network]:
-    network = Network(lab)
+    name = f"cp{uuid.uuid4().hex[:8]}"
+    ipam = {"type": "host-local", "dataDir": str(lab / "addresses"), "ranges": [[{"subnet": f"{SUBNET}.0/24"}]]}
+    bridge = {"type": "bridge", "bridge": name, "isGateway": True, "ipam": ipam}
+    bandwidth = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
+    (cni := lab / "cni").mkdir(parents=True)
+    configuration = {"cniVersion": "0.4.0", "name": name, "plugins": [bridge, bandwidth]}
+    (cni / "10-lab.conflist").write_text(json.dumps(configuration))
     try:
-        yield network
+        with Network.before(lab, starts=False) as network:
+            yield network
     finally:
-        network.close()
+        subprocess.run(["ip", "link", "del", name], check=False)
 
 
 @contextmanager
@@ -153,9 +127,9 @@ def test_offline_pod_sends_no_more_than_the_node_allows_and_online_what_it_wants
         "network": {"max_egress_bits_per_s": EGRESS_BITS_PER_S, "max_ingress_bits_per_s": INGRESS_BITS_PER_S},
     })  # fmt: skip
     network.proxy.start()
-    online = network.run("online")
+    online = network.start_pod("online")
     before = network.limits_bits_per_s()
-    offline = network.run("offline")
+    offline = network.start_pod("offline")
     limits = network.limits_bits_per_s()
     free, bound = sent_bits_per_s(network, online), sent_bits_per_s(network, offline)
     say(
@@ -176,14 +150,15 @@ def test_less_that_a_pod_asks_for_stays_more_does_not_and_nothing_is_set_unless_
         "colocation": {"enabled": True}, "network": {"max_egress_bits_per_s": EGRESS_BITS_PER_S}
     })  # fmt: skip
     network.proxy.start()
-    network.run("offline", {EGRESS: "8M", INGRESS: "1G"})
+    network.start_pod("offline", {EGRESS: "8M", INGRESS: "1G"})
     less = network.limits_bits_per_s()
-    network.run("offline", {EGRESS: "1G"})
+    network.start_pod("offline", {EGRESS: "1G"})
     more = network.limits_bits_per_s()
+    before = len(network.proxy.events("config_taken"))
     network.proxy.configure({"colocation": {"enabled": True}})
     network.proxy.reload()
-    wait_until(lambda: "config_taken" in [one["event"] for one in network.proxy.events()], 60, "the reload")
-    off = network.annotations(network.run("offline"))
+    wait_until(lambda: len(network.proxy.events("config_taken")) > before, 60, "the reload")
+    off = network.annotations(network.start_pod("offline"))
 
     assert less == [8 * MBIT, 1000 * MBIT]
     assert more == [8 * MBIT, EGRESS_BITS_PER_S, 1000 * MBIT]

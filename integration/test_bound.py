@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab.cgroups import Tree, of_process, version
+from integration.lab.cgroups import of_process, version
 from integration.lab.client import Container, CriClient
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.criproxy import static
+from integration.lab.node import FAVOURED, Node
 from integration.lab.process import is_running, wait_until
 from integration.lab.usage import CPUS, Cgroup, Machine, busy_loops
 
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.timeout(1200)
 Say = Callable[[str], object]
 
 MIB = 1 << 20
-CLASS = "colocation.criproxy.io/class"
 WELL_S = 60.0
 PERIOD_US = 100_000
 
@@ -37,57 +35,21 @@ LARGE_LIMIT_BYTES, LIMIT_BYTES = 256 * MIB, 64 * MIB
 ONLINE_BYTES, GREEDY_BYTES = 48 * MIB, 512 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A runtime with criproxy before it, under static limits."""
+def limit(node: Node, cores: float, memory_bytes: int) -> None:
+    """Write static limits into the config file, and wait until the kernel has them."""
+    node.proxy.configure(static(cores, memory_bytes))
 
-    root: str
-    criproxy: Criproxy
-    client: CriClient
+    def is_held() -> bool:
+        quota = node.box.quota_cores()
+        return quota == pytest.approx(cores, abs=1e-4) and node.box.memory_limit_bytes() == memory_bytes
 
-    @property
-    def box(self) -> Cgroup:
-        return Cgroup(f"{self.root}/offline")
-
-    def limit(self, cores: float, memory_bytes: int) -> None:
-        """Write static limits into the config file, and wait until the kernel has them."""
-        self.criproxy.configure(config(cores, memory_bytes))
-        wait_until(lambda: self._holds(cores, memory_bytes), WELL_S, f"{cores} cores", self.criproxy.log)
-
-    def _holds(self, cores: float, memory_bytes: int) -> bool:
-        quota = self.box.quota_cores()
-        return quota == pytest.approx(cores, abs=1e-4) and self.box.memory_limit_bytes() == memory_bytes
-
-    def run(
-        self, kind: str, uid: str, command: tuple[str, ...], resources: cri.LinuxContainerResources | None = None
-    ) -> Container:
-        """A pod as kubelet would start it, and its container."""
-        parent = f"{self.root}/kubepods/besteffort/pod{uid}"
-        Tree(parent).make()
-        pod = self.client.run_pod(uid, uid=uid, labels={CLASS: kind}, cgroup_parent=parent, resources=resources)
-        return self.client.run_container(pod, "main", command, resources=resources)
-
-
-def config(cores: float, memory_bytes: int) -> Config:
-    return {
-        "colocation": {"enabled": True},
-        "control": {"policy": "static"},
-        "guard": {"enabled": False},
-        "cpu": {"static_cores": cores},
-        "memory": {"static_bytes": memory_bytes},
-    }
+    wait_until(is_held, WELL_S, f"{cores} cores", node.proxy.log)
 
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[Node]:
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, config(LIMITS[0], LARGE_LIMIT_BYTES))
-    criproxy.start()
-    Tree(cgroup_root(lab)).make()
-    Cgroup(cgroup_root(lab)).favour()
-    with CriClient(criproxy.socket) as client:
-        yield Node(cgroup_root(lab), criproxy, client)
+    with Node.before(lab, static(LIMITS[0], LARGE_LIMIT_BYTES), shares=FAVOURED) as node:
+        yield node
 
 
 def cpu_cgroup(pid: int) -> Cgroup:
@@ -180,12 +142,13 @@ def test_two_busy_pods_use_together_the_quota_of_the_box_through_ten_changes(nod
     )
     containers = [
         node.run("offline", "modest", busy_loops()),
-        node.run("offline", "demanding", busy_loops(), resources),  # a quota of its own above all of the box's
+        # With a quota of its own above all of the box's.
+        node.run("offline", "demanding", busy_loops(), resources=resources, container={"resources": resources}),
     ]
     pids = [node.client.pid(container) for container in containers]
     starved = []
     for number, cores in enumerate(LIMITS):
-        node.limit(cores, LARGE_LIMIT_BYTES)
+        limit(node, cores, LARGE_LIMIT_BYTES)
         if number == len(LIMITS) // 2:  # an in-place resize asks for a quota, too
             update = cri.UpdateContainerResourcesRequest(container_id=containers[0].id, linux=resources)
             node.client.call("UpdateContainerResources", update)
@@ -205,8 +168,8 @@ def test_two_busy_pods_use_together_the_quota_of_the_box_through_ten_changes(nod
 
 
 def test_offline_pod_that_wants_more_memory_than_the_box_has_is_killed_and_online_is_not(node: Node) -> None:
-    node.run("offline", "modest", ("sleep", "2147483647"))
-    node.limit(LIMITS[0], LIMIT_BYTES)
+    node.run("offline", "modest")
+    limit(node, LIMITS[0], LIMIT_BYTES)
     hold = f"head -c {ONLINE_BYTES} /dev/zero >/dev/shm/held && echo held >/tmp/ready; exec sleep 2147483647"
     online = node.run("online", "online", ("sh", "-c", hold))
     wait_until(lambda: node.client.exec_sync(online, ["cat", "/tmp/ready"]).stdout == b"held\n", WELL_S, "the memory")

@@ -12,7 +12,8 @@ from statistics import median
 import pytest
 
 from integration.lab.cgroups import version
-from integration.lab.harm import HarmedNode, harmed_node
+from integration.lab.criproxy import static
+from integration.lab.harm import HarmedNode
 from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import CPUS
@@ -71,7 +72,7 @@ PYTHON = {Path("/usr"): Path("/usr"), Path("/lib"): Path("/usr/lib"), Path("/lib
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[HarmedNode]:
-    with harmed_node(lab, PYTHON) as node:
+    with HarmedNode.before(lab, starts=False, mounts=PYTHON) as node:
         yield node
 
 
@@ -93,21 +94,16 @@ def watched(node: HarmedNode) -> tuple[float, float, list[float]]:
 
 
 def test_online_keeps_its_cpu_beside_bursts_of_the_box(node: HarmedNode, say: Say) -> None:
-    node.configure({
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": float(CPUS), "watermark_ratio": 1.0},
-        "memory": {"static_bytes": 700 << 20},
-        "guard": {"enabled": False},
-    })  # fmt: skip
-    node.run("offline", ("sleep", "2147483647"))
-    node.run("online", ("sh", "-c", SERVE))
+    node.configure(static(CPUS, 700 << 20, cpu={"watermark_ratio": 1.0}))
+    node.start_pod("offline")
+    node.start_pod("online", ("sh", "-c", SERVE))
     wait_until(lambda: (node.box.quota_cores() or 0.0) >= CPUS, WAIT_S, "the box to open", node.proxy.log)
     time.sleep(WARM_UP_S)
     alone, _, pressures = watched(node)
     say(f"alone: online uses {alone:.2f} CPUs, cpu_pressure {median(pressures):.1f} %, at most {max(pressures):.0f} %")
     shares = {}
     for name, command in BURSTS.items():
-        pod = node.run(f"offline-{name}", command)
+        pod = node.start_pod(f"offline-{name}", command)
         time.sleep(WARM_UP_S)
         online, box, pressures = watched(node)
         shares[name] = online / alone
@@ -119,4 +115,4 @@ def test_online_keeps_its_cpu_beside_bursts_of_the_box(node: HarmedNode, say: Sa
     wait_until(lambda: node.rung("cpu") == "open", WAIT_S, "the box to be open", node.proxy.log, 0.5)
 
     assert {name: share for name, share in shares.items() if share < LEAST_ONLINE} == {}
-    assert "stop" not in [one["event"] for one in node.proxy.events()]
+    assert node.proxy.events("stop") == []

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree, hierarchies, of_process
-from integration.lab.churn import Churn, Failure, RecordingClient, Spec, bring_up
+from integration.lab.churn import Churn, Failure, RecordingClient, Spec, bring_up, is_offline, place_of
 from integration.lab.client import CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Config, Criproxy
@@ -32,6 +32,7 @@ from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
 from integration.lab.lookout import Lookout
 from integration.lab.naming import placement
+from integration.lab.node import Node
 from integration.lab.process import LabError, tail, wait_until
 
 pytestmark = pytest.mark.timeout(900)
@@ -41,7 +42,6 @@ Say = Callable[[str], object]
 KILLS = 10
 WORKERS = 3
 WELL_S = 300.0
-CLASS = "colocation.criproxy.io/class"
 PLACEMENT = "colocation.criproxy.io/placement"
 VICTIMS = ("containerd", "criproxy")
 PODS_TO_RECOVER = 5
@@ -126,11 +126,10 @@ class Stage:
     root: str
 
     def spec(self, kind: str, name: str) -> Spec:
-        uid = f"{kind}-{name}"
-        return Spec(uid, f"{self.root}/kubepods/besteffort/pod{uid}", {CLASS: kind})
+        return Spec.of(self.root, kind, name)
 
     def place(self, uid: str) -> str:
-        return f"{self.root}/offline/pod{uid}" if is_offline(uid) else f"{self.root}/kubepods/besteffort/pod{uid}"
+        return place_of(self.root, uid)
 
     def strike(self, victim: str, down_s: float, prober: Prober) -> Outage:
         """Kill, wait, start, and wait for the first OK answer."""
@@ -162,13 +161,6 @@ class Stage:
         boxes = [hierarchy.directory(f"{self.root}/offline") for hierarchy in hierarchies()]
         return [pod for box in boxes for pod in box.glob("*/")]
 
-    def wait_box_empty(self) -> None:
-        box = Tree(f"{self.root}/offline")
-        try:
-            wait_until(lambda: self.pods_in_box() == [], WELL_S, "the box to be empty", self.criproxy.log)
-        except LabError as error:
-            raise LabError(f"{error}\nin it: {self.pods_in_box()} {box.occupants()}") from error
-
     def placed_in_runtime(self, direct: CriClient) -> list[tuple[str, str]]:
         """Uid and placement of the offline sandboxes that run; of the others, offline ones are placed and no more."""
         pods = direct.list_pods()
@@ -195,18 +187,11 @@ class Stage:
         assert {pid: of_process(pid) for pid in standing} == standing, "the standing pods"
 
 
-def is_offline(uid: str) -> bool:
-    return uid.startswith("offline-")
-
-
 @pytest.fixture
 def stage(lab: Path) -> Iterator[Stage]:
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, CONFIG)
-    criproxy.start()
-    Tree(f"{cgroup_root(lab)}/kubepods/besteffort").make()
-    yield Stage(containerd, criproxy, cgroup_root(lab))
+    with Node.before(lab, CONFIG) as node:
+        Tree(f"{node.root}/kubepods/besteffort").make()
+        yield Stage(node.containerd, node.proxy, node.root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,23 +21,19 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy, python_path
+from integration.lab.criproxy import Config, python_path, static
 from integration.lab.naming import placement, spelled, told
+from integration.lab.node import CLASS, FOREVER, Node
 from integration.lab.process import Process, is_running, wait_until
+from integration.lab.usage import Cgroup
 
 WAIT_S = 60
-CLASS = "colocation.criproxy.io/class"
 PLACEMENT = "colocation.criproxy.io/placement"
 MIB = 1 << 20
 QUOTA_US, MEMORY_BYTES = 50_000, 256 * MIB
 """What the kernel holds under `STATIC`, per 100 ms."""
 
-STATIC: Config = {
-    "control": {"policy": "static", "interval_s": 0.2},
-    "cpu": {"static_cores": 0.5},
-    "memory": {"static_bytes": MEMORY_BYTES},
-    "guard": {"enabled": False},  # others use this machine, too
-}
+STATIC = static(0.5, MEMORY_BYTES, control={"interval_s": 0.2})
 
 
 def config(tables: Config = STATIC, **colocation: Any) -> Config:
@@ -49,35 +44,26 @@ def config(tables: Config = STATIC, **colocation: Any) -> Config:
 # --- the kernel's side -----------------------------------------------------------------------------------------------
 
 
-def file_of(path: str, v1: str, v2: str) -> Path:
-    """A file of a cgroup: `v1` below its controller's hierarchy, or `v2`."""
-    if cgroups.version() == 2:
-        return cgroups.hierarchies()[0].directory(path) / v2
-    controller = v1.partition(".")[0]
-    hierarchy = next(h for h in cgroups.hierarchies() if controller in h.controllers)
-    return hierarchy.directory(path) / v1
-
-
 @dataclass(frozen=True)
-class Box:
+class Limits:
     """The box's files. A limit that is lifted reads as None. `log` is criproxy's."""
 
-    path: str
+    box: Cgroup
     log: Path
 
     @property
     def quota(self) -> Path:
-        return file_of(self.path, "cpu.cfs_quota_us", "cpu.max")
+        return self.box.either("cpu.cfs_quota_us", "cpu.max")
 
     @property
     def memory(self) -> Path:
-        return file_of(self.path, "memory.limit_in_bytes", "memory.max")
+        return self.box.either("memory.limit_in_bytes", "memory.max")
 
     @property
     def idle(self) -> Path:
-        return file_of(self.path, "cpu.idle", "cpu.idle")
+        return self.box.either("cpu.idle", "cpu.idle")
 
-    def limits(self) -> tuple[int | None, int | None]:
+    def now(self) -> tuple[int | None, int | None]:
         quota, memory = self.quota.read_text().split()[0], self.memory.read_text().strip()
         return (
             None if quota in ("-1", "max") else int(quota),
@@ -87,33 +73,18 @@ class Box:
     def has_lowest_priority(self) -> bool:
         if self.idle.exists():
             return self.idle.read_text() == "1\n"
-        return file_of(self.path, "cpu.shares", "cpu.weight").read_text() in ("2\n", "1\n")
+        return self.box.either("cpu.shares", "cpu.weight").read_text() in ("2\n", "1\n")
 
-    def wait_limits(self, quota_us: int | None, memory_bytes: int | None) -> None:
+    def wait(self, quota_us: int | None, memory_bytes: int | None) -> None:
         awaited = (quota_us, memory_bytes)
-        wait_until(lambda: self.limits() == awaited, WAIT_S, f"the limits {awaited}", self.log)
-
-
-def parents(pid: int) -> set[str]:
-    """The cgroup_parents of a process, over all hierarchies."""
-    return {os.path.dirname(path) for path in cgroups.of_process(pid).values()}
+        wait_until(lambda: self.now() == awaited, WAIT_S, f"the limits {awaited}", self.log)
 
 
 # --- a node ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Node:
-    """A criproxy before a runtime, which `direct` reaches past it; cgroups below `prefix`. The test plays kubelet."""
-
-    proxy: Criproxy
-    client: CriClient
-    direct: CriClient
-    prefix: str
-
-    @property
-    def lab(self) -> Path:
-        return self.proxy.directory
+class Daemon(Node):
+    """`Daemon`, whose criproxy is not started yet."""
 
     def start(self, tables: Config | None = None, **options: Any) -> None:
         if tables is not None:
@@ -130,42 +101,22 @@ class Node:
         wait_until(lambda: len(self.loads()) > before, WAIT_S, "the config's reload", self.proxy.log)
 
     def loads(self) -> list[dict[str, Any]]:
-        return [event for event in self.proxy.events() if event["event"] in ("config_taken", "config_refused")]
+        return self.proxy.events("config_taken", "config_refused")
 
     @property
-    def box(self) -> Box:
-        return Box(f"{self.prefix}/offline", self.proxy.log)
-
-    def run(self, kind: str, annotations: Mapping[str, str] | None = None) -> Pod:
-        """Start a pod as kubelet would: its cgroup, its sandbox."""
-        uid = str(uuid.uuid4())
-        parent = f"{self.prefix}/kubepods/besteffort/pod{uid}"
-        Tree(parent).make()
-        return self.client.run_pod(
-            f"{kind}-{uid[:4]}", uid=uid, labels={CLASS: kind}, annotations=annotations, cgroup_parent=parent
-        )
+    def limits(self) -> Limits:
+        return Limits(self.box, self.proxy.log)
 
     def add(self, pod: Pod, name: str = "main") -> Container:
-        return self.client.run_container(pod, name, ["sleep", "2147483647"])
-
-    def is_in_box(self, what: Pod | Container) -> bool:
-        """In the pod's own place, in the box or where kubelet wants it; anywhere else, or split, is a failure."""
-        pod = what.pod if isinstance(what, Container) else what
-        where = parents(self.direct.pid(what))
-        boxed = f"{self.box.path}/pod{pod.config.metadata.uid}"
-        assert where in ({boxed}, {told(pod.config.linux.cgroup_parent)})
-        return where == {boxed}
-
-    def ticks(self) -> int:
-        """How many ticks have ended."""
-        code, text = self.proxy.http("/metrics")
-        assert code == 200, "no answer would count as no tick"
-        match = re.search(r"^criproxy_tick_duration_seconds_count (\d+)", text, re.MULTILINE)
-        return int(match[1]) if match else 0
+        return self.client.run_container(pod, name, FOREVER)
 
     def wait_ticks(self, count: int) -> None:
-        start = self.ticks()
-        wait_until(lambda: self.ticks() >= start + count, WAIT_S, f"{count} ticks", self.proxy.log)
+        def ticks() -> float:
+            """How many have ended."""
+            return self.proxy.metric("criproxy_tick_duration_seconds_count")
+
+        start = ticks()
+        wait_until(lambda: ticks() >= start + count, WAIT_S, f"{count} ticks", self.proxy.log)
 
     def runtime_annotations(self) -> dict[str, str]:
         """The placement annotation of every sandbox that has one, by pod uid, as the runtime tells."""
@@ -174,51 +125,48 @@ class Node:
 
 
 @pytest.fixture
-def node(lab: Path, containerd: Containerd, client: CriClient, cgroup_parent: str) -> Iterator[Node]:
-    (lab / "runtime.sock").symlink_to(containerd.socket)
-    proxy = Criproxy(lab, lab / "runtime.sock", config())
-    with CriClient(proxy.socket) as through:
-        yield Node(proxy, through, client, cgroup_parent.partition("/kubepods")[0])
-    if proxy.is_alive():
-        proxy.stop()
+def node(lab: Path, containerd: Containerd, client: CriClient) -> Iterator[Daemon]:
+    (socket := lab / "runtime.sock").symlink_to(containerd.socket)
+    with Daemon.before(containerd, config(), directory=lab, socket=socket, starts=False) as node:
+        yield node
 
 
 # --- the switch ------------------------------------------------------------------------------------------------------
 
 
-def test_switch_off_with_release_lifts_the_limits_and_leaves_the_pods_where_they_are(node: Node) -> None:
+def test_switch_off_with_release_lifts_the_limits_and_leaves_the_pods_where_they_are(node: Daemon) -> None:
     node.start()
-    offline, online = node.run("offline"), node.run("online")
+    offline, online = node.run_pod("offline"), node.run_pod("online")
     main, web = node.add(offline), node.add(online)
     assert [node.is_in_box(what) for what in (offline, main, online, web)] == [True, True, False, False]
-    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
-    assert node.box.has_lowest_priority()
+    assert node.limits.now() == (QUOTA_US, MEMORY_BYTES)
+    assert node.limits.has_lowest_priority()
     pids = [node.client.pid(what) for what in (offline, main, online, web)]
 
     node.switch(config(enabled=False))
-    node.box.wait_limits(None, None)
+    node.limits.wait(None, None)
     node.wait_ticks(3)
-    assert node.box.limits() == (None, None)
-    assert node.box.has_lowest_priority()
+    assert node.limits.now() == (None, None)
+    assert node.limits.has_lowest_priority()
     assert [node.client.pid(what) for what in (offline, main, online, web)] == pids
     assert [node.is_in_box(what) for what in (offline, main, online, web)] == [True, True, False, False]
     assert node.is_in_box(node.add(offline, "late")), "a new container of a placed sandbox was to follow it"
-    ordinary = node.run("offline")
+    ordinary = node.run_pod("offline")
     assert not node.is_in_box(ordinary), "while colocation is off, an offline pod starts as an ordinary one"
     status = node.proxy.status()
     assert (status["colocation"], status["box"]["cpu"]["limit_cores"]) == ("off", "unlimited")
 
     node.switch(config())
-    node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
-    assert node.is_in_box(node.run("offline"))
+    node.limits.wait(QUOTA_US, MEMORY_BYTES)
+    assert node.is_in_box(node.run_pod("offline"))
     assert not node.is_in_box(node.add(ordinary)), "a pod that started as an ordinary one was to stay so"
     assert node.is_in_box(node.add(offline, "later"))
     assert [node.client.pid(what) for what in (offline, main, online, web)] == pids
 
 
-def test_switch_off_with_evict_stops_the_offline_pods_alone(node: Node) -> None:
+def test_switch_off_with_evict_stops_the_offline_pods_alone(node: Daemon) -> None:
     node.start(config(on_disable="evict"))
-    offline, online = [node.run("offline") for _ in range(2)], node.run("online")
+    offline, online = [node.run_pod("offline") for _ in range(2)], node.run_pod("online")
     mains, web = [node.add(pod) for pod in offline], node.add(online)
     pids = [*map(node.client.pid, offline), *map(node.client.pid, mains)]
     kept = [node.client.pid(what) for what in (online, web)]
@@ -233,15 +181,15 @@ def test_switch_off_with_evict_stops_the_offline_pods_alone(node: Node) -> None:
         return {sandbox.id for sandbox in node.client.list_pods() if sandbox.state == ended}
 
     wait_until(lambda: stopped() == {pod.id for pod in offline}, WAIT_S, "the runtime to see it")
-    evicted = [event["pod_uid"] for event in node.proxy.events() if event["event"] == "stop"]
+    evicted = [event["pod_uid"] for event in node.proxy.events("stop")]
     assert sorted(evicted) == sorted(pod.config.metadata.uid for pod in offline)
-    assert not node.is_in_box(node.run("offline")), "the pod that comes in place of an evicted one is ordinary"
+    assert not node.is_in_box(node.run_pod("offline")), "the pod that comes in place of an evicted one is ordinary"
 
 
-def test_switch_toggled_while_pods_start_never_splits_a_pod(node: Node) -> None:
+def test_switch_toggled_while_pods_start_never_splits_a_pod(node: Daemon) -> None:
     node.start()
     with ThreadPoolExecutor(2) as kubelet:
-        starting = [kubelet.submit(lambda: node.add(node.run("offline"))) for _ in range(16)]
+        starting = [kubelet.submit(lambda: node.add(node.run_pod("offline"))) for _ in range(16)]
         while not all(start.done() for start in starting):
             node.switch(config(enabled=False), sighup=True)
             node.switch(config(), sighup=True)
@@ -254,16 +202,16 @@ def test_switch_toggled_while_pods_start_never_splits_a_pod(node: Node) -> None:
         boxed |= {main.pod.config.metadata.uid} if placed else set()
     assert {pod["uid"] for pod in node.proxy.status()["pods"]} == boxed == set(node.runtime_annotations())
     if boxed:
-        node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
+        node.limits.wait(QUOTA_US, MEMORY_BYTES)
 
 
-def test_start_while_off_lifts_the_limits_that_are_left(node: Node) -> None:
+def test_start_while_off_lifts_the_limits_that_are_left(node: Daemon) -> None:
     node.start()
-    offline = node.run("offline")
+    offline = node.run_pod("offline")
     node.proxy.kill()
-    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
+    assert node.limits.now() == (QUOTA_US, MEMORY_BYTES)
     node.start(config(enabled=False))
-    node.box.wait_limits(None, None)
+    node.limits.wait(None, None)
     assert node.is_in_box(offline)
     assert node.is_in_box(node.add(offline))
 
@@ -271,12 +219,12 @@ def test_start_while_off_lifts_the_limits_that_are_left(node: Node) -> None:
 # --- reload ----------------------------------------------------------------------------------------------------------
 
 
-def test_changed_file_is_taken_up_and_sighup_reads_an_unchanged_one_again(node: Node) -> None:
+def test_changed_file_is_taken_up_and_sighup_reads_an_unchanged_one_again(node: Daemon) -> None:
     node.start()
-    pod = node.run("offline")
+    pod = node.run_pod("offline")
     tables = {**STATIC, "cpu": {"static_cores": 0.25}}
     node.switch(config(tables))
-    node.box.wait_limits(25_000, MEMORY_BYTES)
+    node.limits.wait(25_000, MEMORY_BYTES)
     before = len(node.loads())
     node.proxy.reload()
     wait_until(lambda: len(node.loads()) > before, WAIT_S, "the reload", node.proxy.log)
@@ -284,9 +232,9 @@ def test_changed_file_is_taken_up_and_sighup_reads_an_unchanged_one_again(node: 
     assert node.is_in_box(pod)
 
 
-def test_bad_file_keeps_the_old_config_and_all_its_errors_are_told(node: Node) -> None:
+def test_bad_file_keeps_the_old_config_and_all_its_errors_are_told(node: Daemon) -> None:
     node.start()
-    node.run("offline")
+    node.run_pod("offline")
     bad = {
         **STATIC,
         "colocation": {"enabled": False, "on_disable": "evict", "presets": ["nobody"]},
@@ -302,30 +250,30 @@ def test_bad_file_keeps_the_old_config_and_all_its_errors_are_told(node: Node) -
     for errors in (status["config"]["errors"], refused["errors"]):
         assert [[error for error in errors if f": {key} = " in error] != [] for key in keys] == [True] * len(keys)
     node.wait_ticks(3)
-    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
-    assert node.is_in_box(node.run("offline"))
+    assert node.limits.now() == (QUOTA_US, MEMORY_BYTES)
+    assert node.is_in_box(node.run_pod("offline"))
 
     for wrong in ("[colocation\n", f"{'.'.join(['a'] * 500)} = 1\n"):
         node.switch(wrong)
         assert len(node.proxy.status()["config"]["errors"]) == 1
     node.switch(config({**STATIC, "cpu": {"static_cores": 0.25}}))
-    node.box.wait_limits(25_000, MEMORY_BYTES)
+    node.limits.wait(25_000, MEMORY_BYTES)
     assert node.proxy.status()["config"]["errors"] == []
 
 
-def test_keys_that_need_a_restart_are_told_and_wait_for_it(node: Node) -> None:
+def test_keys_that_need_a_restart_are_told_and_wait_for_it(node: Daemon) -> None:
     node.start()
     node.switch(
         {
             **config(),
-            "proxy": {"listen": str(node.lab / "other.sock")},
-            "control": {**STATIC["control"], "checkpoint": str(node.lab / "other.checkpoint")},
+            "proxy": {"listen": str(node.proxy.directory / "other.sock")},
+            "control": {**STATIC["control"], "checkpoint": str(node.proxy.directory / "other.checkpoint")},
             "observe": {"address": "127.0.0.1:1"},
         }
     )
     assert node.proxy.status()["config"]["needs_restart"] == ["proxy.listen", "control.checkpoint", "observe.address"]
     wait_until(node.client.is_ready, WAIT_S, "an answer at the first socket", node.proxy.log)
-    assert not (node.lab / "other.sock").exists()
+    assert not (node.proxy.directory / "other.sock").exists()
     node.switch(config())
     assert node.proxy.status()["config"]["needs_restart"] == []
 
@@ -360,61 +308,61 @@ def nested_too_deep(text: str) -> str:
     ids=["values", "salvaged-switch", "syntax", "nested-too-deep"],
 )
 def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends(
-    node: Node, spoil: Any, count: int
+    node: Daemon, spoil: Any, count: int
 ) -> None:
     node.start()
-    offline = node.run("offline")
+    offline = node.run_pod("offline")
     main = node.add(offline)
     node.proxy.stop()
     good = node.proxy.config_file.read_text()
     bad = spoil(good)
     assert bad != good
     node.proxy.configure(bad)
-    node.box.quota.write_text("30000")
+    node.limits.quota.write_text("30000")
     node.start()
 
     status = node.proxy.status()
     assert (status["colocation"], len(status["config"]["errors"])) == ("pass-through", count)
     assert node.loads()[-1]["event"] == "config_refused"
     node.wait_ticks(2)
-    quota_us, memory_bytes = node.box.limits()
+    quota_us, memory_bytes = node.limits.now()
     assert quota_us is not None, "a pass-through was to lift no limit"
     assert memory_bytes is not None
     assert (quota_us <= 30_000, memory_bytes <= MEMORY_BYTES) == (True, True), "a pass-through was to raise no limit"
     assert all(is_running(node.client.pid(what)) for what in (offline, main))
     assert node.is_in_box(node.add(offline, "late")), "a container was to follow its sandbox"
-    ordinary = node.run("offline")
+    ordinary = node.run_pod("offline")
     assert not node.is_in_box(ordinary)
     assert "stop" not in {event["event"] for event in node.proxy.events()}
 
     node.switch(good)
-    node.box.wait_limits(QUOTA_US, MEMORY_BYTES)
+    node.limits.wait(QUOTA_US, MEMORY_BYTES)
     assert node.proxy.status()["colocation"] == "on"
-    assert node.is_in_box(node.run("offline"))
+    assert node.is_in_box(node.run_pod("offline"))
     assert not node.is_in_box(node.add(ordinary))
 
 
-def test_large_limits_of_the_last_process_are_lowered_though_the_config_is_bad(node: Node) -> None:
+def test_large_limits_of_the_last_process_are_lowered_though_the_config_is_bad(node: Daemon) -> None:
     """Those of a night, say, that the day would find in force."""
     cores, memory_bytes = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     large = {**STATIC, "cpu": {"static_cores": cores}, "memory": {"static_bytes": memory_bytes}}
     node.start(config(large))
-    node.run("offline")
-    wait_until(lambda: node.box.limits()[0] == cores * 100_000, WAIT_S, "the large limits", node.proxy.log)
+    node.run_pod("offline")
+    wait_until(lambda: node.limits.now()[0] == cores * 100_000, WAIT_S, "the large limits", node.proxy.log)
     node.proxy.stop()
     node.proxy.configure(node.proxy.config_file.read_text() + "[oops\n")
     node.start()
     assert node.proxy.status()["colocation"] == "pass-through"
 
     def lowered() -> bool:
-        quota_us, size = node.box.limits()
+        quota_us, size = node.limits.now()
         return quota_us is not None and size is not None and quota_us < cores * 100_000 and size < memory_bytes
 
     wait_until(lowered, WAIT_S, "limits of what online leaves", node.proxy.log)
 
 
 def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets(
-    lab: Path, node: Node, containerd: Containerd
+    lab: Path, node: Daemon, containerd: Containerd
 ) -> None:
     run = lab / "run"  # /run in a mount namespace of its own, so that the defaults are nobody else's
     (run / "containerd").mkdir(parents=True)
@@ -446,28 +394,28 @@ def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_placement_and_limits_survive_a_restart(node: Node, end: str) -> None:
+def test_placement_and_limits_survive_a_restart(node: Daemon, end: str) -> None:
     node.start()
-    offline, online = node.run("offline"), node.run("online")
+    offline, online = node.run_pod("offline"), node.run_pod("online")
     node.add(offline)
     getattr(node.proxy, end)()
-    node.box.quota.write_text("70000")
-    node.box.memory.write_text(str(200 * MIB))
+    node.limits.quota.write_text("70000")
+    node.limits.memory.write_text(str(200 * MIB))
     node.start(config({**STATIC, "control": {"policy": "static", "interval_s": 60.0}}))  # no decision for a minute
     assert node.proxy.status()["box"]["path"] == placement(node.box.path)
-    assert node.box.limits() == (70_000, 200 * MIB), "the kernel's limits were to hold until the first decision"
+    assert node.limits.now() == (70_000, 200 * MIB), "the kernel's limits were to hold until the first decision"
     assert node.is_in_box(node.add(offline, "late"))
     assert not node.is_in_box(node.add(online))
     assert [pod["uid"] for pod in node.proxy.status()["pods"]] == [offline.config.metadata.uid]
 
 
-def test_forged_placement_moves_nothing_after_a_restart(node: Node) -> None:
+def test_forged_placement_moves_nothing_after_a_restart(node: Daemon) -> None:
     node.start()
-    offline = node.run("offline")
+    offline = node.run_pod("offline")
     genuine = placement(f"{node.box.path}/pod{offline.config.metadata.uid}")
     assert node.runtime_annotations() == {offline.config.metadata.uid: genuine}
-    places = ["/", genuine, f"{node.prefix}/kubepods", f"{genuine}/..", "offline-podx.slice", "x" * 10_000]
-    forgers = [node.run("online", {PLACEMENT: place}) for place in places]
+    places = ["/", genuine, f"{node.root}/kubepods", f"{genuine}/..", "offline-podx.slice", "x" * 10_000]
+    forgers = [node.run_pod("online", annotations={PLACEMENT: place}) for place in places]
     node.proxy.kill()
     node.start()
     assert [node.is_in_box(node.add(pod)) for pod in forgers] == [False] * len(places)
@@ -478,16 +426,16 @@ def test_forged_placement_moves_nothing_after_a_restart(node: Node) -> None:
 # --- dry run ---------------------------------------------------------------------------------------------------------
 
 
-def test_dry_run_makes_no_cgroup_and_changes_no_request_but_tells_what_it_would(node: Node) -> None:
+def test_dry_run_makes_no_cgroup_and_changes_no_request_but_tells_what_it_would(node: Daemon) -> None:
     node.start(options=["--dry-run"])
-    offline = node.run("offline")
+    offline = node.run_pod("offline")
     main = node.add(offline)
     assert not node.is_in_box(offline)
     assert not node.is_in_box(main)
     node.wait_ticks(3)
     assert Tree(node.box.path).directories() == []
     assert node.runtime_annotations() == {}
-    would = [event for event in node.proxy.events() if event["event"] == "would_rewrite"]
+    would = node.proxy.events("would_rewrite")
     assert [(event["method"], event["pod_uid"]) for event in would] == [("RunPodSandbox", offline.config.metadata.uid)]
     assert {change["field"] for change in would[0]["changes"]} >= {"cgroup_parent", "oom_score_adj"}
     status = node.proxy.status()
@@ -524,9 +472,9 @@ def manager(lab: Path) -> Iterator[Manager]:
     manager.close()
 
 
-def test_runtime_that_is_absent_at_the_start_is_awaited_behind_an_open_socket(node: Node) -> None:
-    socket_file = node.lab / "runtime.sock"
-    socket_file.rename(node.lab / "away.sock")
+def test_runtime_that_is_absent_at_the_start_is_awaited_behind_an_open_socket(node: Daemon) -> None:
+    socket_file = node.proxy.directory / "runtime.sock"
+    socket_file.rename(node.proxy.directory / "away.sock")
     node.proxy.start(until_ready=False)
     assert node.proxy.http("/readyz")[0] == 503
     for _ in range(3):
@@ -534,17 +482,17 @@ def test_runtime_that_is_absent_at_the_start_is_awaited_behind_an_open_socket(no
             node.client.call("Version", cri.VersionRequest(), timeout_s=WAIT_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert not node.proxy.status()["runtime"]["ready"]
-    (node.lab / "away.sock").rename(socket_file)
+    (node.proxy.directory / "away.sock").rename(socket_file)
     wait_until(node.proxy.is_ready, WAIT_S, "readiness", node.proxy.log)
     wait_until(node.client.is_ready, WAIT_S, "the client's connection")  # by the relay, it was closed meanwhile
-    assert node.is_in_box(node.run("offline"))
+    assert node.is_in_box(node.run_pod("offline"))
     status = node.proxy.status()["runtime"]
     assert (status["ready"], status["problem"]) == (True, "")
 
 
-def test_service_manager_is_told_of_start_life_reload_and_stop(node: Node, manager: Manager) -> None:
-    node.start(env={"NOTIFY_SOCKET": str(node.lab / "notify"), "WATCHDOG_USEC": "400000"})
-    offline = node.run("offline")
+def test_service_manager_is_told_of_start_life_reload_and_stop(node: Daemon, manager: Manager) -> None:
+    node.start(env={"NOTIFY_SOCKET": str(node.proxy.directory / "notify"), "WATCHDOG_USEC": "400000"})
+    offline = node.run_pod("offline")
 
     def told(line: str, after: int = 0) -> bool:
         return any(line in message for message in manager.messages()[after:])
@@ -565,14 +513,16 @@ def test_service_manager_is_told_of_start_life_reload_and_stop(node: Node, manag
     node.proxy.stop()
     assert node.proxy.exit_status == 0
     assert [m for m in manager.messages() if not m[0].startswith("STATUS=")][-1] == ["STOPPING=1"]
-    assert list(node.lab.glob("criproxy.sock*")) == []
-    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
-    assert node.box.has_lowest_priority()
+    assert list(node.proxy.directory.glob("criproxy.sock*")) == []
+    assert node.limits.now() == (QUOTA_US, MEMORY_BYTES)
+    assert node.limits.has_lowest_priority()
     assert node.is_in_box(offline)
 
 
-def test_watchdog_is_not_fed_while_the_process_does_not_run(node: Node, manager: Manager) -> None:
-    node.start(env={"NOTIFY_SOCKET": str(node.lab / "notify"), "WATCHDOG_USEC": "400000", "WATCHDOG_PID": "1"})
+def test_watchdog_is_not_fed_while_the_process_does_not_run(node: Daemon, manager: Manager) -> None:
+    node.start(
+        env={"NOTIFY_SOCKET": str(node.proxy.directory / "notify"), "WATCHDOG_USEC": "400000", "WATCHDOG_PID": "1"}
+    )
     node.wait_ticks(5)
     assert not any(message == ["WATCHDOG=1"] for message in manager.messages())
 
@@ -591,7 +541,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """Runs Python with a stream socket for stderr, as systemd does."""
 
 
-def test_log_reader_that_hangs_stops_no_call_and_hears_once_what_it_missed(lab: Path, node: Node) -> None:
+def test_log_reader_that_hangs_stops_no_call_and_hears_once_what_it_missed(lab: Path, node: Daemon) -> None:
     def count(metric: str) -> float:
         return float(
             next(line.split()[1] for line in proxy.http("/metrics")[1].splitlines() if line.startswith(metric))
@@ -633,13 +583,13 @@ def test_log_reader_that_hangs_stops_no_call_and_hears_once_what_it_missed(lab: 
     assert process.exit_status == 0, "the end was to wait for nobody who reads the log"
 
 
-def test_limit_that_somebody_else_changed_is_back_within_two_ticks_and_counted_once(node: Node) -> None:
+def test_limit_that_somebody_else_changed_is_back_within_two_ticks_and_counted_once(node: Daemon) -> None:
     node.start()
-    node.run("offline")
+    node.run_pod("offline")
     node.wait_ticks(2)
-    files = {node.box.quota: "90000", node.box.memory: str(200 * MIB)}
-    if node.box.idle.exists():
-        files[node.box.idle] = "0"
+    files = {node.limits.quota: "90000", node.limits.memory: str(200 * MIB)}
+    if node.limits.idle.exists():
+        files[node.limits.idle] = "0"
     for count, (file, value) in enumerate(files.items(), 1):
         own = file.read_text()
         file.write_text(value)
@@ -650,23 +600,23 @@ def test_limit_that_somebody_else_changed_is_back_within_two_ticks_and_counted_o
     assert f"criproxy_box_drift_total {float(len(files))}" in node.proxy.http("/metrics")[1].splitlines()
 
 
-def test_box_that_somebody_removed_is_made_again_with_its_limits(node: Node) -> None:
+def test_box_that_somebody_removed_is_made_again_with_its_limits(node: Daemon) -> None:
     node.start()
-    pod = node.run("offline")
+    pod = node.run_pod("offline")
     node.client.stop_and_remove(pod)
     swept = lambda: node.proxy.status()["box"]["swept"] == 1  # noqa: E731
     wait_until(swept, WAIT_S, "the pod's cgroup to be swept", node.proxy.log)
     for directory in Tree(node.box.path).directories():
         directory.rmdir()
     node.wait_ticks(2)
-    assert node.box.limits() == (QUOTA_US, MEMORY_BYTES)
-    assert node.box.has_lowest_priority()
-    assert node.is_in_box(node.run("offline"))
+    assert node.limits.now() == (QUOTA_US, MEMORY_BYTES)
+    assert node.limits.has_lowest_priority()
+    assert node.is_in_box(node.run_pod("offline"))
 
 
-def test_pod_cgroup_in_the_box_is_removed_with_the_pod_and_kubelet_s_own_is_not(node: Node) -> None:
+def test_pod_cgroup_in_the_box_is_removed_with_the_pod_and_kubelet_s_own_is_not(node: Daemon) -> None:
     node.start()
-    pod, other = node.run("offline"), node.run("offline")
+    pod, other = node.run_pod("offline"), node.run_pod("offline")
     node.add(pod)
     node.add(other)
     own, boxed = told(pod.config.linux.cgroup_parent), f"{node.box.path}/pod{pod.config.metadata.uid}"
@@ -690,9 +640,9 @@ def criproxy(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
-def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
+def test_status_shows_what_runs_and_fails_when_nothing_does(node: Daemon) -> None:
     node.start()
-    pod = node.run("offline")
+    pod = node.run_pod("offline")
     node.wait_ticks(1)
     text = criproxy("status", "--config", node.proxy.config_file)
     assert (text.returncode, text.stderr) == (0, "")
@@ -712,10 +662,10 @@ def test_status_shows_what_runs_and_fails_when_nothing_does(node: Node) -> None:
     assert f"no criproxy answers at {node.proxy.asked_at}" in gone.stderr
 
 
-def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started_and_after_a_restart(node: Node) -> None:
+def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started_and_after_a_restart(node: Daemon) -> None:
     node.start()
     assert node.proxy.status()["cgroup"]["driver"] is None
-    node.run("online")
+    node.run_pod("online")
     status = node.proxy.status()
     assert (status["cgroup"]["driver"], status["box"]["path"]) == ("cgroupfs", None)
     node.proxy.restart()
@@ -725,9 +675,9 @@ def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started_and_after_
     assert node.proxy.status()["box"]["path"] is None
 
 
-def test_status_counts_no_pod_that_has_ended(node: Node) -> None:
+def test_status_counts_no_pod_that_has_ended(node: Daemon) -> None:
     node.start()
-    ended, runs = node.run("offline"), node.run("offline")
+    ended, runs = node.run_pod("offline"), node.run_pod("offline")
     node.client.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=ended.id))
     shown = [pod["uid"] for pod in node.proxy.status()["pods"]]
     node.proxy.restart()
@@ -738,9 +688,9 @@ def test_status_counts_no_pod_that_has_ended(node: Node) -> None:
     assert node.is_in_box(runs)
 
 
-def test_status_and_why_agree_from_the_moment_that_colocation_is_on(node: Node) -> None:
+def test_status_and_why_agree_from_the_moment_that_colocation_is_on(node: Daemon) -> None:
     node.start(config(enabled=False))
-    node.run("offline")
+    node.run_pod("offline")
     node.wait_ticks(3)
     node.switch(config())
     node.wait_ticks(2)
@@ -756,10 +706,10 @@ def test_status_and_why_agree_from_the_moment_that_colocation_is_on(node: Node) 
     [pytest.param("grpc", [], id="grpc"), pytest.param("relay", ["proxy.engine"], id="relay")],
 )
 def test_status_tells_the_engine_and_that_another_waits_for_a_restart(
-    node: Node, engine: str, waiting: list[str]
+    node: Daemon, engine: str, waiting: list[str]
 ) -> None:
     node.start({**config(), "proxy": {"engine": engine}})
-    assert node.is_in_box(node.run("offline"))
+    assert node.is_in_box(node.run_pod("offline"))
     assert node.proxy.status()["engine"] == engine
     metrics = node.proxy.http("/metrics")[1]
     assert "criproxy_connections_broken_total 0.0" in metrics

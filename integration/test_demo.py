@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from integration.demo.place import Place
 from integration.lab.cgroups import Tree
 from integration.lab.clean import clean, leftovers
 from integration.lab.containerd import shim_sockets
+from integration.lab.directory import cgroup_root
 from integration.lab.ports import free_ports
 from integration.lab.process import wait_until
 
@@ -29,40 +29,36 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A directory, a port and a plot for the demos of one test."""
+    """A port and a plot for the demos of one test."""
 
-    base: Path
     port: int
-
-    @property
-    def lab(self) -> Path:
-        return Place(self.base).lab
-
-    @property
-    def plot(self) -> Path:
-        return self.base.parent / "plot.png"
+    plot: Path
 
     def command(self, *arguments: str) -> list[str]:
-        own = ["--directory", str(self.base), "--port", str(self.port), "--plot", str(self.plot)]
-        return [str(COMMAND), *own, *arguments]
+        return [str(COMMAND), "--port", str(self.port), "--plot", str(self.plot), *arguments]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture
-def spot() -> Iterator[Spot]:
-    """Where the test's demos run; what they leave fails the test."""
-    base = Path("/run") / f"criproxy-demo-{os.getpid()}"
-    found = Spot(base / "demo", free_ports(1)[0])
-    base.mkdir()
-    yield found
-    left = leftovers(found.lab)
-    clean(found.lab)
-    found.plot.unlink(missing_ok=True)
-    unclean = [*left, *(str(path) for path in base.iterdir())]
-    subprocess.run(["rm", "-rf", base], check=True)
-    assert unclean == []
+def spot(tmp_path: Path) -> Spot:
+    return Spot(free_ports(1)[0], tmp_path / "plot.png")
+
+
+def lab_of(text: str) -> Path:
+    """Where a demo that has written this lives."""
+    found = re.search(r"a private containerd in ([^\s,]+)", text)
+    assert found, text
+    return Path(found[1])
+
+
+def assert_left_nothing(text: str) -> None:
+    """A demo cleaned its lab up, and says so."""
+    lab = lab_of(text)
+    left = [str(lab)] if lab.exists() else leftovers(lab)
+    clean(lab)
+    assert (left, CLEAN in text) == ([], True)
 
 
 class Running:
@@ -111,65 +107,59 @@ def running(spot: Spot) -> Iterator[Running]:
         if demo.process.poll() is None:
             demo.process.kill()
             demo.process.wait()
+        clean(lab_of(demo.text))
 
 
 def test_demo_played_to_its_end_tells_the_numbers_and_leaves_only_the_plot(spot: Spot) -> None:
     done = spot.run("--seconds", "12")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert PLAYING in done.stdout and CLEAN in done.stdout
+    assert PLAYING in done.stdout
     offline = re.search(r"Offline work got ([0-9.]+) core-seconds in 12 s", done.stdout)
     online = re.search(r"Online wanted ([0-9.]+) core-seconds and used ([0-9.]+)", done.stdout)
     assert offline and float(offline[1]) > 0
     assert online and 0 < float(online[2]) <= 1.2 * float(online[1])
     assert spot.plot.read_bytes().startswith(b"\x89PNG") and f"Plot: {spot.plot}" in done.stdout
-    assert not spot.base.exists()
+    assert_left_nothing(done.stdout)
 
 
 def test_demo_with_a_real_kubelet_has_it_start_the_pods(spot: Spot) -> None:
     done = spot.run("--kubelet", "--seconds", "12")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "a real kubelet" in done.stdout and CLEAN in done.stdout
+    assert "a real kubelet" in done.stdout
     assert re.search(r"online pod: /\S+/kubepods/burstable/pod", done.stdout)
-    assert not spot.base.exists()
+    assert_left_nothing(done.stdout)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_demo_stopped_by_a_signal_cleans_up(spot: Spot, running: Running, number: signal.Signals) -> None:
     running.process.send_signal(number)
     assert running.wait() == 128 + number, running.text
-    assert CLEAN in running.text and f"stopped by {number.name}" in running.text
-    assert "box limit" in running.text
-    assert not spot.base.exists()
+    assert f"stopped by {number.name}" in running.text and "box limit" in running.text
+    assert_left_nothing(running.text)
 
 
 def test_demo_killed_leaves_pods_that_the_next_one_cleans_up(spot: Spot, running: Running) -> None:
     running.process.kill()
     running.process.wait()
-    sockets = shim_sockets(spot.lab)
-    assert Tree(Place(spot.base).cgroup).pids() and sockets  # else there would be nothing to clean
+    lab = lab_of(running.text)
+    sockets = shim_sockets(lab)
+    assert Tree(cgroup_root(lab)).pids() and sockets  # else there would be nothing to clean
     done = spot.run("--seconds", "10")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Cleaning up what an earlier demo left" in done.stdout and CLEAN in done.stdout
+    assert re.search(rf"Cleaning up what an earlier demo left in .*{lab}", done.stdout)
     assert not [path for path in sockets if path.exists()]
-    assert not spot.base.exists()
+    assert_left_nothing(done.stdout)
 
 
 def test_demo_beside_another_says_in_one_sentence_what_is_taken_and_leaves_it_alone(
     spot: Spot, running: Running
 ) -> None:
-    same_place = spot.run("--seconds", "10")
-    assert same_place.returncode == 1
-    assert same_place.stderr == (
-        f"demo: Another demo is running in {spot.base} (pid {running.process.pid}): "
-        "wait for its end, or end it with Ctrl-C.\n"
-    )
-    other = Spot(spot.base.parent / "other", spot.port)
-    same_port = other.run("--seconds", "10")
-    assert same_port.returncode == 1 and not other.base.exists()
-    assert same_port.stderr == (
+    other = spot.run("--seconds", "10")
+    assert other.returncode == 1
+    assert other.stderr == (
         f"demo: Port 127.0.0.1:{spot.port} is taken by another program: give a free one with --port.\n"
     )
-    assert running.process.poll() is None and spot.lab.exists()
+    assert running.process.poll() is None and lab_of(running.text).exists()
     running.process.send_signal(signal.SIGINT)
     assert running.wait() == 128 + signal.SIGINT
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from integration.lab.cgroups import version
-from integration.lab.harm import HarmedNode, harmed_node
+from integration.lab.criproxy import static
+from integration.lab.harm import HarmedNode
 from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 
@@ -56,21 +57,21 @@ wait
 LITTLE = "while :; do dd if=/data/online of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null; sleep 0.5; done"
 
 
-@dataclass
 class Node(HarmedNode):
-    """`number`: the slow disk's; `out`: where online writes how long its reads took."""
+    """Containers see a directory of the host's in /out, where online writes how long its reads took."""
 
-    out: Path
-    number: str
+    @property
+    def out(self) -> Path:
+        return self.mounts[Path("/out")]
+
+    @property
+    def number(self) -> str:
+        """The slow disk's."""
+        device = DISK.stat().st_rdev
+        return f"{os.major(device)}:{os.minor(device)}"
 
     def start(self, **more: Any) -> None:
-        self.configure({
-            "control": {"policy": "static"},
-            "cpu": {"static_cores": 1.0},
-            "memory": {"static_bytes": 512 * MIB},
-            "guard": {"enabled": False},
-            **more,
-        })  # fmt: skip
+        self.configure(static(1.0, 512 * MIB, **more))
 
     def limit(self) -> str:
         """What the kernel holds the box to on the disk; "": nothing."""
@@ -122,10 +123,7 @@ def node(lab: Path) -> Iterator[Node]:
     (out := lab / "out").mkdir()
     with ExitStack() as stack:
         make_disk(data, stack)
-        device = DISK.stat().st_rdev
-        node = stack.enter_context(harmed_node(lab, {Path("/data"): data, Path("/out"): out}))
-        number = f"{os.major(device)}:{os.minor(device)}"
-        yield Node(node.root, node.client, node.proxy, node.mounts, out, number)
+        yield stack.enter_context(Node.before(lab, starts=False, mounts={Path("/data"): data, Path("/out"): out}))
 
 
 def make_disk(data: Path, stack: ExitStack) -> None:
@@ -146,12 +144,12 @@ def make_disk(data: Path, stack: ExitStack) -> None:
 
 def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a_kill(node: Node, say: Say) -> None:
     node.start(interference={"evict_after_s": 3600.0})
-    node.run("online", ("sh", "-c", CALM))
+    node.start_pod("online", ("sh", "-c", CALM))
     wait_until((node.out / "reads").exists, WAIT_S, "online's first read")
     alone = node.watch(15.0)
     say(f"alone: {alone}")
     (node.out / "reads").unlink()
-    node.run("offline", ("sh", "-c", HOG))
+    node.start_pod("offline", ("sh", "-c", HOG))
     began_s = time.monotonic()
     wait_until(lambda: ("io", "tried") in node.moves(), WAIT_S, "the experiment", node.proxy.log)
     hurt, tried_s = node.reads_ms(), time.monotonic() - began_s
@@ -181,7 +179,7 @@ def test_box_that_takes_the_disk_is_found_bounded_and_cured_and_stays_so_after_a
 def test_what_a_killed_process_left_is_lifted_when_nobody_knows_why_it_was(node: Node, say: Say) -> None:
     """Somebody's own limit on another disk, or on this one, stays."""
     node.start()
-    node.run("offline", ("sh", "-c", LITTLE))
+    node.start_pod("offline", ("sh", "-c", LITTLE))
     wait_until(node.is_there, WAIT_S, "the box")
     file = node.box.file("io", "io.max")
     node.proxy.kill()
@@ -200,8 +198,8 @@ def test_what_a_killed_process_left_is_lifted_when_nobody_knows_why_it_was(node:
 
 def test_online_that_fills_the_disk_by_itself_costs_the_box_nothing_for_good(node: Node, say: Say) -> None:
     node.start()
-    node.run("offline", ("sh", "-c", LITTLE))
-    node.run("online", ("sh", "-c", HOG))
+    node.start_pod("offline", ("sh", "-c", LITTLE))
+    node.start_pod("online", ("sh", "-c", HOG))
     wait_until(lambda: node.value("io_pressure") > 10.0, WAIT_S, "online to wait", node.proxy.log)
     limits = []
     for _ in range(40):

@@ -95,19 +95,12 @@ class Node:
 
     def evicted(self) -> list[str]:
         """By criproxy."""
-        events = self.criproxy.events() if self.criproxy else []
-        return [event["pod"].removesuffix(f"-{self.kubelet.node}") for event in events if event["event"] == "stop"]
+        events = self.criproxy.events("stop") if self.criproxy else []
+        return [event["pod"].removesuffix(f"-{self.kubelet.node}") for event in events]
 
     def problems(self) -> set[str]:
         """Which of `PROBLEMS` the problems of the status name."""
-        said = "\n".join(self.criproxy.status()["problems"]) if self.criproxy else ""
-        return {words for words in PROBLEMS if words in said}
-
-    def metric(self, name: str) -> float:
-        assert self.criproxy is not None
-        found = re.search(rf"^{re.escape(name)} (\S+)$", self.criproxy.http("/metrics")[1], re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
+        return {words for words in PROBLEMS if self.criproxy and self.criproxy.problems(words)}
 
 
 FIRST = {
@@ -176,9 +169,9 @@ def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(
     node: Node, request: pytest.FixtureRequest, say: Say
 ) -> None:
     manner = request.node.callspec.params["node"].partition("-with-")[0]
-    if node.criproxy:
-        wait_until(lambda: node.metric("criproxy_eviction_hard_known") == 1, WAIT_S, "kubelet's threshold to be read")
-        wait_until(lambda: node.metric("criproxy_limit_bytes") > (HOG_MIB + 100) * MIB, WAIT_S, "room for the hog")
+    if proxy := node.criproxy:
+        wait_until(lambda: proxy.metric("criproxy_eviction_hard_known") == 1, WAIT_S, "kubelet's threshold to be read")
+        wait_until(lambda: proxy.metric("criproxy_limit_bytes") > (HOG_MIB + 100) * MIB, WAIT_S, "room for the hog")
     node.hold("hog", holding(HOG_MIB))
     node.hold("small", holding(SMALL_MIB), SMALL_MIB // 4)
     place = "offline" if node.criproxy else "kubepods/besteffort"
@@ -217,7 +210,8 @@ def test_kubelet_is_never_to_choose_while_an_offline_pod_holds_memory(
     if manner == "evict":
         assert set(node.evicted()) == {"default/hog"}
         assert not {"online", "small"} & {ranked[0] for ranked in rankings}, "others may take memory here, too"
-        assert node.metric('criproxy_evictions_total{resource="memory"}') >= 1
+        assert node.criproxy
+        assert node.criproxy.metric('criproxy_evictions_total{resource="memory"}') >= 1
     else:
         assert node.evicted() == []
         assert rankings[0][0] == FIRST[request.node.callspec.params["node"]], "kubelet's own choice"

@@ -8,18 +8,15 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.lab.cgroups import Tree, hierarchies
-from integration.lab.clean import clean, leftovers
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy
-from integration.lab.directory import claimed
-from integration.lab.kubelet import Kubelet, PodStatus, find_kubelet, static_pod
-from integration.lab.process import wait_until
+from integration.lab.kubelet import PodStatus, find_kubelet, static_pod
+from integration.lab.node import FOREVER, OFFLINE, KubeletNode
+from integration.lab.process import cpus_of, wait_until
 
 pytestmark = [
     pytest.mark.alone,
@@ -33,7 +30,6 @@ COMINGS = 3
 SOON_S = 300.0
 """For what kubelet does at its next look, each 10 s; long, for a busy machine."""
 
-OFFLINE = {"colocation.criproxy.io/class": "offline"}
 BUSY = ("sh", "-c", "while :; do :; done & while :; do :; done")
 ONE_CPU = {name: {"cpu": "1", "memory": "64Mi"} for name in ("requests", "limits")}
 STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
@@ -41,68 +37,31 @@ POD_CPUS = "PodLevelResourceManagers"
 """Kubelet's feature gate, since 1.36, by which it gives CPUs to a pod for all of its containers."""
 
 
-class Node:
-    """Kubelet, criproxy and containerd."""
-
-    def __init__(
-        self, lab: Path, config: Config | None = None, *, settings: Mapping[str, object] | None = None
-    ) -> None:
-        """`config`: more of criproxy's. `settings`: more of kubelet's."""
-        self.containerd = Containerd(lab)
-        root_dir = Kubelet(lab, self.containerd.socket).root_dir
-        own: Config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": {"root_dir": str(root_dir)}}
-        self.criproxy = Criproxy(lab, self.containerd.socket, {**own, **(config or {})})
-        self.kubelet = Kubelet(lab, self.criproxy.socket, settings={**STATIC, **(settings or {})})
-        self.box = Tree(f"{self.kubelet.cgroup_root}/offline")
-
-    def start(self) -> None:
-        self.containerd.start()
-        self.criproxy.start()
-        self.kubelet.start()
+class Node(KubeletNode):
+    """A node whose kubelet gives CPUs away."""
 
     def run(self, name: str, *, exclusive: bool = False, offline: bool = True) -> PodStatus:
         labels, resources = OFFLINE if offline else {}, ONE_CPU if exclusive else {}
-        command = ("sleep", "2147483647") if exclusive else BUSY
-        self.kubelet.add_pod(static_pod(name, command, labels=labels, resources=resources))
-        return self.kubelet.wait_running(name)
+        return self.kubelet.run(static_pod(name, FOREVER if exclusive else BUSY, labels=labels, resources=resources))
 
     def run_with_cpus_of_the_pod(self, name: str, *, offline: bool) -> PodStatus:
         """A pod with a CPU for both of its containers, of which neither asks for any."""
         manifest = static_pod(name, labels=OFFLINE if offline else {})
         first = manifest["spec"]["containers"][0]
         manifest["spec"] |= {"resources": ONE_CPU, "containers": [first, {**first, "name": "beside"}]}
-        self.kubelet.add_pod(manifest)
-        return self.kubelet.wait_running(name)
+        return self.kubelet.run(manifest)
 
-    def remove(self, pod: PodStatus) -> None:
-        self.kubelet.remove_pod(pod.name)
-        self.kubelet.wait_gone(pod)
-
-    def of_pod(self, pod: PodStatus) -> set[int]:
-        """The processes of an offline pod, its sandbox's too."""
-        return Tree(f"{self.box.path}/pod{pod.uid}").pids()
-
-    def allowed(self) -> dict[int, set[int]]:
+    def allowed(self) -> dict[int, frozenset[int]]:
         """The CPUs that each process of the box may run on."""
-        return {pid: cpus for pid in self.box.pids() if (cpus := cpus_of(pid))}
+        return {pid: cpus for pid in Tree(self.box).pids() if (cpus := cpus_of(pid))}
 
     def box_seconds_on(self, cpu: int) -> float:
         """CPU time of the box on one CPU; always 0 on cgroup v2, which does not tell.
 
         Source: Documentation/admin-guide/cgroup-v1/cpuacct.rst.
         """
-        files = [
-            h.directory(self.box.path) / "cpuacct.usage_percpu" for h in hierarchies() if "cpuacct" in h.controllers
-        ]
+        files = [h.directory(self.box) / "cpuacct.usage_percpu" for h in hierarchies() if "cpuacct" in h.controllers]
         return sum(int(file.read_text().split()[cpu]) for file in files) / 1e9
-
-
-def cpus_of(pid: int) -> set[int]:
-    """The CPUs that a process may run on; none when it has gone."""
-    try:
-        return os.sched_getaffinity(pid)
-    except ProcessLookupError:
-        return set()
 
 
 def samples_on(node: Node, cpu: int) -> int:
@@ -117,7 +76,7 @@ def samples_on(node: Node, cpu: int) -> int:
 def running_on(node: Node) -> set[int]:
     """The CPUs that the box's running processes are on. Source: proc(5), /proc/PID/stat, (3) and (39)."""
     found = set()
-    for pid in node.box.pids():
+    for pid in Tree(node.box).pids():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -129,7 +88,7 @@ def running_on(node: Node) -> set[int]:
 
 def exclusive_cpu(node: Node, pod: PodStatus) -> int:
     """The CPU that the container of an online pod has for itself, once it has."""
-    cgroups = Tree(f"{node.kubelet.cgroup_root}/kubepods/pod{pod.uid}")
+    cgroups = Tree(f"{node.root}/kubepods/pod{pod.uid}")
 
     def given() -> int | None:
         kept = [cpus_of(pid) for pid in cgroups.pids()]
@@ -143,14 +102,8 @@ def exclusive_cpu(node: Node, pod: PodStatus) -> int:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    with claimed() as lab:
-        try:
-            node = Node(lab)
-            node.start()
-            yield node
-        finally:
-            clean(lab)
-    assert leftovers(lab) == []
+    with Node.up(settings=STATIC) as node:
+        yield node
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +122,7 @@ def online(node: Node, busy: PodStatus, request: pytest.FixtureRequest) -> Itera
     name = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
     pod = node.run(f"online-{name}", exclusive=True, offline=False)
     yield pod
-    node.remove(pod)
+    node.kubelet.end(pod)
 
 
 def test_offline_pod_leaves_the_cpu_that_an_online_pod_is_given(
@@ -182,20 +135,20 @@ def test_offline_pod_leaves_the_cpu_that_an_online_pod_is_given(
     say(f"offline was on the exclusive CPU {cpu} in {seen} of {SAMPLES} samples")
     assert (seen, node.box_seconds_on(cpu)) == (0, began_s)
     assert not [pid for pid, cpus in node.allowed().items() if cpu in cpus]
-    assert node.criproxy.status()["box"]["cpus"] == "0"
+    assert node.proxy.status()["box"]["cpus"] == "0"
 
 
 def test_cpu_is_left_before_the_online_pod_starts_on_it(
     node: Node, busy: PodStatus, say: Callable[[str], object]
 ) -> None:
     """Each time one comes, from the moment that its container is there, which does not run yet."""
-    kubepods = Tree(f"{node.kubelet.cgroup_root}/kubepods")
+    kubepods = Tree(f"{node.root}/kubepods")
 
     def given() -> set[int]:
         return {cpu for cpus in map(cpus_of, kubepods.pids()) if len(cpus) == 1 for cpu in cpus}
 
     for number in range(COMINGS):
-        manifest = static_pod(f"comes-{number}", ("sleep", "2147483647"), resources=ONE_CPU)
+        manifest = static_pod(f"comes-{number}", FOREVER, resources=ONE_CPU)
         assert not given()
         node.kubelet.add_pod(manifest)
         cpus = wait_until(given, SOON_S, "an exclusive CPU", node.kubelet.log, SAMPLE_S)
@@ -206,7 +159,7 @@ def test_cpu_is_left_before_the_online_pod_starts_on_it(
 
         assert not [cpus for cpus in may_run if cpu in cpus]
         assert (samples_on(node, cpu), node.box_seconds_on(cpu)) == (0, began_s)
-        node.remove(pod)
+        node.kubelet.end(pod)
         wait_until(lambda: any(len(cpus) > 1 for cpus in node.allowed().values()), SOON_S, "the CPU to be shared again")
     say(f"in {COMINGS} starts, the box had left the CPU before the container was there")
 
@@ -219,18 +172,18 @@ def test_offline_pod_that_starts_beside_an_exclusive_cpu_never_runs_on_it(node: 
     pod = node.run("later")
 
     assert (samples_on(node, cpu), node.box_seconds_on(cpu)) == (0, began_s)
-    assert all(cpus_of(pid) == {0} for pid in node.of_pod(pod))
-    node.remove(pod)
+    assert all(cpus_of(pid) == {0} for pid in node.pids_of(pod))
+    node.kubelet.end(pod)
 
 
 def test_offline_pods_have_the_cpu_again_when_the_online_pod_has_gone(node: Node, busy: PodStatus) -> None:
     gone = node.run("online-once", exclusive=True, offline=False)
     cpu = exclusive_cpu(node, gone)
-    node.remove(gone)
+    node.kubelet.end(gone)
 
     wait_until(lambda: all(cpu in cpus for cpus in node.allowed().values()), SOON_S, "the CPU to be the box's again")
     assert samples_on(node, cpu) > 0
-    assert node.criproxy.status()["box"]["cpus"] == "0-1"
+    assert node.proxy.status()["box"]["cpus"] == "0-1"
 
 
 @pytest.mark.parametrize("part", ["criproxy", "kubelet"])
@@ -239,7 +192,7 @@ def test_exclusive_cpu_stays_so_through_a_restart(node: Node, online: PodStatus,
     wait_until(lambda: not any(cpu in cpus for cpus in node.allowed().values()), SOON_S, "the box to leave the CPU")
     began_s = node.box_seconds_on(cpu)
 
-    (node.criproxy if part == "criproxy" else node.kubelet).restart()
+    (node.proxy if part == "criproxy" else node.kubelet).restart()
 
     assert (samples_on(node, cpu), node.box_seconds_on(cpu)) == (0, began_s)
 
@@ -250,10 +203,10 @@ def test_offline_pod_with_a_cpu_of_its_own_has_that_one(node: Node, busy: PodSta
     pod = node.run("offline-guaranteed", exclusive=True)
     cpu = len(os.sched_getaffinity(0)) - 1
 
-    wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.of_pod(pod)], SOON_S, "its own CPU", node.kubelet.log)
+    wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.pids_of(pod)], SOON_S, "its own CPU", node.kubelet.log)
 
     assert re.findall(r"(?m)^E.*reconcileState: failed.*", node.kubelet.log.read_text()[before:]) == []
-    node.remove(pod)
+    node.kubelet.end(pod)
 
 
 @pytest.fixture
@@ -262,21 +215,9 @@ def of_pods() -> Iterator[Node]:
     help_text = subprocess.run([find_kubelet(), "--help"], capture_output=True, text=True, check=True).stdout
     if f"{POD_CPUS}=" not in help_text:
         pytest.skip("this kubelet gives CPUs to containers alone")
-    with claimed() as lab:
-        try:
-            node = Node(
-                lab,
-                settings={
-                    "topologyManagerPolicy": "best-effort",
-                    "topologyManagerScope": "pod",
-                    "featureGates": {POD_CPUS: True},
-                },
-            )
-            node.start()
-            yield node
-        finally:
-            clean(lab)
-    assert leftovers(lab) == []
+    topology = {"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}
+    with Node.up(settings={**STATIC, **topology, "featureGates": {POD_CPUS: True}}) as node:
+        yield node
 
 
 def test_cpus_of_a_whole_pod_are_left_to_an_online_one_and_used_by_an_offline_one(of_pods: Node) -> None:
@@ -286,12 +227,12 @@ def test_cpus_of_a_whole_pod_are_left_to_an_online_one_and_used_by_an_offline_on
     cpu = exclusive_cpu(node, online)
     began_s = node.box_seconds_on(cpu)
 
-    seen, cpus = samples_on(node, cpu), node.criproxy.status()["box"]["cpus"]
+    seen, cpus = samples_on(node, cpu), node.proxy.status()["box"]["cpus"]
     used_s = node.box_seconds_on(cpu) - began_s
-    node.remove(online)
+    node.kubelet.end(online)
     offline = node.run_with_cpus_of_the_pod("offline-two", offline=True)
-    wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.of_pod(offline)], SOON_S, "its CPU", node.kubelet.log)
+    wait_until(lambda: {cpu} in [cpus_of(pid) for pid in node.pids_of(offline)], SOON_S, "its CPU", node.kubelet.log)
 
     assert (seen, used_s, cpus) == (0, 0.0, "0")
-    assert node.criproxy.status()["box"]["cpus"] == f"0,{cpu}" if cpu > 1 else "0-1"
-    assert node.criproxy.status()["problems"] == []
+    assert node.proxy.status()["box"]["cpus"] == f"0,{cpu}" if cpu > 1 else "0-1"
+    assert node.proxy.status()["problems"] == []

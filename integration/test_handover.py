@@ -14,7 +14,6 @@ import struct
 import sys
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,16 +24,17 @@ import grpc
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab.cgroups import Tree, hierarchies, of_process
-from integration.lab.churn import Churn, RecordingClient, Spec
+from integration.lab.cgroups import Tree
+from integration.lab.churn import Churn, RecordingClient, Spec, place_of
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy, python_path
+from integration.lab.criproxy import QUICK, Config, Criproxy, python_path, static
 from integration.lab.cut import strange
 from integration.lab.directory import cgroup_root
-from integration.lab.kubelet import Kubelet, static_pod
+from integration.lab.kubelet import static_pod
 from integration.lab.load import Call, Job, Load
 from integration.lab.lookout import Lookout
+from integration.lab.node import CLASS, KubeletNode, Node
 from integration.lab.process import Process, is_running, wait_until
 from integration.lab.upgrades import Code, ask, command, pids, serving, stop_all, upgrade
 from integration.lab.watch import Watch
@@ -50,7 +50,6 @@ WAIT_S = 240.0
 RETIRED_S = 120.0
 """A process that was replaced ends within 11 s when no call lasts longer; more for a busy machine."""
 
-CLASS = "colocation.criproxy.io/class"
 CONFIG: Config = {
     "proxy": {"engine": "relay"},  # the one that can drain
     "colocation": {"enabled": True},
@@ -59,52 +58,14 @@ CONFIG: Config = {
     "guard": {"enabled": False},  # others use this machine, too
 }
 
-STATIC: Config = {
-    **CONFIG,
-    "control": {"policy": "static", "interval_s": 0.2},
-    "cpu": {"static_cores": 0.5},
-    "memory": {"static_bytes": 256 << 20},
-}
-
-
-@dataclass(frozen=True)
-class Node:
-    """A criproxy that runs before containerd; cgroups below `root`. `direct` is a client past it."""
-
-    proxy: Criproxy
-    containerd: Containerd
-    direct: CriClient
-    root: str
-
-    def spec(self, kind: str, name: str) -> Spec:
-        uid = f"{kind}-{name}"
-        return Spec(uid, f"{self.root}/kubepods/besteffort/pod{uid}", {CLASS: kind})
-
-    def place(self, uid: str) -> str:
-        where = "offline" if uid.startswith("offline") else "kubepods/besteffort"
-        return f"{self.root}/{where}/pod{uid}"
-
-    def run(self, client: CriClient, kind: str) -> Container:
-        spec = self.spec(kind, uuid.uuid4().hex[:8])
-        Tree(spec.cgroup_parent).make()
-        pod = client.run_pod(spec.uid, uid=spec.uid, labels=spec.labels, cgroup_parent=spec.cgroup_parent)
-        return client.run_container(pod, "main", ["sleep", "2147483647"])
-
-    def pods_in_box(self) -> set[str]:
-        """The names of the pods' directories in the box, in any hierarchy."""
-        boxes = [hierarchy.directory(f"{self.root}/offline") for hierarchy in hierarchies()]
-        return {pod.name for box in boxes for pod in box.glob("pod*")}
-
-    def is_in_box(self, what: Container) -> bool:
-        where = {os.path.dirname(path) for path in of_process(self.direct.pid(what)).values()}
-        return where == {f"{self.root}/offline/pod{what.pod.config.metadata.uid}"}
+STATIC = {**CONFIG, **static(0.5, control={"interval_s": 0.2})}
 
 
 @pytest.fixture
-def node(lab: Path, containerd: Containerd, client: CriClient, cgroup_parent: str) -> Iterator[Node]:
-    proxy = Criproxy(lab, containerd.socket, CONFIG)
-    yield Node(proxy, containerd, client, cgroup_parent.partition("/kubepods")[0])
-    stop_all(proxy)
+def node(lab: Path, containerd: Containerd, client: CriClient) -> Iterator[Node]:
+    with Node.before(containerd, CONFIG, directory=lab, starts=False) as node:
+        yield node
+        stop_all(node.proxy)
 
 
 def sockets(proxy: Criproxy) -> set[str]:
@@ -153,14 +114,12 @@ def load_jobs(container: Container) -> dict[str, Job]:
 def test_upgrades_under_load_fail_no_call(node: Node, say: Say) -> None:
     proxy = node.proxy
     proxy.start()
-    with CriClient(proxy.socket) as through:
-        container = node.run(through, "online")
-        standing = node.run(through, "offline")
-    lookout = Lookout(node.containerd.directory, node.containerd.socket, node.place)
+    container, standing = node.run("online"), node.run("offline", "offline-standing")
+    lookout = Lookout(node.containerd.directory, node.containerd.socket, lambda uid: place_of(node.root, uid))
     times, first = [], serving(proxy)
     with RecordingClient(proxy.socket) as pods:
         churns = [
-            Churn(f"{kind} pods", pods, lambda n, kind=kind: node.spec(kind, f"churn-{n}"), f"upgrades/{kind}")  # type: ignore[misc]
+            Churn(f"{kind} pods", pods, lambda n, kind=kind: Spec.of(node.root, kind, f"churn-{n}"), f"upgrades/{kind}")  # type: ignore[misc]
             for kind in ("offline", "online")
         ]
         lookout.start()
@@ -196,11 +155,10 @@ def test_upgrades_under_load_fail_no_call(node: Node, say: Say) -> None:
 def test_restarts_under_load_fail_calls_with_unavailable_alone_and_lose_no_pod(node: Node, say: Say) -> None:
     proxy = node.proxy
     proxy.start()
-    with CriClient(proxy.socket) as through:
-        container = node.run(through, "online")
+    container = node.run("online")
     with RecordingClient(proxy.socket) as pods:
         churns = [
-            Churn(f"{kind} pods", pods, lambda n, kind=kind: node.spec(kind, f"churn-{n}"), f"restarts/{kind}")  # type: ignore[misc]
+            Churn(f"{kind} pods", pods, lambda n, kind=kind: Spec.of(node.root, kind, f"churn-{n}"), f"restarts/{kind}")  # type: ignore[misc]
             for kind in ("offline", "online")
         ]
         with Load(proxy.socket, load_jobs(container), pause_s=0.005) as load:
@@ -535,14 +493,12 @@ def test_disk_that_hangs_in_fsync_delays_no_hand_over_and_no_end_and_costs_no_me
     (lab / "slow").mkdir()
     (lab / "slow" / "sitecustomize.py").write_text(SLOW_DISK)
     proxy.start(env={"PYTHONPATH": f"{lab / 'slow'}:{python_path()}"})
-    with CriClient(proxy.socket) as client:
-        node.run(client, "offline")
+    node.run("offline")
     wait_until(lambda: ticks() >= 50, WAIT_S, "something to remember", proxy.log)
     before = ticks()
     took_s = upgrade(proxy)
     assert took_s < 60, "the new process was to wait for no disk"
-    with CriClient(proxy.socket) as client:
-        assert node.is_in_box(node.run(client, "offline"))
+    assert node.is_in_box(node.run("offline"))
     wait_until(proxy.is_ready, WAIT_S, "readiness", proxy.log)
     own = ticks()
     stop_all(proxy, 60)
@@ -555,13 +511,8 @@ def test_limits_are_in_force_at_every_moment_and_one_process_writes_them(node: N
     proxy = node.proxy
     proxy.configure(STATIC)
     proxy.start()
-    with CriClient(proxy.socket) as through:
-        container = node.run(through, "offline")
-    quota = next(
-        h.directory(f"{node.root}/offline") / ("cpu.max" if h.version == 2 else "cpu.cfs_quota_us")
-        for h in hierarchies()
-        if "cpu" in h.controllers
-    )
+    container = node.run("offline")
+    quota = node.box.either("cpu.cfs_quota_us", "cpu.max")
     held = quota.read_text()
     seen: set[str] = set()
     ended = threading.Event()
@@ -588,31 +539,31 @@ COMPLAINT = re.compile(r"^[EW]\d{4} .*(rpc error|remote_runtime|remote_image|tra
 KUBELET_UPGRADES = 5
 
 
-def test_kubelet_through_upgrades_restarts_no_pod_and_complains_of_nothing(lab: Path, say: Say) -> None:
-    containerd = Containerd(lab)
-    containerd.start()
-    proxy = Criproxy(lab, containerd.socket, CONFIG)
-    proxy.start()
-    kubelet = Kubelet(lab, proxy.socket)
-    kubelet.start()
+@pytest.fixture
+def kubelet_node() -> Iterator[KubeletNode]:
+    with KubeletNode.up(CONFIG) as node:
+        yield node
+
+
+def test_kubelet_through_upgrades_restarts_no_pod_and_complains_of_nothing(kubelet_node: KubeletNode, say: Say) -> None:
+    proxy, kubelet = kubelet_node.proxy, kubelet_node.kubelet
     probe = {"exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 30, "failureThreshold": 1}
     for kind in ("online", "offline"):
         manifest = static_pod(kind, labels={CLASS: kind})
         manifest["spec"]["containers"][0]["livenessProbe"] = probe
         kubelet.add_pod(manifest)
     uids = {kubelet.wait_running(kind).uid: kind for kind in ("online", "offline")}
-    with CriClient(containerd.socket) as direct:
-        watch = Watch(direct, uids, {}, say)
-        watch.start()
-        seen = len(kubelet.log.read_text(errors="replace"))
-        for number in range(KUBELET_UPGRADES):
-            upgrade(proxy)
-            kubelet.add_pod(static_pod(f"amid-{number}", labels={CLASS: "offline"}))
-            time.sleep(2)
-        for number in range(KUBELET_UPGRADES):
-            assert kubelet.wait_running(f"amid-{number}").restarts == 0
-        wait_alone(proxy)
-        watch.end()
+    watch = Watch(kubelet_node.client, uids, {}, say)
+    watch.start()
+    seen = len(kubelet.log.read_text(errors="replace"))
+    for number in range(KUBELET_UPGRADES):
+        upgrade(proxy)
+        kubelet.add_pod(static_pod(f"amid-{number}", labels={CLASS: "offline"}))
+        time.sleep(2)
+    for number in range(KUBELET_UPGRADES):
+        assert kubelet.wait_running(f"amid-{number}").restarts == 0
+    wait_alone(proxy)
+    watch.end()
 
     def complained() -> list[str]:
         return [match[0] for match in COMPLAINT.finditer(kubelet.log.read_text(errors="replace")[seen:])]

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import QUICK, Config, Criproxy, python_path
-from integration.lab.directory import cgroup_root
 from integration.lab.images import BUSYBOX
 from integration.lab.naming import Driver, driver, placement, spelled
+from integration.lab.node import Node
 from integration.lab.pods import assert_within, processes_of
 from integration.lab.process import Process, wait_until
 
@@ -81,31 +80,17 @@ class Raw:
             self.remove(sandbox_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """containerd, a criproxy before it, and the cgroup under which kubepods and the box lie."""
-
-    runtime: Containerd
-    proxy: Criproxy
-    root: str
-
-    @property
-    def box(self) -> str:
-        return f"{self.root}/offline"
+class Site(Node):
+    """containerd, and a criproxy before it."""
 
     def in_flight(self) -> int:
-        return int(self._metric("criproxy_calls_in_flight"))
+        return int(self.proxy.metric("criproxy_calls_in_flight"))
 
     def open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.proxy.pid}/fd"))
 
     def rss_bytes(self) -> int:
-        return int(self._metric("process_resident_memory_bytes"))
-
-    def _metric(self, name: str) -> float:
-        found = re.search(rf"^{name} (\S+)$", self.proxy.http("/metrics")[1], re.MULTILINE)
-        assert found, f"/metrics has no {name}"
-        return float(found[1])
+        return int(self.proxy.metric("process_resident_memory_bytes"))
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +98,15 @@ def site(containerd: Containerd) -> Iterator[Site]:
     rules = [{"label": key, "equals": value} for key, value in OFFLINE.items()]
     hideable = {"label": HIDEABLE, "present": True}
     config: Config = {"colocation": {"enabled": True, "rules": [*rules, hideable]}, "control": QUICK}
-    proxy = Criproxy(containerd.directory, containerd.socket, config)
-    proxy.start()
-    assert proxy.status()["colocation"] == "on"
-    yield Site(containerd, proxy, f"{cgroup_root(containerd.directory)}/hostile")
-    proxy.stop()
+    with Site.before(containerd, config) as site:
+        assert site.proxy.status()["colocation"] == "on"
+        yield site
 
 
 @pytest.fixture(params=APIS)
 def pair(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Raw, Raw]]:
     """A client of containerd and one of the proxy; no pod is left after the test."""
-    direct, through = Raw(site.runtime.socket, request.param), Raw(site.proxy.socket, request.param)
+    direct, through = Raw(site.containerd.socket, request.param), Raw(site.proxy.socket, request.param)
     with direct.channel, through.channel:
         yield direct, through
         for sandbox_id in through.sandboxes():
@@ -279,7 +262,7 @@ def test_crafted_start_of_an_offline_pod_is_refused_or_ends_in_the_box(
     site: Site, craft: Callable[[bytes], bytes], service: str, say: Callable[[str], object]
 ) -> None:
     """Whether the runtime takes it is asked at the runtime itself; some of its releases are stricter."""
-    with Raw(site.runtime.socket) as direct, Raw(site.proxy.socket) as through:
+    with Raw(site.containerd.socket) as direct, Raw(site.proxy.socket) as through:
         answers = []
         for raw_client in (direct, through):
             uid = str(uuid.uuid4())
@@ -293,7 +276,7 @@ def test_crafted_start_of_an_offline_pod_is_refused_or_ends_in_the_box(
         (code, details) = answers[1]
         assert code == "OK" or "criproxy refuses" in details or not taken
         for sandbox_id in through.sandboxes():
-            assert_within(sandbox_id, f"{site.box}/pod{uid}")
+            assert_within(sandbox_id, f"{site.box.path}/pod{uid}")
         direct.remove_all()
     wait_empty(site)
 
@@ -336,7 +319,7 @@ def test_message_of_15_mib_passes_hooked_and_not(site: Site, pair: tuple[Raw, Ra
     code, details, _ = through.call("RunPodSandbox", start)
     assert code == "OK", details
     (sandbox_id,) = through.sandboxes()
-    assert_within(sandbox_id, f"{site.box}/pod{uid}")
+    assert_within(sandbox_id, f"{site.box.path}/pod{uid}")
 
 
 # --- clients that vanish, and slow calls ------------------------------------------------------------------------------
@@ -391,7 +374,7 @@ def test_calls_cancelled_midway_leave_no_call_no_file_and_no_memory(site: Site, 
     # The daemon's own reads, and the connection that just asked for its metrics, come and go.
     wait_until(lambda: site.open_files() <= files, LONG_S, "the files of cancelled calls to be closed")
     assert site.rss_bytes() - size < 8 * MIB
-    assert_within(running.container.pod.id, f"{site.box}/pod{running.uid}")
+    assert_within(running.container.pod.id, f"{site.box.path}/pod{running.uid}")
 
 
 CROWD = """
@@ -419,7 +402,7 @@ def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, runni
     crowd.kill()
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls to end", poll_s=0.2)
     wait_until(lambda: site.open_files() <= files, LONG_S, "the connections to be closed", poll_s=0.2)
-    assert_within(running.container.pod.id, f"{site.box}/pod{running.uid}")
+    assert_within(running.container.pod.id, f"{site.box.path}/pod{running.uid}")
 
 
 @pytest.mark.timeout(1800)
@@ -436,7 +419,7 @@ def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, runnin
     assert container.pod.id in {pod.id for pod in client.list_pods()}
     uid = str(uuid.uuid4())
     quick = client.run_pod("quick", uid=uid, labels=OFFLINE, cgroup_parent=kubelet_parent(site, uid))
-    assert_within(quick.id, f"{site.box}/pod{uid}")
+    assert_within(quick.id, f"{site.box.path}/pod{uid}")
     assert [call for call in slow if call.done()] == []
 
     # Who opens it from now on finds a file; who waits at the FIFO is let go, again and again until all have come.
@@ -582,13 +565,13 @@ def test_pod_with_hostile_text_starts_where_it_belongs_or_fails_as_without_the_p
     code, details, _ = through.call("StartContainer", started.SerializeToString())
     assert code == "OK", details
     wait_until(lambda: len(processes_of(sandbox_id)) == 2, 60, "pause and the container's process, and no helper")
-    assert_within(sandbox_id, f"{site.box}/pod{uid}" if labels else kubelet_parent(site, uid))
+    assert_within(sandbox_id, f"{site.box.path}/pod{uid}" if labels else kubelet_parent(site, uid))
 
 
 @pytest.fixture
 def own_proxy(site: Site, lab: Path) -> Iterator[Criproxy]:
     """A criproxy that the test may restart."""
-    proxy = Criproxy(lab, site.runtime.socket, {"colocation": {"enabled": True}, "control": QUICK})
+    proxy = Criproxy(lab, site.containerd.socket, {"colocation": {"enabled": True}, "control": QUICK})
     proxy.start()
     yield proxy
     proxy.stop()

@@ -23,7 +23,8 @@ import pytest
 from criproxy.cgroup.files import memory_bytes
 from criproxy.control.interference.service_checks import ANNOTATION
 from integration.lab.cgroups import version
-from integration.lab.harm import HarmedNode, harmed_node, own_word
+from integration.lab.criproxy import static
+from integration.lab.harm import HarmedNode, own_word
 from integration.lab.process import wait_until
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import CPUS, Cgroup
@@ -39,7 +40,6 @@ WATCHED_S = 60.0
 AGAIN_S = 20.0
 """An emulated node takes seconds for what a real one does in parts of one."""
 FLOOR_CORES = 0.1
-IDLE = ("sleep", "2147483647")
 BURN = ("sh", "-c", "for i in 1 2 3 4; do while :; do :; done & done; wait")
 LOOP = ("sh", "-c", "while :; do :; done")
 FLOOD = ("sh", "-c", "while :; do dd if=/data/flood of=/dev/null bs=1M; done")
@@ -51,7 +51,7 @@ FLOOD_MIB, LIMIT_MIB, FLOOR_MIB, HARM_MIB = 4096, 1200, 64, 300
 def node(lab: Path) -> Iterator[HarmedNode]:
     """Containers see an empty directory of the host's in /data."""
     (data := lab / "data").mkdir()
-    with harmed_node(lab, {Path("/data"): data}) as node:
+    with HarmedNode.before(lab, starts=False, mounts={Path("/data"): data}) as node:
         yield node
 
 
@@ -69,14 +69,11 @@ def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(
     node: HarmedNode, say: Say, enabled: bool
 ) -> None:
     """At a watermark of 1.0, where the guard alone takes such waiting for harm as long as the node is full."""
-    node.configure({
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": float(CPUS), "watermark_ratio": 1.0},
-        "memory": {"static_bytes": 512 * MIB},
-        "interference": {"enabled": enabled},
-    })  # fmt: skip
-    node.run("online", BURN, cores=0.3)
-    node.run("offline", BURN)
+    ladder = {"enabled": enabled}
+    cpu = {"watermark_ratio": 1.0}
+    node.configure(static(CPUS, 512 * MIB, cpu=cpu, guard={"enabled": True}, interference=ladder))
+    node.start_pod("online", BURN, cores=0.3)
+    node.start_pod("offline", BURN)
     wait_until(lambda: (node.box.quota_cores() or 0.0) >= 0.1 * CPUS, WAIT_S, "the box to open")
     quotas, ceilings = [], []
     until_s = time.monotonic() + WATCHED_S
@@ -123,21 +120,16 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
 ) -> None:
     """Harm is what online itself calls so: the page cache that has come since. CPU is suspected first, and innocent."""
     make_disk(data_of(node))
-    node.configure({
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": 1.0},
-        "memory": {"static_bytes": LIMIT_MIB * MIB, "min_bytes": FLOOR_MIB * MIB},
-        "guard": {"enabled": False},
-        "interference": {"trial_s": 10.0, "evict_after_s": 600.0, "evict_after_memory_s": 600.0},
-    })  # fmt: skip
+    harm = {"trial_s": 10.0, "evict_after_s": 600.0, "evict_after_memory_s": 600.0}
+    node.configure(static(1.0, LIMIT_MIB * MIB, memory={"min_bytes": FLOOR_MIB * MIB}, interference=harm))
     at_rest_mib = page_cache_mib()
     with own_word(lambda: max(0.0, page_cache_mib() - at_rest_mib)) as port:
         check = {"http": {"port": port}, "threshold": HARM_MIB, "every_s": 1, "timeout_s": 5}
-        node.run("online", IDLE, annotations={ANNOTATION: json.dumps(check)})
-        node.run("offline", IDLE)
+        node.start_pod("online", annotations={ANNOTATION: json.dumps(check)})
+        node.start_pod("offline")
         node.proxy.restart()  # it lists the runtime's pods at its start, and each minute
         wait_until(node.is_well, WAIT_S, "the service's word", node.proxy.log)
-        node.run("offline-flood", FLOOD)
+        node.start_pod("offline-flood", FLOOD)
         began_s = time.monotonic()
         wait_until(lambda: not node.is_well(), WAIT_S, "harm", node.proxy.log)
         harmed_s = time.monotonic()
@@ -172,7 +164,7 @@ def test_box_that_floods_the_page_cache_is_guilty_squeezed_and_cured_and_stays_s
     assert after is not None
     assert after < limit, "nothing is lifted for long"
     assert sorted(words)[len(words) // 2] < HARM_MIB
-    assert "stop" not in [one["event"] for one in node.proxy.events()]
+    assert node.proxy.events("stop") == []
 
 
 @contextlib.contextmanager
@@ -183,18 +175,12 @@ def harmed_by_cpu(node: HarmedNode, **interference: float) -> Iterator[None]:
     def word() -> float:
         return 40.0 if not harmed.is_set() else 150.0 if cores(node) == FLOOR_CORES else 400.0
 
-    node.configure({
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": 1.0, "min_cores": FLOOR_CORES},
-        "memory": {"static_bytes": 512 * MIB},
-        "guard": {"enabled": False},
-        "interference": interference,
-    })  # fmt: skip
+    node.configure(static(1.0, 512 * MIB, cpu={"min_cores": FLOOR_CORES}, interference=interference))
     with own_word(word) as port:
         check = {"http": {"port": port}, "threshold": 100, "every_s": 1, "timeout_s": 5}
-        node.run("online", IDLE, annotations={ANNOTATION: json.dumps(check)})
+        node.start_pod("online", annotations={ANNOTATION: json.dumps(check)})
         for name in ("offline-1", "offline-2"):
-            node.run(name, LOOP)
+            node.start_pod(name, LOOP)
         node.proxy.restart()  # it lists the runtime's pods at its start, and each minute
         wait_until(node.is_well, WAIT_S, "the service's word", node.proxy.log)
         harmed.set()
@@ -247,4 +233,4 @@ def test_kill_after_an_eviction_order_lifts_nothing_and_stops_no_second_pod(node
 
 
 def evicted(node: HarmedNode) -> list[str]:
-    return [one["pod"] for one in node.proxy.events() if one["event"] == "stop"]
+    return [one["pod"] for one in node.proxy.events("stop")]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from integration.lab.cgroups import version
-from integration.lab.harm import HarmedNode, harmed_node
+from integration.lab.criproxy import Config, static
+from integration.lab.harm import HarmedNode
 from integration.lab.process import wait_until
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -23,32 +24,28 @@ def holding(mib: int) -> tuple[str, ...]:
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[HarmedNode]:
-    with harmed_node(lab) as node:
+    with HarmedNode.before(lab, starts=False) as node:
         yield node
 
 
-def limited_to(mib: int) -> dict[str, dict[str, object]]:
-    return {
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": 1.0},
-        "memory": {"static_bytes": mib * MIB, "min_bytes": 64 * MIB},
-    }
+def limited_to(mib: int) -> Config:
+    return static(1.0, mib * MIB, memory={"min_bytes": 64 * MIB}, guard={"enabled": True})
 
 
 def test_box_above_a_lower_limit_by_anonymous_memory_loses_the_pod_that_has_most(
     node: HarmedNode, say: Callable[[str], object]
 ) -> None:
     node.configure(limited_to(BEFORE_MIB))
-    node.run("online", ("sleep", "2147483647"))
-    node.run("offline-small", holding(SMALL_MIB))
-    node.run("offline-hog", holding(HOG_MIB))
+    node.start_pod("online")
+    node.start_pod("offline-small", holding(SMALL_MIB))
+    node.start_pod("offline-hog", holding(HOG_MIB))
     used = node.box.file("memory", "memory.usage_in_bytes" if version() == 1 else "memory.current")
     held_mib = HOG_MIB + SMALL_MIB
     wait_until(lambda: int(used.read_text()) > held_mib * MIB, WAIT_S, "what they hold", node.proxy.log)
     node.configure(limited_to(AFTER_MIB))
-    wait_until(lambda: "stop" in [one["event"] for one in node.proxy.events()], WAIT_S, "a pod to go", node.proxy.log)
+    wait_until(lambda: node.proxy.events("stop"), WAIT_S, "a pod to go", node.proxy.log)
 
-    (gone,) = [one for one in node.proxy.events() if one["event"] == "stop"]
+    (gone,) = node.proxy.events("stop")
     say(f"{gone['pod']}: {gone['reason']}")
     assert "offline-hog" in gone["pod"]
     assert "anonymous memory alone" in gone["reason"]

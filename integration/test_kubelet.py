@@ -19,12 +19,11 @@ import pytest
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree, hierarchies, of_process, unkept, version
-from integration.lab.clean import clean, leftovers
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, UNJUDGED, Criproxy
-from integration.lab.directory import claimed
-from integration.lab.kubelet import SYSCTLS, Kubelet, PodStatus, find_kubelet, static_pod
+from integration.lab.criproxy import UNJUDGED, Criproxy
+from integration.lab.kubelet import SYSCTLS, PodStatus, find_kubelet, static_pod
+from integration.lab.node import KubeletNode
 from integration.lab.process import LabError, all_pids, argv_of, birth_of, is_running, wait_until
 from integration.lab.watch import Watch, lives
 
@@ -66,23 +65,8 @@ Places = dict[tuple[str, str], dict[str, str]]
 """By pod and "sandbox" or "container": the cgroup per controller, below the lab's, without uid and id."""
 
 
-@dataclass(frozen=True)
-class Node:
-    """Kubelet and its runtime, with criproxy in between or not. `client` is one of containerd itself."""
-
-    containerd: Containerd
-    criproxy: Criproxy | None
-    kubelet: Kubelet
-    client: CriClient
-
-    @property
-    def root(self) -> str:
-        return self.kubelet.cgroup_root
-
-    @property
-    def proxy(self) -> Criproxy:
-        assert self.criproxy is not None
-        return self.criproxy
+class Node(KubeletNode):
+    """Kubelet and its runtime, with criproxy in between or not."""
 
     def boot(self) -> None:
         """Start everything in order, and the standing pods."""
@@ -122,18 +106,6 @@ class Node:
         if not self.kubelet.is_alive():
             self.kubelet.start()
         wait_until(self.kubelet.is_ready, WELL_S, "kubelet's readiness", self.kubelet.log, POLL_S)
-
-    def run(self, manifest: Mapping[str, Any]) -> PodStatus:
-        """Start a pod of the test's own."""
-        self.kubelet.add_pod(manifest)
-        return self.kubelet.wait_running(manifest["metadata"]["name"])
-
-    @contextlib.contextmanager
-    def running(self, manifest: Mapping[str, Any]) -> Iterator[PodStatus]:
-        pod = self.run(manifest)
-        yield pod
-        self.kubelet.remove_pod(pod.name)
-        self.kubelet.wait_gone(pod)
 
     def standing(self) -> dict[str, PodStatus]:
         return {name: pod for name, pod in self.kubelet.pods().items() if name in STANDING}
@@ -211,19 +183,12 @@ def runtime_comes_last(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module")
 def direct(say: Say, machine: list[str], runtime_comes_last: bool) -> Direct:
-    with claimed() as lab:
-        try:
-            containerd = Containerd(lab)
-            with CriClient(containerd.socket) as client:
-                node = Node(containerd, None, Kubelet(lab, containerd.socket), client)
-                fates = node.fates_before_boot() if runtime_comes_last else []
-                node.boot()
-                pods = node.standing()
-                places = {place: where for pod in pods.values() for place, where in node.places(pod).items()}
-                directories = {name: len(node.kubelets_directories(pod)) for name, pod in pods.items()}
-        finally:
-            clean(lab)
-    assert leftovers(lab) == []
+    with Node.up(proxied=False, starts=False) as node:
+        fates = node.fates_before_boot() if runtime_comes_last else []
+        node.boot()
+        pods = node.standing()
+        places = {place: where for pod in pods.values() for place, where in node.places(pod).items()}
+        directories = {name: len(node.kubelets_directories(pod)) for name, pod in pods.items()}
     say(f"{len(pods)} pods ran directly on containerd")
     return Direct(fates, places, directories)
 
@@ -234,20 +199,11 @@ def booted(say: Say, direct: Direct, runtime_comes_last: bool) -> Iterator[tuple
 
     Not beside the direct one: a kubelet removes the logs of the other's pods.
     """
-    with claimed() as lab:
-        try:
-            containerd = Containerd(lab)
-            config = {"colocation": {"enabled": True}, "control": QUICK, "interference": UNJUDGED}
-            criproxy = Criproxy(lab, containerd.socket, config)
-            with CriClient(containerd.socket) as client:
-                node = Node(containerd, criproxy, Kubelet(lab, criproxy.socket), client)
-                fates = node.fates_before_boot() if runtime_comes_last else []
-                node.boot()
-                say(f"{len(STANDING)} pods run through criproxy")
-                yield node, fates
-        finally:
-            clean(lab)
-    assert leftovers(lab) == []
+    with Node.up({"interference": UNJUDGED}, starts=False) as node:
+        fates = node.fates_before_boot() if runtime_comes_last else []
+        node.boot()
+        say(f"{len(STANDING)} pods run through criproxy")
+        yield node, fates
 
 
 @pytest.fixture(scope="module")
@@ -399,7 +355,7 @@ def wait_restarted(node: Node, pod: PodStatus) -> PodStatus:
 
 
 def test_offline_container_that_crashes_is_started_anew_in_the_box(node: Node, say: Say) -> None:
-    with node.running(static_pod("crash", labels=OFFLINE)) as pod:
+    with node.kubelet.running(static_pod("crash", labels=OFFLINE)) as pod:
         (sandbox,) = lives(node.client)[pod.uid].sandboxes
         own_watch = Watch(node.client, {pod.uid: pod.name}, {}, say)
         own_watch.start()
@@ -413,7 +369,7 @@ def test_offline_container_that_crashes_is_started_anew_in_the_box(node: Node, s
 
 
 def test_offline_sandbox_that_crashes_is_started_anew_in_the_box(node: Node) -> None:
-    with node.running(static_pod("crash-sandbox", labels=OFFLINE)) as pod:
+    with node.kubelet.running(static_pod("crash-sandbox", labels=OFFLINE)) as pod:
         (sandbox,) = lives(node.client)[pod.uid].sandboxes
         os.kill(node.client.pause_pid_of(sandbox.id), signal.SIGKILL)
 
@@ -436,7 +392,7 @@ def test_liveness_probe_runs_through_the_proxy_and_restarts_an_offline_container
     }
     key = ("ExecSync", "OK")
     before = node.calls().get(key, 0)
-    with node.running(manifest) as pod:
+    with node.kubelet.running(manifest) as pod:
         wait_until(lambda: node.calls().get(key, 0) >= before + 5, WELL_S, "five probes", node.kubelet.log, POLL_S)
         assert node.kubelet.pods()[pod.name].restarts == 0
         node.client.exec_sync(Container(pod.containers["main"], Pod("", cri.PodSandboxConfig())), ["touch", "/dead"])
@@ -483,7 +439,7 @@ def test_restart_befalls_no_pod_and_the_next_offline_pod_is_in_the_box(
     HAPPENINGS[happening](node)
     node.wait_well()
     # A pod that starts and ends shows that all parts work together again, and kubelet has looked at the others too.
-    with node.running(static_pod(f"after-{happening}", labels=OFFLINE)) as pod:
+    with node.kubelet.running(static_pod(f"after-{happening}", labels=OFFLINE)) as pod:
         assert all_in_box(node.places(pod))
     assert watch.changes == []
 
@@ -492,7 +448,7 @@ def test_restart_befalls_no_pod_and_the_next_offline_pod_is_in_the_box(
 
 
 def test_deleted_pods_leave_nothing_behind(node: Node, say: Say) -> None:
-    pods = [node.run(static_pod(f"deleted-{kind}", labels={CLASS: kind})) for kind in ("online", "offline")]
+    pods = [node.kubelet.run(static_pod(f"deleted-{kind}", labels={CLASS: kind})) for kind in ("online", "offline")]
     births = {pid: birth_of(pid) for pod in pods for pid in node.pids(pod).values()}
     uids = {pod.uid for pod in pods}
     sandboxes = [one.id for uid in uids for one in lives(node.client)[uid].sandboxes]

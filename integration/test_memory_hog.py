@@ -16,7 +16,7 @@ import pytest
 
 from integration.lab.cgroups import version
 from integration.lab.criproxy import QUICK
-from integration.lab.harm import HarmedNode, harmed_node
+from integration.lab.harm import HarmedNode
 from integration.lab.kubelet import available_bytes
 from integration.lab.process import LabError, wait_until
 from integration.lab.swap import swap_on
@@ -41,7 +41,6 @@ WAIT_S = 240.0
 CURED_S = 60.0
 """On an emulated node, whose Python is some fifteen times slower, and the pod's stop takes most of it."""
 POLL_S = 0.05
-IDLE = ("sleep", "2147483647")
 
 
 def holding(mib: int) -> str:
@@ -66,7 +65,7 @@ def swap(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 @pytest.fixture
 def node(swap: bool, lab: Path) -> Iterator[HarmedNode]:
-    with harmed_node(lab) as node:
+    with HarmedNode.before(lab, starts=False) as node:
         yield node
 
 
@@ -98,20 +97,20 @@ def test_hog_goes_before_online_is_hurt_and_offline_may_come_back_afterwards(
         "guard": {"enabled": False},
         "interference": {"open_after_s": 5.0},
     })  # fmt: skip
-    node.run("online-small", IDLE)
-    node.run("offline-small", IDLE)
+    node.start_pod("online-small")
+    node.start_pod("offline-small")
     wait_until(lambda: node.box.memory_limit_bytes() > (HOG_MIB + 100) * MIB, WAIT_S, "room", node.proxy.log)
-    node.run("offline-hog", ("sh", "-c", holding(HOG_MIB)))
+    node.start_pod("offline-hog", ("sh", "-c", holding(HOG_MIB)))
     box = node.box.file("memory", "memory.current")
     wait_until(lambda: int(box.read_text()) > (HOG_MIB - 10) * MIB, WAIT_S, "the hog's memory", node.proxy.log)
 
     free_mib = available_bytes() // MIB
     steps = math.ceil((FIRST_LEFT_MIB + OVER_MIB) / STEP_MIB)
     wanted_mib = free_mib - FIRST_LEFT_MIB + steps * STEP_MIB
-    online = node.run("online", growing(free_mib - FIRST_LEFT_MIB, steps))
+    online = node.start_pod("online", growing(free_mib - FIRST_LEFT_MIB, steps))
     wait_until(lambda: available_bytes() < KEPT_BYTES, WAIT_S, "the shortage", node.proxy.log, POLL_S)
     short_s = time.time()
-    wait_until(lambda: "stop" in [one["event"] for one in node.proxy.events()], WAIT_S, "a pod to go", poll_s=POLL_S)
+    wait_until(lambda: node.proxy.events("stop"), WAIT_S, "a pod to go", poll_s=POLL_S)
     wait_until(lambda: available_bytes() > KEPT_BYTES, WAIT_S, "enough memory", node.proxy.log, POLL_S)
     cured_s = time.time()
     try:
@@ -136,7 +135,7 @@ def test_hog_goes_before_online_is_hurt_and_offline_may_come_back_afterwards(
     node.client.stop_and_remove(online)
     calm_s = time.monotonic()
     wait_until(lambda: node.rung("memory") == "open" and not node.harm()["closed"], WAIT_S, "calm", node.proxy.log)
-    node.run("offline-next", IDLE)
+    node.start_pod("offline-next")
     say(
         f"{time.monotonic() - calm_s:.0f} s after online has gone another offline pod runs; the box's "
         f"limit rises as what was predicted is forgotten: {node.box.memory_limit_bytes() // MIB} MiB now"

@@ -3,7 +3,7 @@
 import time
 
 from integration.lab.process import is_running, wait_until
-from integration.test_daemon import WAIT_S, Node, config, node
+from integration.test_daemon import WAIT_S, Daemon, config, node
 
 __all__ = ["node"]
 
@@ -12,10 +12,10 @@ SAVES = "trap 'sleep 2; echo saved >&2; echo saved >/tmp/saved; exit 0' TERM; wh
 NEVER = "trap '' TERM; while :; do sleep 0.1; done"
 
 
-def test_pod_has_the_notice_that_it_asks_for_and_no_longer(node: Node) -> None:
+def test_pod_has_the_notice_that_it_asks_for_and_no_longer(node: Daemon) -> None:
     node.start(config(on_disable="evict"))
-    saves, stays = node.run("offline", {NOTICE: "30"}), node.run("offline", {NOTICE: "6"})
-    plain = node.run("offline")
+    saves, stays = (node.run_pod("offline", annotations={NOTICE: seconds}) for seconds in ("30", "6"))
+    plain = node.run_pod("offline")
     asked = {pod.id: node.client.run_container(pod, "main", ["sh", "-c", SAVES]) for pod in (saves, plain)}
     pids = {id: node.client.pid(container) for id, container in asked.items()}
     pids[stays.id] = node.client.pid(node.client.run_container(stays, "main", ["sh", "-c", NEVER]))

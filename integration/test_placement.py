@@ -15,10 +15,11 @@ from integration.lab import cgroups, kubelet_cgroup
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Api, Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import ENGINE, ENGINES, Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.criproxy import ENGINE, ENGINES, static
+from integration.lab.node import Node
 from integration.lab.pods import assert_within, cgroups_of, strays
 from integration.lab.process import wait_until
+from integration.lab.usage import Cgroup
 
 APIS: tuple[Api, ...] = get_args(Api)
 MIB = 1 << 20
@@ -27,41 +28,22 @@ OFFLINE = {"colocation.criproxy.io/class": "offline"}
 QOS = ("", "/burstable", "/besteffort")
 BOX_CORES = 0.2
 PERIOD_US = 100_000
-CONFIG: Config = {
-    "colocation": {"enabled": True, "presets": ["koordinator", "caelus", "bilibili"]},
-    "control": {"policy": "static", "interval_s": 0.2},
-    "guard": {"enabled": False},
-    "cpu": {"static_cores": BOX_CORES},
-    "memory": {"static_bytes": 256 * MIB},
-}
+PRESETS = {"presets": ["koordinator", "caelus", "bilibili"]}
+CONFIG = static(BOX_CORES, 256 * MIB, control={"interval_s": 0.2}, colocation=PRESETS)
 
 
 ON_EACH_ENGINE = pytest.mark.parametrize("site", ENGINES, indirect=True, scope="module")
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A criproxy before the session's containerd, and the cgroup under which both kubepods and the box lie."""
-
-    proxy: Criproxy
-    root: str
-
-    @property
-    def box(self) -> str:
-        return f"{self.root}/offline"
-
-
 @pytest.fixture(scope="module")
-def site(containerd: Containerd, request: pytest.FixtureRequest) -> Iterator[Site]:
+def site(containerd: Containerd, request: pytest.FixtureRequest) -> Iterator[Node]:
     engine = getattr(request, "param", ENGINE)
-    proxy = Criproxy(containerd.directory, containerd.socket, {**CONFIG, "proxy": {"engine": engine}})
-    proxy.start()
-    yield Site(proxy, f"{cgroup_root(containerd.directory)}/placement")
-    proxy.stop()
+    with Node.before(containerd, {**CONFIG, "proxy": {"engine": engine}}) as site:
+        yield site
 
 
 @pytest.fixture(params=APIS)
-def through(site: Site, client: CriClient, request: pytest.FixtureRequest) -> Iterator[CriClient]:
+def through(site: Node, client: CriClient, request: pytest.FixtureRequest) -> Iterator[CriClient]:
     """A client of the proxy, under either API; the pods go after the test."""
     with CriClient(site.proxy.socket, request.param) as through:
         yield through
@@ -78,7 +60,7 @@ class Started:
     parent: str
 
 
-def start(client: CriClient, site: Site, labels: dict[str, str], qos: str = "/besteffort", **more: object) -> Started:
+def start(client: CriClient, site: Node, labels: dict[str, str], qos: str = "/besteffort", **more: object) -> Started:
     uid = str(uuid.uuid4())
     parent = f"{site.root}/kubepods{qos}/pod{uid}"
     cgroups.Tree(parent).make()
@@ -88,9 +70,7 @@ def start(client: CriClient, site: Site, labels: dict[str, str], qos: str = "/be
 
 def kernel(path: str, v1: str, v2: str) -> str:
     """What the kernel holds for a cgroup, in v1's file or in v2's."""
-    controller, file = (v1.partition(".")[0], v1) if cgroups.version() == 1 else ("", v2)
-    hierarchy = next(h for h in cgroups.hierarchies() if controller in h.controllers)
-    return (hierarchy.directory(path) / file).read_text().strip()
+    return Cgroup(path).either(v1, v2).read_text().strip()
 
 
 # --- where ----------------------------------------------------------------------------------------------------------
@@ -99,11 +79,11 @@ def kernel(path: str, v1: str, v2: str) -> str:
 @ON_EACH_ENGINE
 @pytest.mark.parametrize("qos", QOS)
 def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
-    site: Site, through: CriClient, qos: str
+    site: Node, through: CriClient, qos: str
 ) -> None:
     started = start(through, site, OFFLINE, qos)
     through.exec_sync(started.container, ["sh", "-c", "sleep 2147483647 >/dev/null 2>&1 &"])
-    place = f"{site.box}/pod{started.uid}"
+    place = f"{site.box.path}/pod{started.uid}"
     for what in (started.pod, started.container):
         paths = cgroups.of_process(through.pid(what))
         assert set(paths.values()) == {f"{place}/{what.id}"}
@@ -115,13 +95,13 @@ def test_offline_sandbox_and_container_are_in_the_box_in_every_controller(
 
 @ON_EACH_ENGINE
 @pytest.mark.parametrize("qos", QOS)
-def test_online_pod_is_where_its_request_named_it(site: Site, through: CriClient, qos: str) -> None:
+def test_online_pod_is_where_its_request_named_it(site: Node, through: CriClient, qos: str) -> None:
     labels = {"colocation.criproxy.io/class": "online"}
     started = start(through, site, labels, qos)
     for what in (started.pod, started.container):
         assert set(cgroups.of_process(through.pid(what)).values()) == {f"{started.parent}/{what.id}"}
     everywhere = len(cgroups.of_process(1)) * 3  # pause, the shell, and its child as soon as that has been started
-    wait_until(lambda: len(strays(started.pod.id, site.box)) == everywhere, 60, "all to be outside the box")
+    wait_until(lambda: len(strays(started.pod.id, site.box.path)) == everywhere, 60, "all to be outside the box")
 
 
 @pytest.mark.parametrize(
@@ -134,13 +114,13 @@ def test_online_pod_is_where_its_request_named_it(site: Site, through: CriClient
     ],
 )
 def test_pod_with_a_preset_s_mark_is_in_the_box(
-    site: Site, through: CriClient, labels: dict[str, str], annotations: dict[str, str]
+    site: Node, through: CriClient, labels: dict[str, str], annotations: dict[str, str]
 ) -> None:
     uid = str(uuid.uuid4())
     parent = f"{site.root}/kubepods/besteffort/pod{uid}"
     pod = through.run_pod("marked", uid=uid, labels=labels, annotations=annotations, cgroup_parent=parent)
     through.run_container(pod, "main", FOREVER)
-    assert_within(pod.id, f"{site.box}/pod{uid}")
+    assert_within(pod.id, f"{site.box.path}/pod{uid}")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +133,7 @@ def test_pod_with_a_preset_s_mark_is_in_the_box(
     ],
 )
 def test_static_pod_of_kube_system_stays_where_it_is_whatever_its_marks(
-    site: Site, through: CriClient, namespace: str, source: str, placed: bool
+    site: Node, through: CriClient, namespace: str, source: str, placed: bool
 ) -> None:
     uid = uuid.uuid4().hex  # a static pod's is a hash
     parent = f"{site.root}/kubepods/burstable/pod{uid}"
@@ -166,13 +146,13 @@ def test_static_pod_of_kube_system_stays_where_it_is_whatever_its_marks(
         cgroup_parent=parent,
     )
     through.run_container(pod, "main", FOREVER)
-    assert_within(pod.id, f"{site.box}/pod{uid}" if placed else parent)
+    assert_within(pod.id, f"{site.box.path}/pod{uid}" if placed else parent)
 
 
 @ON_EACH_ENGINE
 @pytest.mark.parametrize("length", [64, 13])
 def test_container_follows_its_sandbox_whatever_its_own_request_says(
-    site: Site, through: CriClient, length: int
+    site: Node, through: CriClient, length: int
 ) -> None:
     """The second container's request has neither the mark nor the whole id: runtimes take an id's beginning too."""
     started = start(through, site, OFFLINE)
@@ -182,7 +162,7 @@ def test_container_follows_its_sandbox_whatever_its_own_request_says(
     container = through.run_container(Pod(started.pod.id[:length], config), "second", FOREVER)
     # pause, and of both containers the shell and, as soon as that has been started, its child
     wait_until(lambda: len(cgroups_of(started.pod.id)) == 5, 60, "all of the pod's processes")
-    assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
+    assert_within(started.pod.id, f"{site.box.path}/pod{started.uid}")
     assert through.pid(container) in cgroups_of(started.pod.id)
 
 
@@ -200,14 +180,14 @@ LIMITED = cri.LinuxContainerResources(
 
 
 def assert_bounded(
-    site: Site, cgroup: str, memory_bytes: int, shares: int = 2048, cpus: str = LIMITED.cpuset_cpus
+    site: Node, cgroup: str, memory_bytes: int, shares: int = 2048, cpus: str = LIMITED.cpuset_cpus
 ) -> None:
     """In this container's cgroup: no quota where v1 would refuse it; its own CPUs, shares and memory limit."""
     weight = str(1 + (shares - 2) * 9999 // 262142)
     assert kernel(cgroup, "cpu.shares", "cpu.weight") == (str(shares) if cgroups.version() == 1 else weight)
     assert kernel(cgroup, "memory.limit_in_bytes", "memory.max") == str(memory_bytes)
     for file, asked in (("cpuset.cpus", cpus), ("cpuset.mems", LIMITED.cpuset_mems)):
-        everything = kernel(site.box, file, file) if cgroups.version() == 1 else ""
+        everything = kernel(site.box.path, file, file) if cgroups.version() == 1 else ""
         assert kernel(cgroup, file, file) == (asked or everything)
     if cgroups.version() == 1:
         assert kernel(cgroup, "cpu.cfs_quota_us", "cpu.max") == "-1"
@@ -218,7 +198,7 @@ def assert_bounded(
     [pytest.param(48 * MIB, str(48 * MIB), id="kubelets"), pytest.param(None, "none", id="none-of-kubelets")],
 )
 def test_offline_pod_has_the_memory_limit_of_kubelets_cgroup_and_not_the_sum_in_the_request(
-    site: Site, through: CriClient, kubelets_bytes: int | None, expected: str
+    site: Node, through: CriClient, kubelets_bytes: int | None, expected: str
 ) -> None:
     """Kubelet's cgroup has none where one of the containers has none; the sum of the others is in the request still."""
     uid = str(uuid.uuid4())
@@ -226,25 +206,25 @@ def test_offline_pod_has_the_memory_limit_of_kubelets_cgroup_and_not_the_sum_in_
     resources = cri.LinuxContainerResources(memory_limit_in_bytes=40 * MIB)
     through.run_pod(f"p-{uid}", uid=uid, labels=OFFLINE, cgroup_parent=parent, resources=resources)
 
-    held = kernel(f"{site.box}/pod{uid}", "memory.limit_in_bytes", "memory.max")
+    held = kernel(f"{site.box.path}/pod{uid}", "memory.limit_in_bytes", "memory.max")
     assert ("none" if held in ("9223372036854771712", "max") else held) == expected
 
 
-def box_quota_us(site: Site) -> int:
-    return int(kernel(site.box, "cpu.cfs_quota_us", "cpu.max").split()[0].replace("max", "-1"))
+def box_quota_us(site: Node) -> int:
+    return int(kernel(site.box.path, "cpu.cfs_quota_us", "cpu.max").split()[0].replace("max", "-1"))
 
 
-def test_offline_container_with_a_quota_runs_while_the_box_is_far_below_it(site: Site, through: CriClient) -> None:
+def test_offline_container_with_a_quota_runs_while_the_box_is_far_below_it(site: Node, through: CriClient) -> None:
     started = start(through, site, OFFLINE, "", resources=LIMITED)
     assert 0 < box_quota_us(site) <= BOX_CORES * PERIOD_US
-    cgroup = f"{site.box}/pod{started.uid}/{started.container.id}"
+    cgroup = f"{site.box.path}/pod{started.uid}/{started.container.id}"
     assert_bounded(site, cgroup, 64 * MIB)
     assert Path(f"/proc/{through.pid(started.container)}/oom_score_adj").read_text() == "1000\n"
 
 
 @pytest.mark.skipif(cgroups.version() != 1, reason="cgroup v1 alone refuses a child's larger quota")
 def test_container_with_a_quota_in_the_box_is_refused_without_the_rewrite(
-    site: Site, client: CriClient, through: CriClient
+    site: Node, client: CriClient, through: CriClient
 ) -> None:
     """The control of the test above: the kernel does refuse what criproxy takes out.
 
@@ -252,12 +232,12 @@ def test_container_with_a_quota_in_the_box_is_refused_without_the_rewrite(
     """
     start(through, site, OFFLINE)
     wait_until(lambda: 0 < box_quota_us(site) <= BOX_CORES * PERIOD_US, 60, "the box's limit")
-    pod = client.run_pod("bare", uid="bare", cgroup_parent=f"{site.box}/bare")
+    pod = client.run_pod("bare", uid="bare", cgroup_parent=f"{site.box.path}/bare")
     with pytest.raises(grpc.RpcError, match=r"cpu.cfs_quota_us: invalid argument"):
         client.run_container(pod, "main", FOREVER, resources=LIMITED)
 
 
-def test_online_container_keeps_what_its_request_says(site: Site, through: CriClient) -> None:
+def test_online_container_keeps_what_its_request_says(site: Node, through: CriClient) -> None:
     started = start(through, site, {}, "", resources=LIMITED)
     cgroup = f"{started.parent}/{started.container.id}"
     assert kernel(cgroup, "cpuset.cpus", "cpuset.cpus") == "0"
@@ -294,19 +274,19 @@ def test_online_container_keeps_what_its_request_says(site: Site, through: CriCl
     ],
 )
 def test_update_of_an_offline_container_succeeds_and_leaves_it_bounded(
-    site: Site, through: CriClient, update: cri.LinuxContainerResources, memory_bytes: int, length: int
+    site: Node, through: CriClient, update: cri.LinuxContainerResources, memory_bytes: int, length: int
 ) -> None:
     started = start(through, site, OFFLINE, "", resources=LIMITED)
     request = cri.UpdateContainerResourcesRequest(container_id=started.container.id[:length], linux=update)
     through.call("UpdateContainerResources", request)
-    cgroup = f"{site.box}/pod{started.uid}/{started.container.id}"
+    cgroup = f"{site.box.path}/pod{started.uid}/{started.container.id}"
     cpus = update.cpuset_cpus or LIMITED.cpuset_cpus
     assert_bounded(site, cgroup, memory_bytes, update.cpu_shares or LIMITED.cpu_shares, cpus)
-    assert_within(started.pod.id, f"{site.box}/pod{started.uid}")
+    assert_within(started.pod.id, f"{site.box.path}/pod{started.uid}")
 
 
 def test_update_to_cpus_of_another_machine_fails_as_it_does_directly(
-    site: Site, client: CriClient, through: CriClient
+    site: Node, client: CriClient, through: CriClient
 ) -> None:
     codes = []
     for cri_client, labels in ((client, {}), (through, OFFLINE)):
@@ -319,7 +299,7 @@ def test_update_to_cpus_of_another_machine_fails_as_it_does_directly(
     assert codes[0] == codes[1]
 
 
-def test_update_of_an_online_container_does_what_it_says(site: Site, through: CriClient) -> None:
+def test_update_of_an_online_container_does_what_it_says(site: Node, through: CriClient) -> None:
     started = start(through, site, {}, "", resources=LIMITED)
     update = cri.LinuxContainerResources(cpu_shares=512, memory_limit_in_bytes=96 * MIB)
     request = cri.UpdateContainerResourcesRequest(container_id=started.container.id, linux=update)
@@ -335,7 +315,7 @@ ENVS = {"ZULU": "1", "PASSWORD": "tr0ub4dor", "ALPHA": "two words", "EMPTY": "",
 
 
 def test_environment_of_an_offline_container_is_as_without_the_proxy(
-    site: Site, client: CriClient, through: CriClient
+    site: Node, client: CriClient, through: CriClient
 ) -> None:
     seen = []
     for cri_client, labels in ((client, {}), (through, {}), (through, OFFLINE)):

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from integration.lab.cgroups import Tree, of_process
-from integration.lab.client import Container, CriClient
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.criproxy import static
+from integration.lab.node import FAVOURED, Node
 from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, Cgroup, Machine, busy_loops
 
@@ -25,7 +23,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
 Say = Callable[[str], object]
 
-CLASS = "colocation.criproxy.io/class"
 WELL_S = 60.0
 LEAST_RATIO = 0.95
 BURST_S = 5.0
@@ -33,13 +30,7 @@ ROUNDS = 5
 ATTEMPTS = 15
 SAME_RATIO = 0.03
 """Others' CPU may differ by so much of the machine between the two bursts of a round."""
-CONFIG: Config = {
-    "colocation": {"enabled": True},
-    "control": {"policy": "static"},
-    "guard": {"enabled": False},
-    "cpu": {"static_cores": CPUS},
-    "memory": {"static_bytes": 1 << 30},
-}
+CONFIG = static(CPUS, 1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,54 +86,38 @@ class Round:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    root: str
-    client: CriClient
+def run_loops(node: Node, kind: str, uid: str) -> Loops:
+    """A pod with a busy loop per CPU."""
+    container = node.run(kind, uid, busy_loops(), qos="burstable")
+    path = next(path for name, path in of_process(node.client.pid(container)).items() if name in ("cpu", ""))
+    wait_until(lambda: len(Tree(path).pids()) == CPUS, WELL_S, "the loops")
+    return Loops(Cgroup(path), tuple(Tree(path).pids()))
 
-    def run_loops(self, kind: str, uid: str) -> Loops:
-        """A pod with a busy loop per CPU."""
-        parent = f"{self.root}/kubepods/burstable/pod{uid}"
-        Tree(parent).make()
-        pod = self.client.run_pod(uid, uid=uid, labels={CLASS: kind}, cgroup_parent=parent)
-        container = self.client.run_container(pod, "main", busy_loops())
-        return self._loops(container)
 
-    def _loops(self, container: Container) -> Loops:
-        path = next(path for name, path in of_process(self.client.pid(container)).items() if name in ("cpu", ""))
-        wait_until(lambda: len(Tree(path).pids()) == CPUS, WELL_S, "the loops")
-        return Loops(Cgroup(path), tuple(Tree(path).pids()))
-
-    def burst(self, online: Loops) -> Burst:
-        """Let online run for a while, from a standstill."""
-        lab, box = Cgroup(self.root), Cgroup(f"{self.root}/offline")
-        machine, before = Machine.read(), [one.cpu_s() for one in (online.cgroup, box, lab)]
-        online.go_on()
-        time.sleep(BURST_S)
-        after, machine_after = [one.cpu_s() for one in (online.cgroup, box, lab)], Machine.read()
-        online.hold()
-        passed_s = machine_after.at_s - machine.at_s
-        online_s, box_s, lab_s = (last - first for first, last in zip(before, after, strict=True))
-        taken_s = machine_after.busy_s + machine_after.steal_s - machine.busy_s - machine.steal_s
-        return Burst(online_s / passed_s, box_s / passed_s, (taken_s - lab_s) / passed_s)
+def burst(node: Node, online: Loops) -> Burst:
+    """Let online run for a while, from a standstill."""
+    cgroups = (online.cgroup, node.box, Cgroup(node.root))
+    machine, before = Machine.read(), [one.cpu_s() for one in cgroups]
+    online.go_on()
+    time.sleep(BURST_S)
+    after, machine_after = [one.cpu_s() for one in cgroups], Machine.read()
+    online.hold()
+    passed_s = machine_after.at_s - machine.at_s
+    online_s, box_s, lab_s = (last - first for first, last in zip(before, after, strict=True))
+    taken_s = machine_after.busy_s + machine_after.steal_s - machine.busy_s - machine.steal_s
+    return Burst(online_s / passed_s, box_s / passed_s, (taken_s - lab_s) / passed_s)
 
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[Node]:
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, CONFIG)
-    criproxy.start()
-    Tree(cgroup_root(lab)).make()
-    Cgroup(cgroup_root(lab)).favour()
-    with CriClient(criproxy.socket) as client:
-        yield Node(cgroup_root(lab), client)
+    with Node.before(lab, CONFIG, shares=FAVOURED) as node:
+        yield node
 
 
 def test_online_burst_among_busy_offline_pods_gets_its_cpu_at_once(node: Node, say: Say) -> None:
-    online = node.run_loops("online", "online")
+    online = run_loops(node, "online", "online")
     online.hold()
-    hogs = [node.run_loops("offline", f"offline-{number}") for number in (1, 2)]
+    hogs = [run_loops(node, "offline", f"offline-{number}") for number in (1, 2)]
     fair: list[Round] = []
     for attempt in range(ATTEMPTS):
         bursts = {}
@@ -150,7 +125,7 @@ def test_online_burst_among_busy_offline_pods_gets_its_cpu_at_once(node: Node, s
             for hog in hogs:
                 hog.hold() if kind == "alone" else hog.go_on()
             time.sleep(0.5)
-            bursts[kind] = node.burst(online)
+            bursts[kind] = burst(node, online)
         found = Round(**bursts)
         say(f"{found}{'' if found.is_fair else ' -- OTHERS TOOK DIFFERENT OR TOO MUCH CPU: does not count'}")
         if found.is_fair:

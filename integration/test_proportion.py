@@ -9,26 +9,21 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab import kubelet_cgroup
-from integration.lab.client import CriClient, Pod
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.client import Pod
+from integration.lab.criproxy import static
+from integration.lab.node import FAVOURED, Node
 from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, Cgroup, busy_loops
-from integration.test_daemon import file_of
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
 Say = Callable[[str], object]
 
-CLASS = "colocation.criproxy.io/class"
 CPU = max(os.sched_getaffinity(0))
 """Where all loops run. Not the first CPU, which has most interrupts."""
 SMALL, LARGE = 102, 2048
@@ -43,62 +38,46 @@ MOST_S = 300.0
 LEAST_ONLINE = 0.95
 ROUNDS_S = 15.0
 """In which a criproxy that was restarted has listed the pods twice, and carried their limits."""
-CONFIG: Config = {
-    "colocation": {"enabled": True},
-    "control": {"policy": "static"},
-    "guard": {"enabled": False},
-    "cpu": {"static_cores": CPUS},
-    "memory": {"static_bytes": 1 << 30},
-}
+CONFIG = static(CPUS, 1 << 30)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    root: str
-    client: CriClient
-    criproxy: Criproxy
+def run_loops(node: Node, pod: Pod, name: str, shares: int) -> str:
+    """A container with a busy loop on the CPU of all loops; returns the container's id."""
+    resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=shares)
+    container = node.client.run_container(pod, name, busy_loops(1), resources=resources)
+    os.sched_setaffinity(node.client.pid(container), {CPU})
+    return container.id
 
-    def pod(self, kind: str, uid: str, shares: int, annotations: Mapping[str, str] | None = None) -> Pod:
-        parent = kubelet_cgroup.make(f"{self.root}/kubepods/burstable/pod{uid}", shares=shares)
-        return self.client.run_pod(uid, uid=uid, labels={CLASS: kind}, annotations=annotations, cgroup_parent=parent)
 
-    def run_loops(self, pod: Pod, name: str, shares: int) -> str:
-        """A container with a busy loop on the CPU of all loops; returns the container's id."""
-        resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=shares)
-        container = self.client.run_container(pod, name, busy_loops(1), resources=resources)
-        os.sched_setaffinity(self.client.pid(container), {CPU})
-        return container.id
+def busy_pod(node: Node, uid: str, shares: int, kind: str = "offline", **more: Mapping[str, str]) -> None:
+    run_loops(node, node.run_pod(kind, uid, qos="burstable", limits={"shares": shares}, **more), "main", shares)
 
-    def used_s(self, first: str, second: str) -> tuple[float, float]:
-        """The CPU time that two busy cgroups get, one beside the other."""
-        cgroups = [Cgroup(f"{self.root}/{path}") for path in (first, second)]
-        time.sleep(WARM_UP_S)
-        before = [one.cpu_s() for one in cgroups]
 
-        def used() -> list[float]:
-            return [one.cpu_s() - began_s for one, began_s in zip(cgroups, before, strict=True)]
+def used_s(node: Node, first: str, second: str) -> tuple[float, float]:
+    """The CPU time that two busy cgroups get, one beside the other."""
+    cgroups = [Cgroup(f"{node.root}/{path}") for path in (first, second)]
+    time.sleep(WARM_UP_S)
+    before = [one.cpu_s() for one in cgroups]
 
-        wait_until(lambda: sum(used()) >= WATCHED_S, MOST_S, f"{WATCHED_S:g} s of CPU time")
-        first_s, second_s = used()
-        return first_s, second_s
+    def used() -> list[float]:
+        return [one.cpu_s() - began_s for one, began_s in zip(cgroups, before, strict=True)]
+
+    wait_until(lambda: sum(used()) >= WATCHED_S, MOST_S, f"{WATCHED_S:g} s of CPU time")
+    first_s, second_s = used()
+    return first_s, second_s
 
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[Node]:
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, CONFIG)
-    criproxy.start()
-    root = kubelet_cgroup.make(cgroup_root(lab), shares=262144)  # the machine's other work hardly counts beside it
-    with CriClient(criproxy.socket) as client:
-        yield Node(root, client, criproxy)
+    with Node.before(lab, CONFIG, shares=FAVOURED) as node:
+        yield node
 
 
 def test_pods_divide_the_box_as_their_requests_say(node: Node, say: Say) -> None:
     for uid, shares in (("small", SMALL), ("large", LARGE)):
-        node.run_loops(node.pod("offline", uid, shares), "main", shares)
+        busy_pod(node, uid, shares)
 
-    assert_proportion(node.used_s("offline/podsmall", "offline/podlarge"), say)
+    assert_proportion(used_s(node, "offline/podsmall", "offline/podlarge"), say)
 
 
 def test_best_effort_pods_divide_the_box_as_they_ask_in_koordinators_annotation(node: Node, say: Say) -> None:
@@ -109,32 +88,32 @@ def test_best_effort_pods_divide_the_box_as_they_ask_in_koordinators_annotation(
             "limits": {"kubernetes.io/batch-memory": "64Mi"},
         }
         annotations = {"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {"main": asked}})}
-        node.run_loops(node.pod("offline", uid, 2, annotations), "main", 2)
+        busy_pod(node, uid, 2, annotations=annotations)
 
-    assert_proportion(node.used_s("offline/podsmall", "offline/podlarge"), say)
-    pod = f"{node.root}/offline/podlarge"
-    memory, weight = file_of(pod, "memory.limit_in_bytes", "memory.max"), file_of(pod, "cpu.shares", "cpu.weight")
+    assert_proportion(used_s(node, "offline/podsmall", "offline/podlarge"), say)
+    pod = Cgroup(f"{node.root}/offline/podlarge")
+    memory, weight = pod.either("memory.limit_in_bytes", "memory.max"), pod.either("cpu.shares", "cpu.weight")
     before = memory.read_text(), weight.read_text()
     assert before == (f"{64 << 20}\n", "2048\n" if weight.name == "cpu.shares" else "79\n")
-    node.criproxy.restart()
+    node.proxy.restart()
     time.sleep(ROUNDS_S)
     assert (memory.read_text(), weight.read_text()) == before
 
 
 def test_containers_divide_their_pod_as_their_requests_say(node: Node, say: Say) -> None:
-    pod = node.pod("offline", "two", SMALL + LARGE)
-    ids = [node.run_loops(pod, name, shares) for name, shares in (("small", SMALL), ("large", LARGE))]
+    pod = node.run_pod("offline", "two", qos="burstable", limits={"shares": SMALL + LARGE})
+    ids = [run_loops(node, pod, name, shares) for name, shares in (("small", SMALL), ("large", LARGE))]
 
     small, large = (f"offline/podtwo/{one}" for one in ids)
-    assert_proportion(node.used_s(small, large), say)
+    assert_proportion(used_s(node, small, large), say)
 
 
 def test_online_pod_of_the_smallest_weight_goes_before_offline_pods_of_the_largest(node: Node, say: Say) -> None:
     for uid in ("one", "two"):
-        node.run_loops(node.pod("offline", uid, 262144), "main", 262144)
-    node.run_loops(node.pod("online", "online", 2), "main", 2)
+        busy_pod(node, uid, 262144)
+    busy_pod(node, "online", 2, "online")
 
-    offline_s, online_s = node.used_s("offline", "kubepods")
+    offline_s, online_s = used_s(node, "offline", "kubepods")
     share = online_s / (offline_s + online_s)
     say(f"of what both got, online got {share:.1%}")
     assert share >= LEAST_ONLINE

@@ -29,6 +29,7 @@ from integration.lab.containerd import Containerd
 from integration.lab.criproxy import ENGINES, QUICK, Config, Criproxy
 from integration.lab.cut import RECOVERING
 from integration.lab.directory import cgroup_root
+from integration.lab.node import Node
 from integration.lab.process import wait_until
 
 pytestmark = pytest.mark.timeout(900)
@@ -132,17 +133,10 @@ class Stage:
 
 @pytest.fixture(params=ENGINES)
 def stage(lab: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, {**CONFIG, "proxy": {"engine": request.param}})
-    criproxy.start()
-    containers = []
-    with CriClient(criproxy.socket) as client:
-        for number, kind in enumerate(("online", "offline", "online", "offline")):
-            parent = f"{cgroup_root(lab)}/kubepods/besteffort/pod{number}"
-            Tree(parent).make()
-            containers.append(bring_up(client, Spec(str(number), parent, {CLASS: kind})))
-    yield Stage(containerd, criproxy, containers)
+    with Node.before(lab, {**CONFIG, "proxy": {"engine": request.param}}) as node:
+        kinds = ("online", "offline", "online", "offline")
+        containers = [node.run(kind, str(number)) for number, kind in enumerate(kinds)]
+        yield Stage(node.containerd, node.proxy, containers)
 
 
 @contextlib.contextmanager

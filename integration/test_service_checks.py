@@ -3,36 +3,32 @@
 import json
 from typing import Any
 
-from integration.lab.cgroups import Tree
+from integration.lab.client import Pod
 from integration.lab.ports import free_ports
 from integration.lab.process import wait_until
-from integration.test_daemon import CLASS, WAIT_S, Node, config, node
+from integration.test_daemon import WAIT_S, Daemon, config, node
 
 __all__ = ["node"]
 
 CHECK = "colocation.criproxy.io/service-check"
 
 
-def service(node: Node, name: str) -> dict[str, Any]:
+def service(node: Daemon, name: str) -> dict[str, Any]:
     """What criproxy's status says of this one; {}: nothing."""
     found: list[dict[str, Any]] = [one for one in node.proxy.status()["services"] if one["name"].startswith(name)]
     return found[0] if found else {}
 
 
-def percent(node: Node, name: str) -> float | None:
+def percent(node: Daemon, name: str) -> float | None:
     return service(node, name).get("percent")
 
 
-def online(node: Node, name: str, check: dict[str, Any]) -> Any:
+def online(node: Daemon, name: str, check: dict[str, Any]) -> Pod:
     annotations = {CHECK: json.dumps({"every_s": 1, "timeout_s": 5, "threshold": 100, **check})}
-    uid = f"uid-{name}"
-    parent = f"{node.prefix}/kubepods/besteffort/pod{uid}"
-    Tree(parent).make()
-    labels = {CLASS: "online"}
-    return node.client.run_pod(name, uid=uid, labels=labels, annotations=annotations, cgroup_parent=parent)
+    return node.run_pod("online", name, annotations=annotations)
 
 
-def test_service_is_asked_in_its_container_and_over_http_once_there_is_an_offline_pod(node: Node) -> None:
+def test_service_is_asked_in_its_container_and_over_http_once_there_is_an_offline_pod(node: Daemon) -> None:
     node.start(config())
     (port,) = free_ports(1)
     command = online(node, "command", {"exec": {"command": ["cat", "/tmp/p99"]}})
@@ -43,7 +39,7 @@ def test_service_is_asked_in_its_container_and_over_http_once_there_is_an_offlin
     node.wait_ticks(3)
     assert node.proxy.status()["services"] == [], "without an offline pod there is no harm to be seen"
 
-    node.run("offline")
+    node.run_pod("offline")
     node.proxy.restart()  # it lists the runtime's pods at its start, and each minute
     wait_until(lambda: percent(node, "command") == 40.0, WAIT_S, "the command's word", node.proxy.log)
     wait_until(lambda: percent(node, "web") == 30.0, WAIT_S, "the server's word", node.proxy.log)

@@ -14,13 +14,11 @@ import pytest
 
 from criproxy.control.interference.service_checks import ANNOTATION
 from integration.lab.cgroups import version
-from integration.lab.clean import clean
-from integration.lab.criproxy import Config
-from integration.lab.directory import claimed
-from integration.lab.harm import HarmedNode, harmed_node, own_word
+from integration.lab.criproxy import static
+from integration.lab.harm import HarmedNode, own_word
 from integration.lab.process import wait_until
 from integration.lab.usage import CPUS, busy_loops
-from integration.test_exclusive_cpus import SAMPLES, SOON_S, Node, exclusive_cpu, samples_on
+from integration.test_exclusive_cpus import SAMPLES, SOON_S, STATIC, Node, exclusive_cpu, samples_on
 from integration.test_whole_cores import CORES
 
 pytestmark = [
@@ -57,27 +55,15 @@ done
 @pytest.fixture(params=[False, True], ids=["by-itself", "whole-cores"])
 def static_node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """With kubelet's static CPU manager; and with whole cores, of which the box's limit needs all."""
-    with claimed() as lab:
-        try:
-            config: Config = {
-                "control": {"policy": "static"},
-                "guard": {"enabled": False},
-                "cpu": {"static_cores": CPUS - 0.5},
-                "memory": {"static_bytes": 256 << 20},
-                "cpuset": {"whole_cores": request.param},
-            }
-            node = Node(lab, config)
-            node.start()
-            yield node
-        finally:
-            clean(lab)
+    with Node.up(static(CPUS - 0.5, cpuset={"whole_cores": request.param}), settings=STATIC) as node:
+        yield node
 
 
 def test_box_is_neither_on_an_exclusive_cpu_nor_on_its_sibling(static_node: Node, say: Say) -> None:
     node = static_node
     node.run("busy")
     whole = frozenset().union(*CORES)
-    wait_until(lambda: whole in node.allowed().values(), SOON_S, "the box to have all cores", node.criproxy.log)
+    wait_until(lambda: whole in node.allowed().values(), SOON_S, "the box to have all cores", node.proxy.log)
     online = node.run("online", exclusive=True, offline=False)
     cpu = exclusive_cpu(node, online)
     core = next(core for core in CORES if cpu in core)
@@ -85,8 +71,8 @@ def test_box_is_neither_on_an_exclusive_cpu_nor_on_its_sibling(static_node: Node
     wait_until(lambda: not any(core & cpus for cpus in node.allowed().values()), SOON_S, "the core to be left")
     left_s = time.monotonic() - began_s
     seen = {one: samples_on(node, one) for one in core}
-    cpus = node.criproxy.status()["box"]["cpus"]
-    node.remove(online)
+    cpus = node.proxy.status()["box"]["cpus"]
+    node.kubelet.end(online)
     began_s = time.monotonic()
     wait_until(lambda: any(core & cpus for cpus in node.allowed().values()), SOON_S, "the core to be the box's again")
     say(
@@ -104,7 +90,7 @@ def test_box_is_neither_on_an_exclusive_cpu_nor_on_its_sibling(static_node: Node
 def node(lab: Path) -> Iterator[HarmedNode]:
     """Containers see a directory of the host's in /out."""
     (out := lab / "out").mkdir()
-    with harmed_node(lab, {Path("/out"): out}) as node:
+    with HarmedNode.before(lab, starts=False, mounts={Path("/out"): out}) as node:
         yield node
 
 
@@ -112,13 +98,8 @@ def node(lab: Path) -> Iterator[HarmedNode]:
 def test_box_that_slows_online_down_on_the_siblings_is_named_by_online_squeezed_and_open_again_later(
     node: HarmedNode, say: Say
 ) -> None:
-    node.configure({
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": float(CPUS), "watermark_ratio": 1.0},
-        "memory": {"static_bytes": 256 << 20},
-        "guard": {"enabled": False},
-        "interference": {"trial_s": 6.0, "evict_after_s": 3600.0},
-    })  # fmt: skip
+    harm = {"trial_s": 6.0, "evict_after_s": 3600.0}
+    node.configure(static(CPUS, cpu={"watermark_ratio": 1.0}, interference=harm))
     works = node.mounts[Path("/out")] / "works"
 
     def took_ms(last: int) -> list[float]:
@@ -129,20 +110,20 @@ def test_box_that_slows_online_down_on_the_siblings_is_named_by_online_squeezed_
         return sum(took_ms(LATELY)) / LATELY
 
     with own_word(lately_ms) as port:
-        node.run("offline", ("sleep", "2147483647"))
+        node.start_pod("offline")
         works.write_text("0\n" * LATELY)
-        first = node.run("online-first", ("sh", "-c", WORK))
+        first = node.start_pod("online-first", ("sh", "-c", WORK))
         time.sleep(CALM_S)
         alone = took_ms(20)
         node.client.stop_and_remove(first)
         threshold = HARM_RATIO * median(alone)
         check = {"http": {"port": port}, "threshold": round(threshold), "every_s": 1, "timeout_s": 5}
-        online = node.run("online", ("sh", "-c", WORK), annotations={ANNOTATION: json.dumps(check)})
+        online = node.start_pod("online", ("sh", "-c", WORK), annotations={ANNOTATION: json.dumps(check)})
         node.proxy.restart()  # it lists the runtime's pods at its start, and each minute
         wait_until(node.is_well, WAIT_S, "the service's word", node.proxy.log, 0.5)
         time.sleep(CALM_S / 2)
 
-        node.run("offline-burst", busy_loops())
+        node.start_pod("offline-burst", busy_loops())
         began_s = time.monotonic()
         wait_until(lambda: not node.is_well(), WAIT_S, "harm", node.proxy.log, 0.5)
         harmed_s, hurt, pressure = time.monotonic(), took_ms(LATELY), node.value("cpu_pressure")
@@ -167,4 +148,4 @@ def test_box_that_slows_online_down_on_the_siblings_is_named_by_online_squeezed_
     assert median(hurt) > threshold
     assert median(held) < threshold
     assert node.moves()[0] == ("cpu", "tried")
-    assert "stop" not in [one["event"] for one in node.proxy.events()]
+    assert node.proxy.events("stop") == []

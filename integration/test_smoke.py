@@ -16,7 +16,7 @@ from integration.lab import cgroups
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
+from integration.lab.criproxy import Config, Criproxy, static
 from integration.lab.directory import cgroup_root, claimed
 from integration.lab.images import BUSYBOX
 from integration.lab.naming import driver, placement
@@ -34,13 +34,7 @@ WAIT_S = 120.0
 CLASS = "colocation.criproxy.io/class"
 FOREVER = ("sleep", "2147483647")
 CORES, MEMORY_BYTES = 0.5, 256 * MIB
-STATIC: Config = {
-    "colocation": {"enabled": True},
-    "control": {"policy": "static", "interval_s": 0.2},
-    "guard": {"enabled": False},
-    "cpu": {"static_cores": CORES},
-    "memory": {"static_bytes": MEMORY_BYTES},
-}
+STATIC = static(CORES, MEMORY_BYTES, control={"interval_s": 0.2})
 SHARE_LEFT = 0.8
 """Of what the box had, at most, once an online pod is as busy as can be."""
 FLOOR_CORES = 0.1

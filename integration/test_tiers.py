@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from integration.lab import kubelet_cgroup
-from integration.lab.client import CriClient, Pod
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
+from integration.lab.criproxy import Config
+from integration.lab.node import FAVOURED, Node
 from integration.lab.process import wait_until
-from integration.test_daemon import file_of
-from integration.test_proportion import CLASS, CONFIG, LARGE, SMALL, Node
+from integration.lab.usage import Cgroup
+from integration.test_proportion import CONFIG, LARGE, SMALL, busy_pod, used_s
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1200)]
 
@@ -32,56 +29,42 @@ def config(*, tiers: bool) -> Config:
 
 @pytest.fixture
 def node(lab: Path) -> Iterator[Node]:
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, config(tiers=True))
-    criproxy.start()
-    root = kubelet_cgroup.make(cgroup_root(lab), shares=262144)  # the machine's other work hardly counts beside it
-    with CriClient(criproxy.socket) as client:
-        yield Node(root, client, criproxy)
-
-
-def busy_pod(node: Node, uid: str, shares: int) -> Pod:
-    """`uid` is also its tier."""
-    parent = kubelet_cgroup.make(f"{node.root}/kubepods/burstable/pod{uid}", shares=shares)
-    labels = {CLASS: "offline", TIER: uid}
-    pod = node.client.run_pod(uid, uid=uid, labels=labels, cgroup_parent=parent)
-    node.run_loops(pod, "main", shares)
-    return pod
+    with Node.before(lab, config(tiers=True), shares=FAVOURED) as node:
+        yield node
 
 
 @pytest.mark.parametrize("shares", [2, SMALL, LARGE], ids=["nothing", "100m", "2-cpus"])
 def test_busy_mid_pod_leaves_little_to_a_low_one_that_asks_for_as_much(node: Node, say: Say, shares: int) -> None:
     for uid in ("low", "mid"):
-        busy_pod(node, uid, shares)
+        busy_pod(node, uid, shares, labels={TIER: uid})
 
-    low_s, mid_s = node.used_s("offline/podlow", "offline/podmid")
+    low_s, mid_s = used_s(node, "offline/podlow", "offline/podmid")
 
     share = mid_s / (low_s + mid_s)
     say(f"mid got {share:.1%} of what both got")
     assert share >= LEAST_MID
-    assert "1 mid, 1 low" in node.criproxy.status()["box"]["tiers"]
+    assert "1 mid, 1 low" in node.proxy.status()["box"]["tiers"]
 
 
 def test_tiers_are_switched_on_and_off_while_pods_run_and_outlive_a_restart(node: Node) -> None:
     for uid in ("low", "mid"):
-        busy_pod(node, uid, LARGE)
+        busy_pod(node, uid, LARGE, labels={TIER: uid})
 
     def weights() -> tuple[int, ...]:
-        files = (file_of(f"{node.root}/offline/pod{uid}", "cpu.shares", "cpu.weight") for uid in ("low", "mid"))
+        files = (Cgroup(f"{node.root}/offline/pod{uid}").either("cpu.shares", "cpu.weight") for uid in ("low", "mid"))
         return tuple(int(file.read_text()) for file in files)
 
     def protected() -> str:
-        file = file_of(f"{node.root}/offline/podmid", "memory.limit_in_bytes", "memory.low")
+        file = Cgroup(f"{node.root}/offline/podmid").either("memory.limit_in_bytes", "memory.low")
         return file.read_text().strip() if file.name == "memory.low" else "max"
 
     low, mid = weights()
     kept = protected()
-    node.criproxy.restart()
+    node.proxy.restart()
     time.sleep(SOON_S / 2)
     after_restart = weights()
-    node.criproxy.configure(config(tiers=False))
+    node.proxy.configure(config(tiers=False))
 
-    wait_until(lambda: len(set(weights())) == 1, SOON_S, "one weight for both", node.criproxy.log)
+    wait_until(lambda: len(set(weights())) == 1, SOON_S, "one weight for both", node.proxy.log)
     assert (mid >= 60 * low, kept, after_restart) == (True, "max", (low, mid))
-    assert node.criproxy.status()["box"]["tiers"] == ""
+    assert node.proxy.status()["box"]["tiers"] == ""

@@ -14,10 +14,11 @@ import pytest
 
 from integration.lab import naming
 from integration.lab.cgroups import Tree, hierarchies, of_process, version
-from integration.lab.client import Container, CriClient, Pod
+from integration.lab.client import CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import CHECKOUT, Config, Criproxy
+from integration.lab.criproxy import CHECKOUT, Config, static
 from integration.lab.directory import cgroup_root
+from integration.lab.node import FOREVER, Node
 from integration.lab.process import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -25,15 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WAIT_S = 60
-FOREVER = ["sleep", "2147483647"]
-OFFLINE = {"colocation.criproxy.io/class": "offline"}
 PLACEMENT = "colocation.criproxy.io/placement"
-STATIC: Config = {
-    "control": {"policy": "static"},
-    "cpu": {"static_cores": 0.5},
-    "memory": {"static_bytes": 256 << 20},
-    "guard": {"enabled": False},
-}
 
 WRAPPER = """\
 #!/bin/sh
@@ -71,74 +64,43 @@ class StrayingContainerd(Containerd):
 
 
 def config(**colocation: Any) -> Config:
-    return {**STATIC, "colocation": {"enabled": True, **colocation}}
+    return static(0.5, colocation=colocation)
 
 
-class Node:
-    """A criproxy before a runtime, and the test in kubelet's place."""
-
-    def __init__(self, runtime: Containerd, tables: Config) -> None:
-        self.runtime = runtime
-        self.proxy = Criproxy(runtime.directory, runtime.socket, tables)
-        self.prefix = f"{cgroup_root(runtime.directory)}/verify-{uuid.uuid4().hex[:8]}"
-        self.client = CriClient(self.proxy.socket)
-        self._before = len(self.proxy.events()) if self.proxy.log.exists() else 0
-
-    def start_pod(self, uid: str = "") -> tuple[Pod, Container]:
-        uid = uid or str(uuid.uuid4())
-        parent = f"{self.prefix}/kubepods/besteffort/pod{uid}"
-        Tree(parent).make()
-        pod = self.client.run_pod(f"p-{uid}", uid=uid, labels=OFFLINE, cgroup_parent=parent)
-        return pod, self.client.run_container(pod, "main", FOREVER)
-
-    def placement(self) -> dict[str, Any]:
-        placement: dict[str, Any] = self.proxy.status()["placement"]
-        return placement
-
-    def wait_misplaced(self, *containers: str) -> list[str]:
-        """Wait until these are misplaced and no other ("": a sandbox); returns where, in the same order."""
-
-        where: dict[str, str] = {}
-
-        def are_misplaced() -> bool:
-            where.clear()
-            where.update({one["container"]: one["detail"] for one in self.placement()["misplaced"]})
-            return sorted(where) == sorted(containers)
-
-        wait_until(are_misplaced, WAIT_S, f"{containers} to be misplaced", self.proxy.log)
-        return [where[container] for container in containers]
-
-    def wait_verified(self, count: int) -> None:
-        wait_until(lambda: self.placement()["verified"] == count, WAIT_S, f"{count} verified", self.proxy.log)
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.proxy.events()[self._before :] if event["event"] == name]
-
-    def metric(self, name: str) -> float:
-        lines = self.proxy.http("/metrics")[1].splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-    def exit_status(self) -> int:
-        """Of `criproxy status`."""
-        command = [sys.executable, "-m", "criproxy", "status", "--config", str(self.proxy.config_file)]
-        env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-        return subprocess.run(command, env=env, capture_output=True, check=False).returncode
+def placement(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = node.proxy.status()["placement"]
+    return found
 
 
-def _node(runtime: Containerd, tables: Config) -> Iterator[Node]:
-    node = Node(runtime, tables)
-    try:
-        yield node
-    finally:
-        node.client.close()
-        if node.proxy.is_alive():
-            node.proxy.stop()
+def wait_misplaced(node: Node, *containers: str) -> list[str]:
+    """Wait until these are misplaced and no other ("": a sandbox); returns where, in the same order."""
+    where: dict[str, str] = {}
+
+    def are_misplaced() -> bool:
+        where.clear()
+        where.update({one["container"]: one["detail"] for one in placement(node)["misplaced"]})
+        return sorted(where) == sorted(containers)
+
+    wait_until(are_misplaced, WAIT_S, f"{containers} to be misplaced", node.proxy.log)
+    return [where[container] for container in containers]
+
+
+def wait_verified(node: Node, count: int) -> None:
+    wait_until(lambda: placement(node)["verified"] == count, WAIT_S, f"{count} verified", node.proxy.log)
+
+
+def exit_status(node: Node) -> int:
+    """Of `criproxy status`."""
+    command = [sys.executable, "-m", "criproxy", "status", "--config", str(node.proxy.config_file)]
+    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    return subprocess.run(command, env=env, capture_output=True, check=False).returncode
 
 
 @pytest.fixture
 def node(containerd: Containerd, client: CriClient) -> Iterator[Node]:
     """A criproxy before the session's containerd, not started yet; its pods go after the test."""
-    yield from _node(containerd, config())
+    with Node.before(containerd, config(), starts=False) as node:
+        yield node
 
 
 @pytest.fixture
@@ -146,7 +108,8 @@ def straying(lab: Path) -> Iterator[Node]:
     """A criproxy before a runtime that strays, not started yet."""
     runtime = StrayingContainerd(lab)
     runtime.start()
-    yield from _node(runtime, config())
+    with Node.before(runtime, config(), starts=False) as node:
+        yield node
 
 
 def move(pid: int, path: str, controllers: tuple[str, ...]) -> None:
@@ -158,17 +121,17 @@ def move(pid: int, path: str, controllers: tuple[str, ...]) -> None:
 
 def test_pods_in_the_box_are_verified_after_their_start_and_again_after_a_restart(node: Node) -> None:
     node.proxy.start()
-    node.start_pod()
-    node.wait_verified(2)
-    node.start_pod()
-    node.wait_verified(4)
+    node.run("offline")
+    wait_verified(node, 2)
+    node.run("offline")
+    wait_verified(node, 4)
     node.proxy.restart()
-    node.wait_verified(4)
-    assert (node.placement()["misplaced"], node.placement()["unknown"], node.events("misplaced")) == ([], [], [])
-    assert node.metric("criproxy_misplaced_containers") == 0
-    assert node.exit_status() == 0
+    wait_verified(node, 4)
+    assert (placement(node)["misplaced"], placement(node)["unknown"], node.proxy.events("misplaced")) == ([], [], [])
+    assert node.proxy.metric("criproxy_misplaced_containers") == 0
+    assert exit_status(node) == 0
     node.proxy.stop()
-    assert node.exit_status() == 3
+    assert exit_status(node) == 3
 
 
 @pytest.mark.skipif(version() != 1, reason="v2 has one hierarchy")
@@ -177,59 +140,61 @@ def test_process_that_somebody_moves_out_of_one_hierarchy_is_found_until_it_is_b
     node: Node, controller: str
 ) -> None:
     node.proxy.start()
-    _, container = node.start_pod()
-    node.wait_verified(2)
-    pid, outside = node.client.pid(container), f"{node.prefix}/outside"
+    container = node.run("offline")
+    wait_verified(node, 2)
+    pid, outside = node.client.pid(container), f"{node.root}/outside"
     home = of_process(pid)[controller]
     Tree(outside).make()
     move(pid, outside, (controller,))
     node.proxy.reload()  # a look at everything; else it is one each minute
-    (where,) = node.wait_misplaced("main")
+    (where,) = wait_misplaced(node, "main")
     assert outside in where
     assert controller in where
-    assert node.exit_status() == 1
+    assert exit_status(node) == 1
     move(pid, home, (controller,))
     node.proxy.reload()
-    node.wait_misplaced()
-    assert node.exit_status() == 0
+    wait_misplaced(node)
+    assert exit_status(node) == 0
 
 
 def test_container_of_a_runtime_that_ignores_the_parent_is_found_right_after_its_start(straying: Node) -> None:
     straying.proxy.start()
-    straying.start_pod()
-    straying.wait_verified(2)
-    stray(straying.runtime).touch()
-    pod, container = straying.start_pod()
-    assert straying.wait_misplaced("", "main") == [
-        f"{elsewhere(straying.runtime)}/{one.id}" for one in (pod, container)
+    straying.run("offline")
+    wait_verified(straying, 2)
+    stray(straying.containerd).touch()
+    container = straying.run("offline")
+    assert wait_misplaced(straying, "", "main") == [
+        f"{elsewhere(straying.containerd)}/{one.id}" for one in (container.pod, container)
     ]
-    wait_until(lambda: straying.metric("criproxy_misplacements_total") == 2, WAIT_S, "both to be counted")
-    told = straying.events("misplaced")
-    assert {(event["pod"], event["level"]) for event in told} == {(f"default/{pod.config.metadata.name}", "error")}
+    wait_until(lambda: straying.proxy.metric("criproxy_misplacements_total") == 2, WAIT_S, "both to be counted")
+    told = straying.proxy.events("misplaced")
+    assert {(event["pod"], event["level"]) for event in told} == {
+        (f"default/{container.pod.config.metadata.name}", "error")
+    }
     straying.proxy.restart()
-    straying.wait_misplaced("", "main")
+    wait_misplaced(straying, "", "main")
     straying.proxy.reload()
-    wait_until(lambda: len(straying.events("config_taken")) >= 3, WAIT_S, "the reload")
-    assert len(straying.events("misplaced")) == 4, "once for each, in each of two lives"
+    wait_until(lambda: len(straying.proxy.events("config_taken")) >= 3, WAIT_S, "the reload")
+    assert len(straying.proxy.events("misplaced")) == 4, "once for each, in each of two lives"
     assert len([p for p in straying.client.list_pods() if p.state == 0]) == 2, "reported, not stopped"
 
 
 def test_pod_that_is_misplaced_is_evicted_and_kept_out_for_a_while_when_the_config_says_so(straying: Node) -> None:
     straying.proxy.configure(config(on_unbounded="evict"))
     straying.proxy.start()
-    straying.start_pod()
-    stray(straying.runtime).touch()
+    straying.run("offline")
+    stray(straying.containerd).touch()
     uid = str(uuid.uuid4())
     with pytest.raises(grpc.RpcError):  # stopped before or while its container starts; or kubelet's next try, below
-        pod, _ = straying.start_pod(uid)
+        pod = straying.run("offline", uid).pod
         wait_until(lambda: _state(straying, pod) == 1, WAIT_S, "the pod's end", straying.proxy.log)
-        straying.start_pod(uid)
-    wait_until(lambda: straying.events("stop"), WAIT_S, "the eviction", straying.proxy.log)
-    stray(straying.runtime).unlink()
+        straying.run("offline", uid)
+    wait_until(lambda: straying.proxy.events("stop"), WAIT_S, "the eviction", straying.proxy.log)
+    stray(straying.containerd).unlink()
     with pytest.raises(grpc.RpcError, match=r"put it outside the box, at .*/elsewhere/.* kubelet tries again"):
-        straying.start_pod(uid)
-    straying.start_pod()
-    straying.wait_misplaced()
+        straying.run("offline", uid)
+    straying.run("offline")
+    wait_misplaced(straying)
     ready = [pod for pod in straying.client.list_pods() if pod.state == 0]
     assert len(ready) == 2
 
@@ -243,7 +208,7 @@ def test_slice_that_a_runtime_of_the_other_driver_takes_for_a_path_is_found_with
     node: Node, client: CriClient
 ) -> None:
     """As on a node whose kubelet has systemd's driver, and whose runtime has cgroupfs'."""
-    uid, prefix = uuid.uuid4().hex, naming.spelled(cgroup_root(node.runtime.directory)).strip("/").replace("-", "_")
+    uid, prefix = uuid.uuid4().hex, naming.spelled(cgroup_root(node.containerd.directory)).strip("/").replace("-", "_")
     box, placement = f"{prefix}-offline.slice", f"{prefix}-offline-pod{uid}.slice"
     tree = Tree(f"/{prefix}.slice")
     Tree(f"/{prefix}.slice/{box}/{placement}").make()
@@ -251,10 +216,10 @@ def test_slice_that_a_runtime_of_the_other_driver_takes_for_a_path_is_found_with
         pod = client.run_pod("p", uid=uid, annotations={PLACEMENT: placement}, cgroup_parent=placement)
         client.run_container(pod, "main", FOREVER)
         node.proxy.start(options=["--dry-run"])
-        where = node.wait_misplaced("", "main")
+        where = wait_misplaced(node, "", "main")
         assert all(f"{placement}:cri-containerd:" in one for one in where)
-        assert {event["box"] for event in node.events("misplaced")} == {box}
-        assert all("SystemdCgroup = true" in event["remedy"] for event in node.events("misplaced"))
+        assert {event["box"] for event in node.proxy.events("misplaced")} == {box}
+        assert all("SystemdCgroup = true" in event["remedy"] for event in node.proxy.events("misplaced"))
         client.remove_all_pods()
     finally:
         tree.remove()

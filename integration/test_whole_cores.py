@@ -1,6 +1,5 @@
 """The box on whole physical cores: what runs in it stays there, and as few cores move as its limit needs."""
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,10 @@ from criproxy.cgroup.topology import Topology
 from criproxy.cgroup.tree import Tree as Files
 from criproxy.model.cpulist import parse_cpus
 from integration.lab.cgroups import Tree
-from integration.lab.client import CriClient
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
+from integration.lab.criproxy import Config, Criproxy, static
 from integration.lab.directory import cgroup_root
-from integration.lab.process import wait_until
+from integration.lab.node import Node
+from integration.lab.process import cpus_of, wait_until
 from integration.lab.usage import busy_loops
 
 CORES = set(Topology(Files(), None).cores())
@@ -29,47 +27,27 @@ pytestmark = [
     ),
 ]
 
-OFFLINE = {"colocation.criproxy.io/class": "offline"}
 SOON_S = 60.0
 SAMPLES, SAMPLE_S = 200, 0.01
 
 
 def config(cores: float, *, whole: bool = True) -> Config:
-    return {
-        "colocation": {"enabled": True},
-        "control": {"policy": "static"},
-        "guard": {"enabled": False},
-        "cpu": {"static_cores": cores},
-        "memory": {"static_bytes": 1 << 30},
-        "cpuset": {"whole_cores": whole},
-    }
+    return static(cores, 1 << 30, cpuset={"whole_cores": whole})
 
 
 @pytest.fixture
 def criproxy(lab: Path) -> Iterator[Criproxy]:
     """With a busy offline pod."""
-    containerd = Containerd(lab)
-    containerd.start()
-    criproxy = Criproxy(lab, containerd.socket, config(1.0))
-    criproxy.start()
-    with CriClient(criproxy.socket) as client:
-        parent = f"{cgroup_root(lab)}/kubepods/besteffort/podbusy"
-        pod = client.run_pod("busy", uid="busy", labels=OFFLINE, cgroup_parent=parent)
-        client.run_container(pod, "main", busy_loops())
-        yield criproxy
+    with Node.before(lab, config(1.0)) as node:
+        node.run("offline", "busy", busy_loops())
+        yield node.proxy
 
 
 def test_box_runs_on_whole_cores_and_moves_as_few_as_its_limit_needs(criproxy: Criproxy, lab: Path) -> None:
     box = Tree(f"{cgroup_root(lab)}/offline")
 
     def allowed() -> set[frozenset[int]]:
-        found = set()
-        for pid in box.pids():
-            try:
-                found.add(frozenset(os.sched_getaffinity(pid)))
-            except ProcessLookupError:
-                continue
-        return found
+        return {cpus for pid in box.pids() if (cpus := cpus_of(pid))}
 
     def brought_to(cores: float, count: int) -> frozenset[int]:
         criproxy.configure(config(cores))

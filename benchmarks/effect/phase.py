@@ -25,11 +25,12 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.tree import Tree as Kernel
 from criproxy.control.capacity import CapacityReader
 from criproxy.model import CPU, MEMORY
+from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import Tree
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.directory import cgroup_root
-from integration.lab.meter import Meter, join, set_shares
+from integration.lab.meter import Meter, join
 from integration.lab.process import LabError, wait_until
 
 SETTLE_S = 8.0
@@ -199,8 +200,7 @@ class Node:
                 agent = ends.enter_context(self._criproxy(arm))
                 socket = agent.proxy.socket
             for parent in parents.values():
-                Tree(parent).make()
-                set_shares(parent, 2 if arm.place == "besteffort" else 1024)
+                kubelet_cgroup.make(parent, shares=2 if arm.place == "besteffort" else 1024)
                 if arm.idle_by_hand:
                     set_idle(parent, idle=True)
                     ends.callback(set_idle, parent, idle=False)
@@ -313,9 +313,9 @@ def node(directory: Path, server: Server) -> Iterator[Node]:
         online = f"{root}/kubepods/burstable/podonline"
         for path in (online, f"{root}/kubepods/besteffort", f"{root}/generator", f"{root}/agent"):
             Tree(path).make()
-        set_shares(f"{root}/kubepods", _SHARES_OF_A_CPU * len(os.sched_getaffinity(0)))
-        set_shares(f"{root}/kubepods/besteffort", 2)
-        set_shares(root, _MOST_SHARES)
+        kubelet_cgroup.make(f"{root}/kubepods", shares=_SHARES_OF_A_CPU * len(os.sched_getaffinity(0)))
+        kubelet_cgroup.make(f"{root}/kubepods/besteffort", shares=2)
+        kubelet_cgroup.make(root, shares=_MOST_SHARES)
         allow_realtime(f"{root}/generator")
         client = ends.enter_context(CriClient(runtime.socket))
         wait_until(client.is_ready, 60, "containerd")

@@ -18,6 +18,7 @@ from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.model import PodRef
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import Leave, PodStopper
+from criproxy.vocabulary.quantities import parse_quantity
 from integration.lab.cgroups import of_process
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
@@ -73,7 +74,7 @@ class Cluster:
         """Allocatable, and capacity; None unless both have it, and the same."""
         status = self.node()["status"]
         one, other = (status.get(where, {}).get(name) for where in ("capacity", "allocatable"))
-        return int(_whole(one)) if one is not None and one == other else None
+        return int(parse_quantity(one)) if one is not None and one == other else None
 
     def condition(self) -> Any:
         """The node's, that says whether it lends; {} if it has none."""
@@ -251,12 +252,3 @@ class NothingDecided:
 
 def _ref(pod: Any) -> PodRef:
     return PodRef(pod["metadata"]["uid"], pod["metadata"]["namespace"], pod["metadata"]["name"])
-
-
-def _whole(text: str) -> int:
-    """A quantity as the API server writes it back: "2k" for 2000."""
-    suffixes = {"k": 1000, "M": 1000**2, "G": 1000**3, "Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
-    for suffix, times in sorted(suffixes.items(), key=lambda one: -len(one[0])):
-        if text.endswith(suffix):
-            return int(text.removesuffix(suffix)) * times
-    return int(text)

@@ -20,8 +20,8 @@ from integration.lab.cgroups import of_process, version
 from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.kubelet import static_pod
 from integration.lab.throwaway import is_throwaway
+from integration.lab.usage import Cgroup
 from integration.programs import build
-from integration.test_daemon import file_of
 
 pytestmark = pytest.mark.timeout(2400 if is_throwaway() else 1200)
 
@@ -168,8 +168,8 @@ def in_force(cluster: Cluster, status: Any) -> tuple[int, int]:
     """The CPU weight, in the unit of the kernel's file, and the memory limit of a container's cgroup."""
     places = of_process(cluster.client.pid_of(status["containerID"].partition("//")[2]))
     cpu, memory = (places.get(controller) or places[""] for controller in ("cpu", "memory"))
-    weight = file_of(cpu, "cpu.shares", "cpu.weight")
-    limit = file_of(memory, "memory.limit_in_bytes", "memory.max").read_text().strip()
+    weight = Cgroup(cpu).either("cpu.shares", "cpu.weight")
+    limit = Cgroup(memory).either("memory.limit_in_bytes", "memory.max").read_text().strip()
     return int(weight.read_text()), int(limit) if limit != "max" else 0
 
 
@@ -231,9 +231,9 @@ def resize(cluster: Cluster, name: str, **amounts: Mapping[str, str]) -> None:
 
 def values(cluster: Cluster, parent: str, name: str) -> list[str]:
     """Of the pod's cgroup below `parent` of the lab: weight, memory limit and, on v2, quota."""
-    path = f"{cluster.kubelet.cgroup_root}/{parent}/pod{cluster.pod(name)['metadata']['uid']}"
-    files = [file_of(path, "cpu.shares", "cpu.weight"), file_of(path, "memory.limit_in_bytes", "memory.max")]
-    quota = [file_of(path, "", "cpu.max")] if version() == 2 else []
+    pod = Cgroup(f"{cluster.kubelet.cgroup_root}/{parent}/pod{cluster.pod(name)['metadata']['uid']}")
+    files = [pod.either("cpu.shares", "cpu.weight"), pod.either("memory.limit_in_bytes", "memory.max")]
+    quota = [pod.file("cpu", "cpu.max")] if version() == 2 else []
     return [one.read_text().strip() for one in (*files, *quota)]
 
 

@@ -19,7 +19,7 @@ from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.criproxy import python_path
 from integration.lab.images import BUSYBOX
 from integration.lab.kubelet import static_pod
-from integration.test_daemon import file_of
+from integration.lab.usage import Cgroup
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
@@ -147,9 +147,9 @@ def test_koordinator_s_pod_is_placed_by_what_is_lent_and_has_what_it_asks_for_in
 def assert_has(cluster: Cluster, pod: Any, shares: int, weight: int, memory_bytes: int) -> None:
     """The pod's container, and the pod: CPU shares or, on v2, the weight, and the memory limit."""
     for cgroup in (place := cluster.cgroup(pod)), place.rpartition("/")[0]:
-        found = file_of(cgroup, "cpu.shares", "cpu.weight")
+        found = Cgroup(cgroup).either("cpu.shares", "cpu.weight")
         assert int(found.read_text()) == (shares if found.name == "cpu.shares" else weight)
-        assert int(file_of(cgroup, "memory.limit_in_bytes", "memory.max").read_text()) == memory_bytes
+        assert int(Cgroup(cgroup).either("memory.limit_in_bytes", "memory.max").read_text()) == memory_bytes
 
 
 def test_evicted_pod_does_not_come_straight_back_but_when_its_time_is_over(

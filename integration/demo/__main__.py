@@ -37,8 +37,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--kubelet", action="store_true", help="have a real kubelet start the pods, as static pods")
     add("--port", type=int, default=9877, metavar="N", help="criproxy's /metrics on 127.0.0.1")
     add("--plot", type=Path, metavar="PNG", help="where the plot goes, if not to build/ in the checkout")
-    lives = "where the demo lives while it runs"
-    add("--directory", type=Path, default=Path("/run/criproxy-demo"), metavar="DIR", help=lives)
     given = parser.parse_args(argv)
     if not SHORTEST_S <= given.seconds <= LONGEST_S:
         raise DemoError(f"--seconds {given.seconds:g} is out of range: give {SHORTEST_S:g} to {LONGEST_S:g}")
@@ -49,7 +47,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     plot = given.plot or CHECKOUT / "build" / ("demo-cluster.png" if given.cluster else "demo.png")
     if plot.suffix != ".png":
         raise DemoError(f"--plot {plot} does not end in .png: the plot is a PNG file")
-    given.plot, given.directory = plot.absolute(), given.directory.absolute()
+    given.plot = plot.absolute()
     return given
 
 

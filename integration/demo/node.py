@@ -1,10 +1,9 @@
 """The demo's node: containerd, criproxy before it, and the pods, by a CRI client in kubelet's place or by kubelet."""
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from criproxy.cgroup.naming import BOX
@@ -12,26 +11,28 @@ from criproxy.model import CPU
 from criproxy.observe.status import ResourceStatus, from_json
 from integration.demo import DemoError
 from integration.demo.load import START_FILE, Play, online_command
-from integration.demo.place import Place, step
+from integration.demo.place import step
 from integration.lab import cri_client_pb2 as cri
-from integration.lab.cgroups import Tree, of_process
+from integration.lab import kubelet_cgroup
+from integration.lab.cgroups import of_process
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Config, Criproxy
+from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import Kubelet, static_pod
-from integration.lab.meter import Meter, cpu_controller, set_shares
+from integration.lab.meter import Meter, cpu_controller
+from integration.lab.node import OFFLINE, Node
 from integration.lab.process import Process
 from integration.lab.usage import busy_loops
 
 ONLINE: Final = "online"
-OFFLINE: Final = ("offline-1", "offline-2")
-OFFLINE_LABELS: Final = {"colocation.criproxy.io/class": "offline"}
+HOGS: Final = ("offline-1", "offline-2")
 _LEAST_SHARES: Final = 2
 _LEAD_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DemoNode:
     """A running node. `paths` are the cgroups of the node ("/"), the box and the online pod, by those names."""
 
     parts: Mapping[str, Containerd | Criproxy]
@@ -78,36 +79,36 @@ def config(play: Play, port: int) -> Config:
     return {"colocation": {"enabled": True}, "control": control, "observe": {"address": f"127.0.0.1:{port}"}}
 
 
-def start(place: Place, play: Play, cores: int, *, port: int, with_kubelet: bool) -> Node:
-    """Bring the node up in the place's directory; the place's `clear` takes it down.
+def start(lab: Path, play: Play, cores: int, *, port: int, with_kubelet: bool) -> DemoNode:
+    """Bring the node up in a lab, whose cleaning takes it down.
 
     Raises LabError, grpc.RpcError or OSError when something does not start.
     """
-    Tree(place.cgroup).make()
-    set_shares(place.cgroup, cores * 1024)  # it is to the machine's other programs what kubepods is on a node
-    with step(f"a private containerd in {place.lab}, with an image built from busybox"):
-        containerd = Containerd(place.lab)
+    # It is to the machine's other programs what kubepods is on a node.
+    root = kubelet_cgroup.make(cgroup_root(lab), shares=cores * 1024)
+    with step(f"a private containerd in {lab}, with an image built from busybox"):
+        containerd = Containerd(lab)
         containerd.start()
     with step(f"criproxy before it, with metrics at http://127.0.0.1:{port}/metrics"):
-        criproxy = Criproxy(place.lab, containerd.socket, config(play, port))
+        criproxy = Criproxy(lab, containerd.socket, config(play, port))
         criproxy.start()
     client = CriClient(criproxy.socket)
-    commands = {**dict.fromkeys(OFFLINE, busy_loops(cores)), ONLINE: online_command(play, cores)}
+    commands = {**dict.fromkeys(HOGS, busy_loops(cores)), ONLINE: online_command(play, cores)}
     shares = int(play.peak_cores * 1024)
     if with_kubelet:
         with step("a real kubelet, in front of criproxy"):
-            kubelet = Kubelet(place.lab, criproxy.socket)
+            kubelet = Kubelet(lab, criproxy.socket)
             kubelet.start()
         with step("an online pod and two offline pods"):
             containers = _by_kubelet(kubelet, commands, shares)
     else:
         with step("an online pod and two offline pods, by a small CRI client"):
-            containers = _by_client(client, place.cgroup, cores, commands, shares)
-    box = f"{place.cgroup}/{BOX}"
-    for name in OFFLINE:
+            containers = _by_client(Node(containerd, criproxy, root, client, client), cores, commands, shares)
+    box = f"{root}/{BOX}"
+    for name in HOGS:
         check_in_box(cgroup_of(client.pid(containers[name])), box)
     paths = {"node": "/", "box": box, "online": cgroup_of(client.pid(containers[ONLINE]))}
-    return Node({"containerd": containerd, "criproxy": criproxy}, criproxy, client, containers[ONLINE], paths)
+    return DemoNode({"containerd": containerd, "criproxy": criproxy}, criproxy, client, containers[ONLINE], paths)
 
 
 def cgroup_of(pid: int) -> str:
@@ -125,34 +126,28 @@ def check_in_box(cgroup: str, box: str) -> None:
 def _by_kubelet(kubelet: Kubelet, commands: Mapping[str, Sequence[str]], shares: int) -> dict[str, Container]:
     for name, command in commands.items():
         requests = {"requests": {"cpu": f"{shares * 1000 // 1024}m"}} if name == ONLINE else None
-        labels = None if name == ONLINE else OFFLINE_LABELS
+        labels = None if name == ONLINE else OFFLINE
         kubelet.add_pod(static_pod(name, command, labels=labels, resources=requests))
     ids = {name: kubelet.wait_running(name).containers["main"] for name in commands}
     return {name: Container(id, Pod("", cri.PodSandboxConfig())) for name, id in ids.items()}
 
 
-def _by_client(
-    client: CriClient, root: str, cores: int, commands: Mapping[str, Sequence[str]], shares: int
-) -> dict[str, Container]:
+def _by_client(node: Node, cores: int, commands: Mapping[str, Sequence[str]], shares: int) -> dict[str, Container]:
     """Plays kubelet: all CPUs for kubepods, the requests for burstable, the least for the rest.
 
     Source: kubelet, pkg/kubelet/cm/qos_container_manager_linux.go.
     """
     weights = {"kubepods": cores * 1024, "kubepods/burstable": shares, "kubepods/besteffort": _LEAST_SHARES}
     for cgroup, weight in weights.items():
-        Tree(f"{root}/{cgroup}").make()
-        set_shares(f"{root}/{cgroup}", weight)
+        kubelet_cgroup.make(f"{node.root}/{cgroup}", shares=weight)
     containers = {}
     for name, command in commands.items():
-        uid, weight = str(uuid.uuid4()), shares if name == ONLINE else _LEAST_SHARES
-        parent = f"{root}/kubepods/{'burstable' if name == ONLINE else 'besteffort'}/pod{uid}"
-        Tree(parent).make()
-        set_shares(parent, weight)
-        known = {"name": name, "namespace": "default", "uid": uid}
-        labels = {f"io.kubernetes.pod.{key}": value for key, value in known.items()}
-        labels |= {} if name == ONLINE else OFFLINE_LABELS
+        kind, qos, weight, oom = "offline", "besteffort", _LEAST_SHARES, 1000
+        if name == ONLINE:
+            kind, qos, weight, oom = "online", "burstable", shares, 990
         resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=weight)
-        pod = client.run_pod(name, uid=uid, labels=labels, cgroup_parent=parent, resources=resources)
-        resources.oom_score_adj = 990 if name == ONLINE else 1000
-        containers[name] = client.run_container(pod, "main", command, resources=resources)
+        own = cri.LinuxContainerResources(cpu_period=100_000, cpu_shares=weight, oom_score_adj=oom)
+        containers[name] = node.run(
+            kind, name, command, qos=qos, limits={"shares": weight}, resources=resources, container={"resources": own}
+        )
     return containers

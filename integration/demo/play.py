@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from integration.demo import DemoError
 from integration.demo.load import Play, read_play
-from integration.demo.node import Node, check_alive, start
-from integration.demo.place import check_cgroups, cleaned, held, say
+from integration.demo.node import DemoNode, check_alive, start
+from integration.demo.place import check_cgroups, cleaned, say
 from integration.lab.cgroups import version
 
 PEAK_RATIO: Final = 0.85
@@ -57,9 +57,9 @@ def run(options: argparse.Namespace) -> None:
     cores = len(os.sched_getaffinity(0))
     play = read_play(options.trace, options.trace_id, options.seconds, PEAK_RATIO * cores)
     check_cgroups()
-    with held(options.directory) as place, cleaned(place, options.port):
+    with cleaned(1, options.port) as (lab,):
         say("Setting up a node of its own:")
-        node = start(place, play, cores, port=options.port, with_kubelet=options.kubelet)
+        node = start(lab, play, cores, port=options.port, with_kubelet=options.kubelet)
         say(f"online pod: {node.paths['online']}")
         say(f"offline pods: {node.paths['box']}, each wants all CPUs")
         say(f"1 s is {play.compression:.3g} s of the trace, and so much quicker does criproxy learn here")
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
     say(f"Plot: {options.plot}")
 
 
-def _samples(on: Node, play: Play) -> Iterator[Sample]:
+def _samples(on: DemoNode, play: Play) -> Iterator[Sample]:
     """One sample at each deadline until the play's end, without drift; deadlines that were missed are left out."""
     step_s = max(_SAMPLE_S, play.seconds / _MOST_SAMPLES)
     start_s = on.begin()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from google.protobuf.message import Message
@@ -16,6 +16,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import CALL_S, STOP_S, Container, CriClient, Pod
 from integration.lab.naming import spelled
+from integration.lab.node import CLASS
 from integration.lab.process import LabError
 
 RETRY_S = 0.2
@@ -33,6 +34,16 @@ class Failure:
     details: str
     began_s: float
     ended_s: float
+
+
+def is_offline(uid: str) -> bool:
+    """Of a `Spec.of`."""
+    return uid.startswith("offline-")
+
+
+def place_of(root: str, uid: str) -> str:
+    """Where a `Spec.of` belongs: in the box or where kubelet wants it."""
+    return f"{root}/{'offline' if is_offline(uid) else 'kubepods/besteffort'}/pod{uid}"
 
 
 class RecordingClient(CriClient):
@@ -94,6 +105,12 @@ class Spec:
     uid: str
     cgroup_parent: str
     labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, root: str, kind: str, name: str) -> Self:
+        """A pod of a class (online, offline) whose uid begins with it, below `root`."""
+        uid = f"{kind}-{name}"
+        return cls(uid, f"{root}/kubepods/besteffort/pod{uid}", {CLASS: kind})
 
     def config(self, attempt: int) -> cri.PodSandboxConfig:
         host = cri.NamespaceOption(network=cri.NamespaceMode.NODE)

@@ -200,9 +200,6 @@ class CriClient:
     def stop_container(self, container: Container, grace_s: int = 0) -> None:
         self.call("StopContainer", cri.StopContainerRequest(container_id=container.id, timeout=grace_s), STOP_S)
 
-    def remove_container(self, container: Container) -> None:
-        self.call("RemoveContainer", cri.RemoveContainerRequest(container_id=container.id), STOP_S)
-
     def stop_and_remove(self, pod: Pod | str) -> None:
         """Kill and remove a sandbox (or the one of this id) with all its containers; none of them need exist."""
         sandbox_id = pod if isinstance(pod, str) else pod.id

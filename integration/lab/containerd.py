@@ -11,7 +11,7 @@ from integration.lab.cgroups import Tree, mounts
 from integration.lab.client import CriClient
 from integration.lab.directory import socket_path
 from integration.lab.naming import Driver, driver, told_of_spec
-from integration.lab.process import LabError, Process, all_pids, argv_of, descendants, kill_all
+from integration.lab.process import LabError, Process, Service, all_pids, argv_of, descendants, kill_all
 
 START_S = 180
 """Enough for an emulated node that others keep busy, too."""
@@ -64,7 +64,7 @@ SUBNET = "10.213.78.0/24"
 ENCLOSE = ("unshare", "--net", "--ipc", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 
-class Containerd:
+class Containerd(Service):
     """A containerd in `directory`, with the lab's images and the node's cgroup driver.
 
     Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket, `nri` its NRI
@@ -81,18 +81,12 @@ class Containerd:
         Raises LabError when the directory's name is too long for sockets.
         """
         self.directory = directory.absolute()
-        self.log = self.directory / "containerd.log"
+        super().__init__("containerd", self.directory / "containerd.log")
         self.socket = _socket(directory)
         self.nri = socket_path(directory, "nri.sock")
         self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
         self._enclosed = enclosed
         self._config = self.directory / "containerd.toml"
-        self._process: Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """Raises LabError when it was not started."""
-        return self._running().pid
 
     def start(self) -> None:
         """Start it and return once it answers and has the images; pods of an earlier start go on.
@@ -117,27 +111,6 @@ class Containerd:
     def inside(self) -> list[str]:
         """Before a command: it runs in the namespaces of an enclosed containerd. Raises LabError before the start."""
         return ["nsenter", f"--net=/proc/{self.pid}/ns/net", f"--ipc=/proc/{self.pid}/ns/ipc", "--"]
-
-    def stop(self) -> None:
-        """End containerd in order; pods go on."""
-        self._running().stop()
-
-    def kill(self) -> None:
-        """SIGKILL containerd; pods go on."""
-        self._running().kill()
-
-    def restart(self) -> None:
-        """Stop and start; pods go on."""
-        self.stop()
-        self.start()
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_alive()
-
-    def _running(self) -> Process:
-        if self._process is None:
-            raise LabError("containerd was not started")
-        return self._process
 
     def _configuration(self) -> str:
         return CONFIG.format(

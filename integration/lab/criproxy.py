@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from criproxy.observe import client
 from integration.lab.directory import socket_path
 from integration.lab.ports import free_ports
-from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+from integration.lab.process import LabError, Process, Service, all_pids, argv_of, kill_all
 
 START_S = 180
 """Enough for an emulated node that others keep busy, too."""
@@ -37,7 +38,19 @@ ON_THE_HOSTS_NETWORK: Mapping[str, Any] = {"refuse_host_namespaces": ["pid", "ip
 """For [hardening]: the lab's pods have no network of their own."""
 
 
-class Criproxy:
+def static(cores: float, memory_bytes: int = 256 << 20, **tables: Mapping[str, Any]) -> Config:
+    """Colocation is on, under limits that stay; others use this machine, too: no guard. `tables` say more of each."""
+    own: Config = {
+        "colocation": {"enabled": True},
+        "control": {"policy": "static"},
+        "cpu": {"static_cores": cores},
+        "memory": {"static_bytes": memory_bytes},
+        "guard": {"enabled": False},
+    }
+    return merged(own, tables)
+
+
+class Criproxy(Service):
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
 
     `config` is what its file says, by table and key; sockets, port and checkpoint are the lab's unless it names them.
@@ -50,20 +63,14 @@ class Criproxy:
     ) -> None:
         """Raises LabError when the directory's name is too long for sockets."""
         self.directory = directory.absolute()
-        self.log = self.directory / "criproxy.log"
+        super().__init__("criproxy", self.directory / "criproxy.log")
         self.socket = socket_path(directory, "criproxy.sock")
         self.asked_at = socket_path(directory, "criproxy-status.sock")
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.config_file = self.directory / "criproxy.toml"
         self._runtime = runtime.absolute()
         self._python = python
-        self._process: Process | None = None
         self.configure(config or {})
-
-    @property
-    def pid(self) -> int:
-        """Raises LabError when it was not started."""
-        return self._running().pid
 
     def configure(self, config: Config | str) -> None:
         """Write the configuration; text is written as it is. criproxy takes it up when it sees the file or `reload`."""
@@ -91,26 +98,6 @@ class Criproxy:
         """SIGHUP."""
         self._running().signal(signal.SIGHUP)
 
-    def stop(self) -> None:
-        self._running().stop()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._running().kill()
-
-    def restart(self) -> None:
-        """Stop and start."""
-        self.stop()
-        self.start()
-
-    @property
-    def exit_status(self) -> int | None:
-        """None while it runs; -N after signal N. Raises LabError when it was not started."""
-        return self._running().exit_status
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_alive()
-
     def is_ready(self) -> bool:
         return self.http("/readyz")[0] == 200
 
@@ -128,19 +115,25 @@ class Criproxy:
             raise LabError(f"{self.asked_at} answered {code} to /status: {body}")
         return json.loads(body)
 
-    def events(self) -> list[dict[str, Any]]:
-        """The log so far, a parsed event per line; lines that are none (a traceback) are left out."""
+    def metric(self, name: str) -> float:
+        """A metric without labels. Raises LabError when there is none."""
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.http("/metrics")[1], re.MULTILINE)
+        if found is None:
+            raise LabError(f"/metrics has no {name}")
+        return float(found[1])
+
+    def problems(self, about: str = "") -> list[str]:
+        """The status's problems that name this."""
+        return [problem for problem in self.status()["problems"] if about in problem]
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """The log so far, a parsed event per line, of these names or of all; lines that are none are left out."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                if isinstance(event := json.loads(line), dict):
+                if isinstance(event := json.loads(line), dict) and (not names or event.get("event") in names):
                     found.append(event)
         return found
-
-    def _running(self) -> Process:
-        if self._process is None:
-            raise LabError("criproxy was not started")
-        return self._process
 
     def _runs_in(self) -> Sequence[str | Path]:
         """What comes before its command."""
@@ -153,7 +146,12 @@ class Criproxy:
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
             "hardening": ON_THE_HOSTS_NETWORK,
         }
-        return {table: {**own.get(table, {}), **config.get(table, {})} for table in {**own, **config}}
+        return merged(own, config)
+
+
+def merged(first: Config, second: Config) -> Config:
+    """The keys of both, table by table, the second's before the first's."""
+    return {table: {**first.get(table, {}), **second.get(table, {})} for table in {**first, **second}}
 
 
 def python_path() -> str:

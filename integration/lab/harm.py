@@ -4,60 +4,37 @@ import contextlib
 import http.server
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab import kubelet_cgroup
-from integration.lab.client import CriClient, Pod
-from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, Criproxy
-from integration.lab.directory import cgroup_root
-from integration.lab.usage import Cgroup
-
-CLASS = "colocation.criproxy.io/class"
+from integration.lab.client import Pod
+from integration.lab.criproxy import Config
+from integration.lab.node import CLASS, FOREVER, Node
 
 
-@dataclass
-class HarmedNode:
-    """`mounts`: what of the host every container sees where. The criproxy is started by `configure`."""
-
-    root: str
-    client: CriClient
-    proxy: Criproxy
-    mounts: Mapping[Path, Path]
-
-    @property
-    def box(self) -> Cgroup:
-        return Cgroup(f"{self.root}/offline")
-
-    @property
-    def kubepods(self) -> Cgroup:
-        return Cgroup(f"{self.root}/kubepods")
+class HarmedNode(Node):
+    """`Node`, and what its ladder does. The criproxy is started by `configure`."""
 
     def configure(self, config: Config) -> None:
-        """Colocation is on; `config` says the rest."""
-        self.proxy.configure({"colocation": {"enabled": True}, **config})
+        """Colocation is on, and offline pods may have the node's `mounts`; `config` says the rest."""
+        allowed: Config = {"hardening": {"allow": [{"label": CLASS, "equals": "offline"}]}} if self.mounts else {}
+        self.proxy.configure({"colocation": {"enabled": True}, **allowed, **config})
         self.proxy.start()
 
-    def run(
+    def start_pod(
         self,
         name: str,
-        command: Sequence[str],
+        command: Sequence[str] = FOREVER,
         cores: float | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> Pod:
         """A pod with a container. Its name begins with its class; `cores` is the container's CPU limit."""
         kind = name.partition("-")[0]
         qos = "burstable" if kind == "online" else "besteffort"
-        parent = kubelet_cgroup.make(f"{self.root}/kubepods/{qos}/pod{name}")
-        pod = self.client.run_pod(name, uid=name, labels={CLASS: kind}, annotations=annotations, cgroup_parent=parent)
         limited = None
         if cores is not None:
             limited = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=int(cores * 100_000))
-        self.client.run_container(pod, "main", command, resources=limited, mounts=self.mounts)
-        return pod
+        return self.run(kind, name, command, qos=qos, annotations=annotations, container={"resources": limited}).pod
 
     # --- what is seen of it ---
 
@@ -94,20 +71,6 @@ class HarmedNode:
         """What online pods say of themselves; nothing is not well."""
         percents = [one["percent"] for one in self.proxy.status()["services"]]
         return percents != [] and all(one is not None and one <= 100.0 for one in percents)
-
-
-@contextlib.contextmanager
-def harmed_node(lab: Path, mounts: Mapping[Path, Path] | None = None) -> Iterator[HarmedNode]:
-    """A containerd that runs, and a criproxy that does not run yet; pods are gone afterwards."""
-    containerd = Containerd(lab)
-    containerd.start()
-    root = kubelet_cgroup.make(cgroup_root(lab))
-    proxy = Criproxy(lab, containerd.socket, {})
-    with CriClient(containerd.socket) as runtime, CriClient(proxy.socket) as client:
-        try:
-            yield HarmedNode(root, client, proxy, mounts or {})
-        finally:
-            runtime.remove_all_pods()
 
 
 @contextlib.contextmanager

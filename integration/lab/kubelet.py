@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from integration.lab.directory import cgroup_root, lab_name
 from integration.lab.images import BUSYBOX
 from integration.lab.naming import driver
 from integration.lab.ports import free_ports
-from integration.lab.process import LabError, Process, all_pids, argv_of, kill_all
+from integration.lab.process import LabError, Process, Service, all_pids, argv_of, kill_all
 from integration.programs import build
 
 START_S = 180
@@ -76,7 +76,7 @@ class PodStatus:
         return self.phase == "Running" and bool(self.containers)
 
 
-class Kubelet:
+class Kubelet(Service):
     """A kubelet in `directory` (a lab's), whose pods run in `cgroup_root`, by default the lab's own.
 
     `log` is its log. Its node's name is the lab's, so a static pod `web` is called `web-<lab's name>`. `settings` are
@@ -94,7 +94,7 @@ class Kubelet:
     ) -> None:
         """`kubeconfig`: of the API server that it joins, as a node of its `node`'s name; None: it stands alone."""
         self.directory = directory.absolute() / "kubelet"
-        self.log = directory.absolute() / "kubelet.log"
+        super().__init__("kubelet", directory.absolute() / "kubelet.log")
         self.node = lab_name(directory)
         self.cgroup_root = root_cgroup or cgroup_root(directory)
         self.root_dir = self.directory / "root"
@@ -102,14 +102,8 @@ class Kubelet:
         self._settings = settings or {}
         self.kubeconfig = kubeconfig
         self._manifests = self.directory / "manifests"
-        self._process: Process | None = None
         self._log_began = 0
         self._port = 0
-
-    @property
-    def pid(self) -> int:
-        """Raises LabError when it was not started."""
-        return self._running().pid
 
     def start(self, until_ready: bool = True) -> None:
         """Start it and return once it is ready, unless told not to wait.
@@ -159,22 +153,6 @@ class Kubelet:
         """What it has logged since its last start."""
         return self.log.read_bytes()[self._log_began :].decode(errors="replace")
 
-    def stop(self) -> None:
-        """End kubelet in order; pods go on."""
-        self._running().stop()
-
-    def kill(self) -> None:
-        """SIGKILL kubelet; pods go on."""
-        self._running().kill()
-
-    def restart(self) -> None:
-        """Stop and start; pods go on."""
-        self.stop()
-        self.start()
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_alive()
-
     def is_ready(self) -> bool:
         """Whether its read-only port answers."""
         with contextlib.suppress(OSError):
@@ -193,6 +171,23 @@ class Kubelet:
     def remove_pod(self, name: str) -> None:
         """Have a static pod ended, after its grace period."""
         (self._manifests / f"{name}.json").unlink()
+
+    def run(self, manifest: Mapping[str, Any]) -> PodStatus:
+        """`add_pod` and `wait_running`."""
+        self.add_pod(manifest)
+        return self.wait_running(manifest["metadata"]["name"])
+
+    def end(self, pod: PodStatus) -> None:
+        """`remove_pod` and `wait_gone`."""
+        self.remove_pod(pod.name)
+        self.wait_gone(pod)
+
+    @contextlib.contextmanager
+    def running(self, manifest: Mapping[str, Any]) -> Iterator[PodStatus]:
+        """`run`, and `end` afterwards, unless it fails."""
+        pod = self.run(manifest)
+        yield pod
+        self.end(pod)
 
     def pods(self) -> dict[str, PodStatus]:
         """All pods, by the names that their manifests give them. Raises OSError when kubelet does not answer."""
@@ -244,11 +239,6 @@ class Kubelet:
         self._running().wait_until(gone, POD_S, f"pod {pod.name} to go", POLL_S)
 
     # --- how it is run ---
-
-    def _running(self) -> Process:
-        if self._process is None:
-            raise LabError("kubelet was not started")
-        return self._process
 
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=ANSWER_S) as answer:

@@ -41,14 +41,3 @@ def cpu_controller() -> str:
 def join(path: str, pid: int) -> None:
     """Have a process take its CPU time from a cgroup."""
     Cgroup(path).file("cpu", "cgroup.procs").write_text(str(pid))
-
-
-def set_shares(path: str, shares: int) -> None:
-    """Set a cgroup's CPU weight, given as v1's shares (1024 = one CPU), as the OCI runtimes convert it for v2.
-
-    Source: cgroup v2, cpu.weight; runc, ConvertCPUSharesToCgroupV2Value.
-    """
-    if version() == 1:
-        Cgroup(path).file("cpu", "cpu.shares").write_text(str(shares))
-    else:
-        Cgroup(path).file("cpu", "cpu.weight").write_text(str(1 + (shares - 2) * 9999 // 262142))

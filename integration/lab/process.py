@@ -85,6 +85,49 @@ class Process:
         return wait_until(check, timeout_s, f"{self.name}: {what}", self.log, poll_s)
 
 
+class Service:
+    """A program of the lab's that can be started more than once. `log` is its log."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.log = log
+        self._name = name
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Raises LabError when it was not started."""
+        return self._running().pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; -N after signal N. Raises LabError when it was not started."""
+        return self._running().exit_status
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End it in order; pods go on."""
+        self._running().stop()
+
+    def kill(self) -> None:
+        """SIGKILL; pods go on."""
+        self._running().kill()
+
+    def restart(self) -> None:
+        """Stop and start; pods go on."""
+        self.stop()
+        self.start()
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def _running(self) -> Process:
+        if self._process is None:
+            raise LabError(f"{self._name} was not started")
+        return self._process
+
+
 def wait_until(
     condition: Callable[[], T], timeout_s: float, what: str, log: Path | None = None, poll_s: float = POLL_S
 ) -> T:
@@ -138,6 +181,14 @@ def argv_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def cpus_of(pid: int) -> frozenset[int]:
+    """The CPUs that a process may run on; none when it has gone."""
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except ProcessLookupError:
+        return frozenset()
 
 
 def all_pids() -> list[int]:

@@ -38,8 +38,7 @@ class Cgroup:
 
     def favour(self) -> None:
         """Give it the highest weight among its siblings: the machine's other work hardly counts beside it."""
-        name, weight = ("cpu.shares", 262144) if version() == 1 else ("cpu.weight", 10000)
-        (self._directory("cpu") / name).write_text(str(weight))
+        self.either("cpu.shares", "cpu.weight").write_text("262144" if version() == 1 else "10000")
 
     def memory_limit_bytes(self) -> int:
         name = "memory.limit_in_bytes" if version() == 1 else "memory.max"
@@ -70,6 +69,10 @@ class Cgroup:
     def file(self, controller: str, name: str) -> Path:
         """A file of the cgroup, in the hierarchy of the controller (of v1, or v2 as a whole)."""
         return self._directory(controller) / name
+
+    def either(self, v1: str, v2: str) -> Path:
+        """A file of the cgroup: `v1` in its controller's hierarchy, or `v2`."""
+        return self.file(v1.partition(".")[0], v1 if version() == 1 else v2)
 
     def _directory(self, controller: str) -> Path:
         name = controller if version() == 1 else ""

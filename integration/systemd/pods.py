@@ -5,7 +5,7 @@ from pathlib import Path
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import version
 from integration.lab.client import Container, CriClient
-from integration.lab.criproxy import ON_THE_HOSTS_NETWORK, Config
+from integration.lab.criproxy import ON_THE_HOSTS_NETWORK, static
 from integration.lab.process import LabError, wait_until
 
 V1 = version() == 1
@@ -19,14 +19,7 @@ LABELS = {"colocation.criproxy.io/class": "offline"}
 CORES, BYTES = 0.5, 256 << 20
 """The box's limits in `STATIC`."""
 
-STATIC: Config = {
-    "colocation": {"enabled": True},
-    "control": {"policy": "static"},
-    "cpu": {"static_cores": CORES},
-    "memory": {"static_bytes": BYTES},
-    "guard": {"enabled": False},
-    "hardening": ON_THE_HOSTS_NETWORK,
-}
+STATIC = static(CORES, BYTES, hardening=ON_THE_HOSTS_NETWORK)
 
 
 def run_offline(client: CriClient, name: str, *, busy: bool = False) -> Container:

@@ -10,20 +10,14 @@ import pytest
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Container, CriClient, Pod
-from integration.lab.criproxy import Config, Criproxy
+from integration.lab.criproxy import Criproxy, static
 from integration.lab.process import wait_until
 from integration.systemd.slice_lab import BOX, V1, directory, shown, systemctl, text
 
 RUNTIME = Path("/run/containerd/containerd.sock")
 LABELS = {"colocation.criproxy.io/class": "offline"}
 ANCHOR = "kubepods-besteffort-criproxy.slice"
-ON: Config = {
-    "colocation": {"enabled": True},
-    "control": {"policy": "static"},
-    "cpu": {"static_cores": 0.5},
-    "memory": {"static_bytes": 256 << 20},
-    "guard": {"enabled": False},
-}
+ON = static(0.5)
 IMAGE = "localhost/busybox:1"
 """The node's own."""
 

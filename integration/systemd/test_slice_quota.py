@@ -17,7 +17,7 @@ import pytest
 
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import CriClient
-from integration.lab.criproxy import Config, Criproxy
+from integration.lab.criproxy import Criproxy, static
 from integration.lab.process import wait_until
 from integration.lab.throwaway import CONTAINERD_SOCKET, IMAGE
 from integration.lab.usage import CPUS, Cgroup, busy_loops
@@ -150,16 +150,6 @@ def assert_had_its_quota(found: Span, say: Say) -> None:
 # --- the node -------------------------------------------------------------------------------------------------------
 
 
-def config(cores: float) -> Config:
-    return {
-        "colocation": {"enabled": True},
-        "control": {"policy": "static"},
-        "cpu": {"static_cores": cores},
-        "memory": {"static_bytes": 256 << 20},
-        "guard": {"enabled": False},
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Node:
     """criproxy, before this node's containerd."""
@@ -170,7 +160,7 @@ class Node:
 
     def limit(self, cores: float) -> None:
         """Write a quota into the config file, and wait until the kernel has it."""
-        self.criproxy.configure(config(cores))
+        self.criproxy.configure(static(cores))
         self.criproxy.reload()
         wait_until(lambda: self.meter.quota_cores == pytest.approx(cores, abs=1e-4), WAIT_S, f"{cores} cores")
 
@@ -199,7 +189,7 @@ def create_pod(client: CriClient) -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    criproxy = Criproxy(tmp_path_factory.mktemp("criproxy"), CONTAINERD_SOCKET, config(QUOTA))
+    criproxy = Criproxy(tmp_path_factory.mktemp("criproxy"), CONTAINERD_SOCKET, static(QUOTA))
     criproxy.start()
     with CriClient(criproxy.socket) as client:
         wait_until(client.is_ready, WAIT_S, "the runtime through criproxy", criproxy.log)

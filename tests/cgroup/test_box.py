@@ -24,6 +24,7 @@ from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimit
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
+from tests.fakes.waiting import until
 
 FLOOR = {"cpu": 0.1, "memory": 64 << 20}
 DECIDED = {"cpu": 1.5, "memory": 512 << 20}
@@ -77,12 +78,6 @@ def run(*steps: Callable[[], Awaitable[object]]) -> list[object]:
         return [await step() for step in steps]
 
     return asyncio.run(in_order())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Another thread makes it true, so there is no event to wait for."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------------

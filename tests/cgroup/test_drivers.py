@@ -38,14 +38,10 @@ class Node:
         return self.names("memory", "cg")
 
     def limit(self, path: str) -> str:
-        return self.kernel.file(f"{self.memory}{path}/{self.names('memory.limit_in_bytes', 'memory.max')}")
+        return self.kernel.text(path, "memory.limit_in_bytes", "memory.max")
 
     def quota(self, path: str) -> str:
-        return self.kernel.file(f"{self.cpu}{path}/{self.names('cpu.cfs_quota_us', 'cpu.max')}")
-
-    def use(self, path: str, *, anon: int = 0, cache: int = 0) -> None:
-        directory = f"{self.kernel.root}/{self.memory}{path}"
-        self.kernel.anon[directory], self.kernel.cache[directory] = anon, cache
+        return self.kernel.text(path, "cpu.cfs_quota_us", "cpu.max")
 
     def enter(self, path: str, pids: str) -> None:
         self.kernel.by_hand(f"{self.memory}{path}/cgroup.procs", pids)
@@ -80,7 +76,7 @@ def test_write_bounds_the_box_at_the_lowest_priority(node: Node) -> None:
     changes = node.driver.write(BOX, {"cpu": 0.5, "memory": 100 * MIB + 1})
 
     assert node.driver.read(BOX) == {"cpu": 0.5, "memory": 100 * MIB}
-    assert node.kernel.file(f"{node.cpu}{BOX}/cpu.idle") == "1"
+    assert node.kernel.text(BOX, "cpu.idle") == "1"
     assert not any(change.drift for change in changes)
     assert node.driver.write(BOX, {"cpu": 0.5, "memory": 100 * MIB + 1}) == ()
 
@@ -94,7 +90,7 @@ def test_write_without_cpu_idle_takes_the_lowest_weight(tmp_path: Path, node: No
     driver.write(BOX, LIFTED)
 
     assert not driver.cpu_idle
-    assert kernel.file(f"{node.cpu}{BOX}/{node.names('cpu.shares', 'cpu.weight')}") == node.names("2", "1")
+    assert kernel.text(BOX, "cpu.shares", "cpu.weight") == node.names("2", "1")
 
 
 def test_driver_tells_the_version_and_whether_there_is_cpu_idle(box: Node) -> None:
@@ -113,7 +109,7 @@ def test_write_of_no_limits_lifts_them_and_keeps_the_priority(box: Node) -> None
     box.driver.write(BOX, LIFTED)
 
     assert box.driver.read(BOX) == LIFTED
-    assert box.kernel.file(f"{box.cpu}{BOX}/cpu.idle") == "1"
+    assert box.kernel.text(BOX, "cpu.idle") == "1"
 
 
 def test_write_puts_drift_back_and_says_so(box: Node) -> None:
@@ -162,7 +158,7 @@ def test_box_that_was_made_anew_starts_without_drift(box: Node) -> None:
 
 
 def test_memory_limit_below_page_cache_reclaims_it(box: Node) -> None:
-    box.use(BOX, anon=10 * MIB, cache=400 * MIB)
+    box.kernel.use(BOX, anon=10 * MIB, cache=400 * MIB)
 
     bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
@@ -171,19 +167,19 @@ def test_memory_limit_below_page_cache_reclaims_it(box: Node) -> None:
 
 def test_write_waits_for_no_reclaim_and_leaves_a_bound_above_the_usage(box: Node) -> None:
     box.driver.write(BOX, LIFTED)
-    box.use(BOX, anon=100 * MIB, cache=900 * MIB)
+    box.kernel.use(BOX, anon=100 * MIB, cache=900 * MIB)
 
     changes = box.driver.write(BOX, {"cpu": 0.5, "memory": 64 * MIB})
 
-    assert box.kernel.cache == {f"{box.kernel.root}/{box.memory}{BOX}": 900 * MIB}
+    assert box.kernel.cache == {box.kernel.where("memory", BOX): 900 * MIB}
     assert box.driver.read(BOX) == {"cpu": 0.5, "memory": 1008 * MIB}
     assert not any(change.drift for change in changes)
 
 
 def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(box: Node) -> None:
     """The step that is under way ends right after the new limit was written."""
-    box.use(BOX, cache=500 * MIB)
-    write, file = box.kernel.write, box.names("memory.limit_in_bytes", "memory.high")
+    box.kernel.use(BOX, cache=500 * MIB)
+    write = box.kernel.write
 
     def amid(path: str, value: str) -> None:
         box.kernel.write = write  # type: ignore[method-assign]
@@ -193,7 +189,7 @@ def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(b
     changes: list[LimitChange] = []
     box.kernel.write = amid  # type: ignore[method-assign, assignment]
     box.driver.memory.reclaim(BOX, 400 * MIB)
-    left = box.limit(BOX) if file == "memory.limit_in_bytes" else box.kernel.file(f"{box.memory}{BOX}/{file}")
+    left = box.kernel.text(BOX, "memory.limit_in_bytes", "memory.high")
     changes += box.driver.write(BOX, {"cpu": 1.0, "memory": 600 * MIB})
 
     assert left == str(400 * MIB)
@@ -203,18 +199,18 @@ def test_limit_that_rises_while_memory_is_reclaimed_is_no_drift_and_no_contest(b
 
 def test_reclaim_takes_one_step_at_a_time_and_never_raises(box: Node) -> None:
     box.driver.write(BOX, {"cpu": 1.0, "memory": 20_000 * MIB})
-    box.use(BOX, cache=1000 * MIB)
+    box.kernel.use(BOX, cache=1000 * MIB)
 
     goes_on = [box.driver.memory.reclaim(BOX, 300 * MIB) for _ in range(4)]
 
     assert goes_on == [True, True, False, False]
-    assert box.kernel.cache == {f"{box.kernel.root}/{box.memory}{BOX}": 300 * MIB}
+    assert box.kernel.cache == {box.kernel.where("memory", BOX): 300 * MIB}
     assert not box.driver.memory.reclaim(BOX, 900 * MIB)
-    assert box.kernel.file(f"{box.memory}{BOX}/{box.names('memory.limit_in_bytes', 'memory.high')}") == str(300 * MIB)
+    assert box.kernel.text(BOX, "memory.limit_in_bytes", "memory.high") == str(300 * MIB)
 
 
 def test_memory_limit_below_anonymous_memory_is_approached_without_a_kill(box: Node) -> None:
-    box.use(BOX, anon=200 * MIB, cache=100 * MIB)
+    box.kernel.use(BOX, anon=200 * MIB, cache=100 * MIB)
     box.kernel.writes.clear()
 
     bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
@@ -226,10 +222,10 @@ def test_memory_limit_below_anonymous_memory_is_approached_without_a_kill(box: N
 
 
 def test_memory_limit_goes_on_when_memory_becomes_free_and_counts_no_drift(box: Node) -> None:
-    box.use(BOX, anon=200 * MIB)
+    box.kernel.use(BOX, anon=200 * MIB)
     bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     again = bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
-    box.use(BOX, anon=20 * MIB)
+    box.kernel.use(BOX, anon=20 * MIB)
 
     changes = bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
@@ -239,10 +235,10 @@ def test_memory_limit_goes_on_when_memory_becomes_free_and_counts_no_drift(box: 
 
 
 def test_memory_limit_being_approached_is_never_raised(box: Node) -> None:
-    box.use(BOX, anon=200 * MIB)
+    box.kernel.use(BOX, anon=200 * MIB)
     bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     before = box.driver.read(BOX)["memory"]
-    box.use(BOX, anon=205 * MIB)
+    box.kernel.use(BOX, anon=205 * MIB)
 
     bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
 
@@ -251,7 +247,7 @@ def test_memory_limit_being_approached_is_never_raised(box: Node) -> None:
 
 def test_memory_limit_far_below_the_usage_sinks_in_steps(box: Node) -> None:
     box.driver.write(BOX, {"cpu": 1.0, "memory": 20_000 * MIB})
-    box.use(BOX, cache=10_000 * MIB)
+    box.kernel.use(BOX, cache=10_000 * MIB)
 
     bring(box.driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     first = box.driver.usage(BOX)
@@ -274,7 +270,7 @@ def test_usage_of_a_cgroup_that_does_not_exist_is_none(node: Node) -> None:
 
 
 def test_usage_counts_working_set_and_throttling(box: Node) -> None:
-    box.use(BOX, anon=10 * MIB)
+    box.kernel.use(BOX, anon=10 * MIB)
 
     usage = box.driver.usage(BOX)
 
@@ -306,7 +302,7 @@ def test_pod_is_made_at_the_lowest_weight_with_its_own_limit(box: Node) -> None:
     box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
 
     assert box.driver.pods(BOX) == ("poda",)
-    assert box.kernel.file(f"{box.cpu}{POD}/{box.names('cpu.shares', 'cpu.weight')}") == box.names("2", "1")
+    assert box.kernel.text(POD, "cpu.shares", "cpu.weight") == box.names("2", "1")
     assert box.limit(POD) == str(64 * MIB)
     assert box.quota(POD) == box.names("-1", "max 100000")
 
@@ -320,7 +316,7 @@ def test_pod_without_memory_limit_keeps_the_one_it_has(box: Node) -> None:
 
 def test_pod_limit_below_its_usage_is_an_error_and_no_kill(box: Node) -> None:
     box.driver.ensure_pod(POD, PodLimits(memory_bytes=64 * MIB))
-    box.use(POD, anon=32 * MIB)
+    box.kernel.use(POD, anon=32 * MIB)
 
     with pytest.raises(CgroupError, match="bytes are in use"):
         box.driver.ensure_pod(POD, PodLimits(memory_bytes=16 * MIB))

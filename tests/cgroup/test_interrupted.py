@@ -52,29 +52,19 @@ class Node(FakeKernel):
 
     def cores(self) -> float:
         if self.version == 2:
-            quota, period = self.file(f"cg{BOX}/cpu.max").split()
+            quota, period = self.text(BOX, "cpu.max").split()
         else:
-            quota = self.file(f"cpu,cpuacct{BOX}/cpu.cfs_quota_us").replace("-1", "max")
-            period = self.file(f"cpu,cpuacct{BOX}/cpu.cfs_period_us")
-        return math.inf if quota == "max" else int(quota) / int(period)
+            quota, period = (self.text(BOX, f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
     def memory_bytes(self) -> float:
-        if self.version == 2:
-            limit = self.file(f"cg{BOX}/memory.max")
-            return math.inf if limit == "max" else int(limit)
-        limit = self.file(f"memory{BOX}/memory.limit_in_bytes")
+        limit = self.text(BOX, "memory.limit_in_bytes", "memory.max").replace("max", str(NO_LIMIT_V1))
         return math.inf if int(limit) >= NO_LIMIT_V1 else int(limit)
 
     def is_lowest(self) -> bool:
-        cpu = "cg" if self.version == 2 else "cpu,cpuacct"
-        weight, lowest = ("cpu.weight", "1") if self.version == 2 else ("cpu.shares", "2")
         if "cpu.idle" in self.lacks:
-            return self.file(f"{cpu}{BOX}/{weight}") == lowest
-        return self.file(f"{cpu}{BOX}/cpu.idle") == "1"
-
-    def use(self, anon: int, cache: int) -> None:
-        directory = f"{self.root}/{'cg' if self.version == 2 else 'memory'}{POD}"
-        self.anon[directory], self.cache[directory] = anon, cache
+            return self.text(BOX, "cpu.shares", "cpu.weight") == ("1" if self.version == 2 else "2")
+        return self.text(BOX, "cpu.idle") == "1"
 
 
 def made(root: Path, version: int, lacks: tuple[str, ...], limits: Limits) -> Node:
@@ -160,7 +150,7 @@ def test_limits_are_safe_wherever_they_are_interrupted(  # noqa: PLR0917
     def make(number: int) -> Node:
         node = made(tmp_path / str(number), version, lacks, old)
         if fits:
-            node.use(anon, cache)
+            node.use(POD, anon, cache)
         return node
 
     for number, node in interrupted(make):
@@ -170,7 +160,7 @@ def test_limits_are_safe_wherever_they_are_interrupted(  # noqa: PLR0917
         assert write_watched(node, new)
         assert node.cores() == _number(new["cpu"])
     assert number > 0, "no write was interrupted"
-    node.use(0, 0)
+    node.use(POD, 0, 0)
     for _ in range(40):  # what is full is approached in steps
         write_watched(node, new)
     assert (node.cores(), node.memory_bytes()) == (_number(new["cpu"]), _number(new["memory"]))
@@ -197,7 +187,7 @@ def test_priority_that_somebody_raised_is_put_back_before_anything_else(
 ) -> None:
     node = made(tmp_path / "node", version, lacks, SMALL)
     file = ("cpu.weight" if version == 2 else "cpu.shares") if lacks else "cpu.idle"
-    node.by_hand(f"{'cg' if version == 2 else 'cpu,cpuacct'}{BOX}/{file}", "0" if file == "cpu.idle" else "1024")
+    node.by_hand(f"{node.where('cpu', BOX)}/{file}", "0" if file == "cpu.idle" else "1024")
     node.writes.clear()
 
     node.driver.write(BOX, LARGE)
@@ -218,7 +208,7 @@ def test_pod_is_in_a_bounded_box_or_refused_wherever_its_start_is_interrupted(
         try:
             asyncio.run(box.pods.admit(PLACE, 0))
         except AdmissionError:
-            there = node.exists(f"{node.root}/{'cg' if version == 2 else 'cpu,cpuacct'}{POD}")
+            there = node.exists(node.where("cpu", POD))
             assert not there or (node.is_lowest() and node.cores() == 0.5 and node.memory_bytes() == 64 * MIB)
         else:
             break
@@ -252,7 +242,7 @@ def test_limits_are_safe_through_any_history_of_interruptions(
         node = made(Path(directory, "node"), version, (), first)
         for limits, fails_at, anon, cache in steps:
             if (anon + cache) * MIB <= node.memory_bytes():
-                node.use(anon * MIB, cache * MIB)
+                node.use(POD, anon * MIB, cache * MIB)
             node.fails_at = fails_at
             write_watched(node, limits)
         node.fails_at = -1

@@ -12,16 +12,11 @@ BOX, POD = "/offline", "/offline/poda"
 MIB = 1 << 20
 
 
-def at(kernel: FakeKernel) -> str:
-    """Where the pod's memory is counted."""
-    return f"{kernel.root}/{'memory' if kernel.version == 1 else 'cg'}{POD}"
-
-
 def made(kernel: FakeKernel, *, cache: int, anon: int = 0) -> CgroupDriver:
     driver = detect(kernel, kernel.root)
     driver.ensure(BOX)
     driver.ensure_pod(POD, PodLimits())
-    kernel.cache[at(kernel)], kernel.anon[at(kernel)] = cache, anon
+    kernel.use(POD, anon, cache)
     kernel.writes.clear()
     return driver
 
@@ -60,7 +55,7 @@ def test_v1_takes_all_in_one_go(tmp_path: Path) -> None:
 def test_kernel_that_cannot_is_asked_for_nothing(tmp_path: Path, version: int, file: str) -> None:
     kernel = FakeKernel(tmp_path, version, (file,))
     assert all_of(made(kernel, cache=MIB)) == []
-    assert kernel.cache[at(kernel)] == MIB
+    assert kernel.cache[kernel.where("memory", POD)] == MIB
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -68,8 +63,8 @@ def test_pod_with_a_process_or_without_memory_or_gone_is_left_alone(tmp_path: Pa
     kernel = FakeKernel(tmp_path, version)
     driver = made(kernel, cache=0)
     assert driver.memory.drop_cache(POD) is None
-    kernel.cache[at(kernel)] = MIB
-    Path(at(kernel), "cgroup.procs").write_text("7")
+    kernel.cache[kernel.where("memory", POD)] = MIB
+    Path(kernel.where("memory", POD), "cgroup.procs").write_text("7")
     assert driver.memory.drop_cache(POD) is None
     assert driver.memory.drop_cache("/offline/podgone") is None
     assert orders(kernel) == []

@@ -46,9 +46,7 @@ class Node:
         return "offline-poda.slice" if self.by_systemd else "/offline/poda"
 
     def file(self, path: str, name: str) -> str:
-        """Where a file lies, below the fake kernel's root."""
-        v1 = {"cpu": "cpu,cpuacct", "memory": "memory", "pids": "pids", "hugetlb": "hugetlb"}
-        return f"{'cg' if self.is_v2 else v1[name.partition('.')[0]]}{directory_of(path)}/{name}"
+        return f"{self.kernel.where(name.partition('.')[0], directory_of(path))}/{name}"
 
     def text(self, path: str, name: str) -> str:
         return self.kernel.file(self.file(path, name))
@@ -447,12 +445,11 @@ def test_what_kubelet_gave_stays_and_the_lower_memory_limit_holds(node: Node, li
 
 def test_memory_limit_is_not_brought_below_what_is_in_use_and_follows_it(node: Node) -> None:
     path = started(node)
-    directory = f"{node.kernel.root}/{'cg' if node.is_v2 else 'memory'}{path}"
-    node.kernel.anon[directory] = 100 * MIB
+    node.kernel.use(path, 100 * MIB)
 
     node.driver.settle_container(node.pod, ID, ASKED)
     between = int(node.text(path, memory(node)))
-    node.kernel.anon[directory] = 10 * MIB
+    node.kernel.use(path, 10 * MIB)
     node.driver.settle_container(node.pod, ID, ASKED)
 
     assert 100 * MIB <= between < 110 * MIB

@@ -76,8 +76,7 @@ class Node:
         self.reader = detect_signals(self.kernel, self.clock, str(root))
 
     def directory(self, controller: str, path: str) -> str:
-        hierarchy = {"cpu": "cpu,cpuacct"}.get(controller, controller) if self.version == 1 else "cg"
-        return f"{self.root}/{hierarchy}{path}"
+        return self.kernel.where(controller, path)
 
     def make(self, path: str) -> None:
         for controller in ("cpu", "memory", "blkio") if self.version == 1 else ("cpu",):

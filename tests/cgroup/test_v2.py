@@ -81,7 +81,7 @@ def test_high_stands_at_the_limit_and_is_lifted_with_it(kernel: FakeKernel, driv
 
 def test_high_is_not_written_again_while_nothing_can_be_reclaimed(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    kernel.anon[f"{kernel.root}/cg{BOX}"] = 2000 * MIB
+    kernel.use(BOX, 2000 * MIB)
     bring(driver, BOX, {"cpu": 1.0, "memory": 64 * MIB})
     kernel.writes.clear()
 
@@ -96,24 +96,23 @@ SQUEEZED = {"cpu": 1.0, "memory": 512 * MIB, "memory_high": 64 * MIB}
 
 def test_squeeze_reclaims_the_box_and_leaves_the_limit_that_kills(kernel: FakeKernel, driver: CgroupDriver) -> None:
     driver.ensure(BOX)
-    directory = f"{kernel.root}/cg{BOX}"
-    kernel.anon[directory], kernel.cache[directory] = 100 * MIB, 300 * MIB
+    kernel.use(BOX, 100 * MIB, 300 * MIB)
     driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
     driver.write(BOX, SQUEEZED)
     while driver.memory.reclaim(BOX, 64 * MIB):
         pass
-    kernel.anon[directory] = 500 * MIB  # it grows all the same, and nobody is killed
+    kernel.anon[kernel.where("memory", BOX)] = 500 * MIB  # it grows all the same, and nobody is killed
     driver.write(BOX, SQUEEZED)
 
     assert (kernel.file(f"cg{BOX}/memory.high"), kernel.file(f"cg{BOX}/memory.max")) == (str(64 * MIB), str(512 * MIB))
-    assert kernel.cache[directory] == 0
+    assert kernel.cache[kernel.where("memory", BOX)] == 0
 
 
 def test_squeeze_of_a_box_that_uses_less_holds_at_once_and_ends_with_the_next_write(
     kernel: FakeKernel, driver: CgroupDriver
 ) -> None:
     driver.ensure(BOX)
-    kernel.anon[f"{kernel.root}/cg{BOX}"] = 10 * MIB
+    kernel.use(BOX, 10 * MIB)
     driver.write(BOX, SQUEEZED)
     held = kernel.file(f"cg{BOX}/memory.high"), kernel.file(f"cg{BOX}/memory.max")
     changes = driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})

@@ -21,7 +21,8 @@ from criproxy.clients.link import RuntimeInfo, RuntimeLink
 from criproxy.fronts.cri.messages import VersionResponse
 from tests.fakes import runtime as fake_runtime
 from tests.fakes.runtime import FakeRuntime, answer, fail
-from tests.fronts.rig import WAYS, build_rig, eventually
+from tests.fakes.waiting import until
+from tests.fronts.rig import WAYS, build_rig
 
 V1 = "/runtime.v1.RuntimeService/Version"
 V1ALPHA2 = "/runtime.v1alpha2.RuntimeService/Version"
@@ -85,7 +86,7 @@ async def test_link_with_a_runtime_is_ready_after_version_and_inventory(runtime:
     inventory = Listing()
     async with running(runtime), watched(runtime.path, inventory) as link:
         assert not link.ready
-        await eventually(lambda: link.ready)
+        await until(lambda: link.ready)
         assert link.info == RuntimeInfo("fake", "1.2", "runtime.v1")
         assert inventory.lists == [link.info]
         assert [call.method for call in runtime.calls] == [V1]
@@ -94,7 +95,7 @@ async def test_link_with_a_runtime_is_ready_after_version_and_inventory(runtime:
 async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntime) -> None:
     runtime.script |= {V1: UNIMPLEMENTED, V1ALPHA2: FAKE, LIST: answer(b"listed")}
     async with running(runtime), watched(runtime.path, Listing()) as link:
-        await eventually(lambda: link.ready)
+        await until(lambda: link.ready)
         assert link.info == RuntimeInfo("fake", "1.2", "runtime.v1alpha2")
         assert await link.call("ListPodSandbox", b"", 20) == b"listed"
         with pytest.raises(CallError, match="Version: UNIMPLEMENTED: unknown service") as caught:
@@ -118,12 +119,12 @@ async def test_link_is_ready_only_once_version_is_answered(runtime: FakeRuntime,
     started = time.monotonic()
     with capture_logs() as logs:
         async with running(runtime), watched(runtime.path, inventory) as link:
-            await eventually(lambda: sum(call.method == V1 for call in runtime.calls) == 5)
+            await until(lambda: sum(call.method == V1 for call in runtime.calls) == 5)
             assert time.monotonic() - started > 1.4, "the pauses grow: 0.1 + 0.2 + 0.4 + 0.8 s"
             assert not link.ready
             assert inventory.lists == []
             runtime.script[V1] = FAKE
-            await eventually(lambda: link.ready)
+            await until(lambda: link.ready)
     complaints = [log["reason"] for log in logs if log["event"] == "runtime_not_ready"]
     assert [reason in complaint.lower() for complaint in complaints] == [True], "told once, not at each try"
 
@@ -131,9 +132,9 @@ async def test_link_is_ready_only_once_version_is_answered(runtime: FakeRuntime,
 async def test_link_is_ready_only_once_the_inventory_is_read(runtime: FakeRuntime) -> None:
     inventory = Listing(failures=3)
     async with running(runtime), watched(runtime.path, inventory) as link:
-        await eventually(lambda: len(inventory.lists) == 3)
+        await until(lambda: len(inventory.lists) == 3)
         assert not link.ready
-        await eventually(lambda: link.ready)
+        await until(lambda: link.ready)
         assert len(inventory.lists) == 4
 
 
@@ -142,9 +143,9 @@ async def test_link_whose_runtime_goes_and_comes_reads_the_inventory_again(runti
     async with watched(runtime.path, inventory) as link:
         for times in (1, 2, 3):
             async with running(runtime):
-                await eventually(lambda: link.ready)
+                await until(lambda: link.ready)
                 assert len(inventory.lists) == times
-            await eventually(lambda: not link.ready, 5)
+            await until(lambda: not link.ready, 5)
 
 
 async def test_call_while_the_runtime_is_away_fails_at_once(runtime: FakeRuntime) -> None:
@@ -202,8 +203,8 @@ async def test_runtime_s_process_is_known_while_it_is_connected(tmp_path: Path, 
         assert link.pid == 0
         for _ in range(2):
             with runtime_process(path) as process:
-                await eventually(lambda pid=process.pid: link.pid == pid)  # type: ignore[misc]
-            await eventually(lambda: link.pid == 0)
+                await until(lambda pid=process.pid: link.pid == pid)  # type: ignore[misc]
+            await until(lambda: link.pid == 0)
 
 
 # --- a runtime in a process of its own, killed --------------------------------------------------------------------
@@ -258,12 +259,12 @@ async def test_calls_to_a_runtime_that_hangs_leave_nothing(
             calls = [rig.unary(method)(b"x", timeout=60) for _ in range(50)]
             connection, _ = await asyncio.wait_for(loop.sock_accept(server), 20)
             with connection:
-                await eventually(lambda: rig.metrics.in_flight == 50 or engine != "grpc")
+                await until(lambda: rig.metrics.in_flight == 50 or engine != "grpc")
                 await asyncio.sleep(0.1)
                 for call in calls:
                     call.cancel()
-                await eventually(lambda: rig.metrics.in_flight == 0)
-                await eventually(lambda: len(asyncio.all_tasks()) <= before)
+                await until(lambda: rig.metrics.in_flight == 0)
+                await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
 @pytest.mark.slow
@@ -273,7 +274,7 @@ async def test_runtime_away_for_long_is_found_within_seconds(runtime: FakeRuntim
         await asyncio.sleep(12.5)
         async with running(runtime):
             started = time.monotonic()
-            await eventually(lambda: link.ready)
+            await until(lambda: link.ready)
             assert time.monotonic() - started < 4.5
 
 

@@ -10,14 +10,12 @@ from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
 from criproxy.vocabulary.names import PUBLISHES
 from criproxy.vocabulary.policy import NodePolicy
-from tests.fakes.apiserver import FakeApiServer, Pki
+from tests.fakes.apiserver import FakeApiServer
+from tests.kube.conftest import authority
+
+__all__ = ["authority"]
 
 CPU, MEMORY, MID = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory", "kubernetes.io/mid-cpu"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from criproxy.concurrency.worker import StuckError, Worker
+from tests.fakes.waiting import until
 
 
 @pytest.fixture
@@ -52,8 +53,7 @@ def test_job_that_timed_out_in_the_queue_never_runs_and_the_thread_goes_on(worke
         assert [type(outcome) for outcome in outcomes] == [StuckError, StuckError]
         assert worker.stuck
         gate.set()
-        while worker.stuck:  # noqa: ASYNC110 - another thread makes it so
-            await asyncio.sleep(0.001)
+        await until(lambda: not worker.stuck)
         assert await worker.run("count", lambda: 7) == 7
 
     asyncio.run(scenario())
@@ -70,8 +70,7 @@ def test_job_that_was_abandoned_by_its_caller_makes_the_next_time_out_known(work
 
     async def scenario() -> None:
         abandoned = asyncio.create_task(worker.run("block", block))
-        while not running.is_set():  # noqa: ASYNC110 - another thread makes it so
-            await asyncio.sleep(0.001)
+        await until(running.is_set)
         abandoned.cancel()
         with pytest.raises(StuckError, match="no answer"):
             await worker.run("wait behind", lambda: 7)
@@ -94,8 +93,7 @@ def test_error_of_a_job_whose_caller_vanished_is_not_reported_as_unseen(worker: 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
         abandoned = asyncio.create_task(worker.run("fail", fail))
-        while not running.is_set():  # noqa: ASYNC110 - another thread makes it so
-            await asyncio.sleep(0.001)
+        await until(running.is_set)
         abandoned.cancel()
         with pytest.raises(asyncio.CancelledError):
             await abandoned
@@ -118,8 +116,7 @@ def test_job_whose_event_loop_has_ended_harms_nothing(worker: Worker) -> None:
 
     async def leave() -> None:
         abandoned = asyncio.create_task(worker.run("block", block))
-        while not running.is_set():  # noqa: ASYNC110 - another thread makes it so
-            await asyncio.sleep(0.001)
+        await until(running.is_set)
         abandoned.cancel()
 
     async def come() -> int:
@@ -138,13 +135,11 @@ def test_job_that_timed_out_in_the_queue_blocks_nothing_once_its_turn_has_passed
             worker.run("block", gate.wait), worker.run("wait behind", lambda: None), return_exceptions=True
         )
         gate.set()
-        while worker.stuck:  # noqa: ASYNC110 - another thread makes it so
-            await asyncio.sleep(0.001)
+        await until(lambda: not worker.stuck)
         with pytest.raises(StuckError):
             await worker.run("block again", again.wait)
         again.set()
-        while worker.stuck:  # noqa: ASYNC110 - another thread makes it so
-            await asyncio.sleep(0.001)
+        await until(lambda: not worker.stuck)
         assert worker.timeouts == 3
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -18,25 +18,17 @@ from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
 from criproxy.vocabulary.names import POLICY
-from tests.fakes.apiserver import BUDGET, FakeApiServer, Fault, Pki
+from tests.fakes.apiserver import BUDGET, Fault
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
+from tests.kube.conftest import api, authority
 from tests.kube.test_together import Hurried
 from tests.rows import laws, predictions, snapshot
 
+__all__ = ["api", "authority"]
+
 GIB = 1 << 30
 JOB = PodRef("uid-a", "default", "a")
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-def api(authority):
-    with FakeApiServer(authority).running() as server:
-        server.put_node()
-        yield server
 
 
 class Offering:
@@ -89,10 +81,6 @@ class Bench:
 
         return asyncio.run(beside())
 
-    async def until(self, condition):
-        while not condition():  # noqa: ASYNC110 - the server's thread sets no event
-            await asyncio.sleep(0.01)
-
 
 @pytest.fixture
 def bench(tmp_path, authority, api):
@@ -105,10 +93,10 @@ def batch_cpu(api):
 
 def test_node_of_the_certificate_publishes_what_is_decided_and_0_when_it_is_off(bench, api):
     async def scenario():
-        await bench.until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
+        await until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
         shown = bench.part.status()
         bench.offering.modes, bench.offering.pods = Modes({Mode.DISABLED: ""}), 2
-        await bench.until(lambda: batch_cpu(api) == "0")
+        await until(lambda: batch_cpu(api) == "0")
         return shown
 
     shown = bench.run(scenario)
@@ -118,9 +106,9 @@ def test_node_of_the_certificate_publishes_what_is_decided_and_0_when_it_is_off(
 
 def test_switching_off_the_publishing_withdraws_what_was_published_once(bench, api):
     async def scenario():
-        await bench.until(lambda: batch_cpu(api) == "1500")
+        await until(lambda: batch_cpu(api) == "1500")
         bench.part.configure(Config(kubernetes=Settings(enabled=True, publish=False)))
-        await bench.until(lambda: batch_cpu(api) == "0")
+        await until(lambda: batch_cpu(api) == "0")
         patches = len(api.seen("PATCH", "/status"))
         await asyncio.sleep(5.0)  # 500 s of the node's time
         return patches
@@ -133,7 +121,7 @@ def test_node_that_never_published_leaves_the_names_to_others(tmp_path, authorit
     api.put_node(status={"allocatable": {"kubernetes.io/batch-cpu": "7"}, "capacity": {"kubernetes.io/batch-cpu": "7"}})
 
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers)
         await asyncio.sleep(1.0)
 
     bench.run(scenario)
@@ -145,9 +133,9 @@ def test_kubeconfig_that_comes_later_is_found_and_until_then_named_in_the_status
     bench = Bench(tmp_path, late)
 
     async def scenario():
-        await bench.until(lambda: str(late) in bench.part.status().trouble)
+        await until(lambda: str(late) in bench.part.status().trouble)
         late.write_bytes(authority.kubeconfig(api.port).read_bytes())
-        await bench.until(lambda: batch_cpu(api) == "1500")
+        await until(lambda: batch_cpu(api) == "1500")
 
     bench.run(scenario)
     assert [name for name in bench.log.names() if name == "kubernetes_not_begun"] == ["kubernetes_not_begun"]
@@ -165,9 +153,9 @@ def test_fault_of_a_part_is_logged_and_all_begins_anew(bench, api, monkeypatch):
     monkeypatch.setattr(look, lambda _: (_ for _ in ()).throw(next(faults)))
 
     async def scenario():
-        await bench.until(lambda: "kubernetes_failed" in bench.log.names())
+        await until(lambda: "kubernetes_failed" in bench.log.names())
         monkeypatch.undo()
-        await bench.until(lambda: batch_cpu(api) == "1500")
+        await until(lambda: batch_cpu(api) == "1500")
 
     bench.run(scenario)
 
@@ -177,10 +165,10 @@ def test_kubeconfig_that_goes_once_all_had_begun_is_said(bench, api, authority, 
     kubeconfig = authority.folder / "moved.conf"
 
     async def scenario():
-        await bench.until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
+        await until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
         Path(bench.config.kubernetes.kubeconfig).rename(kubeconfig)  # noqa: ASYNC240
         monkeypatch.setattr("criproxy.kube.publisher.Publisher.look", lambda _: 1 / 0)
-        await bench.until(lambda: "kubernetes_not_begun" in bench.log.names())
+        await until(lambda: "kubernetes_not_begun" in bench.log.names())
         return bench.part.status()
 
     try:
@@ -195,7 +183,7 @@ def test_eviction_that_is_under_way_when_the_part_ceases_goes_no_further(bench, 
     put_pod(api)
 
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers and bench.part.status().published)  # else that takes the slow answer
         api.fail("PATCH", slow_s=0.5)
         assert await bench.part.evict(JOB, "why", within_s=0.05) is None
 
@@ -241,7 +229,7 @@ def test_policy_that_held_last_holds_on_once_the_node_is_watched_where_the_serve
     api.stop()
 
     async def scenario():
-        await bench.until(lambda: bench.part.status().node)
+        await until(lambda: bench.part.status().node)
         return bench.part.load(bench.file).config.cpu.reserve_cores
 
     assert bench.run(scenario) == 2.0
@@ -249,10 +237,10 @@ def test_policy_that_held_last_holds_on_once_the_node_is_watched_where_the_serve
 
 def test_policy_of_the_annotation_is_in_what_is_loaded_next(bench, api):
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers)
         policy = {"version": "8", "settings": {"cpu": {"reserve_cores": 1.5}}}
         api.put_node(metadata={"annotations": {POLICY: json.dumps(policy)}})
-        await bench.until(lambda: bench.changes)
+        await until(lambda: bench.changes)
         return bench.part.load(bench.file).config.cpu.reserve_cores
 
     assert bench.run(scenario) == 1.5
@@ -268,12 +256,12 @@ def test_cluster_s_switch_works_while_the_node_s_file_has_an_error_and_its_end_a
         api.put_node(metadata={"annotations": {POLICY: text}})
 
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers)
         found = []
         for text in (json.dumps({"version": "8", "settings": {"colocation": {"enabled": False}}}), None):
             changes = bench.changes
             put(text)
-            await bench.until(lambda changes=changes: bench.changes > changes)
+            await until(lambda changes=changes: bench.changes > changes)  # type: ignore[misc]
             found.append(bench.part.load(bench.file).instead.colocation.enabled)
         return found
 
@@ -289,11 +277,11 @@ def test_policy_is_looked_at_again_once_a_file_that_was_wrong_from_the_start_is_
     api.put_node(metadata={"annotations": {POLICY: json.dumps(policy)}})
 
     async def scenario():
-        await bench.until(lambda: bench.part.status().policy and bench.part.status().policy.problems)
+        await until(lambda: bench.part.status().policy and bench.part.status().policy.problems)
         bench.file.write_text(right)
         bench.part.load(bench.file)
         bench.part.configure(bench.config)
-        await bench.until(lambda: bench.changes)
+        await until(lambda: bench.changes)
         return bench.part.load(bench.file).config.cpu.reserve_cores
 
     assert bench.run(scenario) == 1.5
@@ -304,7 +292,7 @@ def test_policy_is_looked_at_again_once_a_file_that_was_wrong_from_the_start_is_
 
 def evicted(bench, api, pod=JOB):
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers)
         return await bench.part.evict(pod, "why", within_s=5.0)
 
     return bench.run(scenario)
@@ -315,7 +303,7 @@ def test_pods_are_known_with_their_priorities_and_owners_while_the_server_answer
     api.pods.append({"metadata": {"name": "b", "uid": "uid-b"}})
 
     async def scenario():
-        await bench.until(lambda: api.watchers and not bench.part.status().trouble)
+        await until(lambda: api.watchers and not bench.part.status().trouble)
         found = await bench.part.known(within_s=5.0)
         api.stop()
         return found, await bench.part.known(within_s=5.0)
@@ -328,7 +316,7 @@ def test_server_that_says_nothing_is_not_waited_for(bench, api):
     put_pod(api, priority=7)
 
     async def scenario():
-        await bench.until(lambda: api.watchers and not bench.part.status().trouble)
+        await until(lambda: api.watchers and not bench.part.status().trouble)
         api.faults.append(Fault("GET /api/v1/pods", slow_s=3.0, times=9))
         async with asyncio.timeout(2.0):
             return await bench.part.known(within_s=0.1)
@@ -362,11 +350,11 @@ def test_eviction_that_is_waited_for_no_longer_goes_on_once_and_keeps_the_contro
     put_pod(api)
 
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers)
         api.fail("/eviction", slow_s=1.0)
         waited = [await bench.part.evict(JOB, "why", within_s=0.2) for _ in range(2)]
         bench.part.stopped(JOB, "why")
-        await bench.until(lambda: len(api.events) == 4)
+        await until(lambda: len(api.events) == 4)
         return waited
 
     assert bench.run(scenario) == [None, None]
@@ -410,9 +398,9 @@ def test_step_of_the_ladder_is_told_on_the_node(bench, api):
     bench.part.transition(SQUEEZED)  # nobody is known yet whom to tell
 
     async def scenario():
-        await bench.until(lambda: api.watchers)
+        await until(lambda: api.watchers)
         bench.part.transition(SQUEEZED)
-        await bench.until(lambda: api.events)
+        await until(lambda: api.events)
 
     bench.run(scenario)
     told = [(one["reason"], one["involvedObject"]["name"], one["message"]) for one in api.events]

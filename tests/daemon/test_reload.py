@@ -14,6 +14,7 @@ from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Timetable
 from criproxy.pods.part import NodeSettings
 from tests.fakes.clock import FakeClock
+from tests.fakes.waiting import until
 
 ON, OFF = (Config(colocation=Colocation(enabled=enabled)) for enabled in (True, False))
 WRONG = (ConfigError("config.toml", "cpu.min_cores", "-1", "is wrong", "correct it"),)
@@ -85,12 +86,6 @@ class SlowFile:
         self.begun.release()
         self.done.acquire()
         return loaded
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

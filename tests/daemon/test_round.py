@@ -13,6 +13,7 @@ from criproxy.pods.part import Part
 from tests.fakes.clock import FakeClock
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
+from tests.fakes.waiting import until
 
 NEVER_S = 3600.0
 
@@ -47,14 +48,12 @@ class Looks(Part):
         self.closed += 1
 
 
-def run(round: Round, until: Callable[[], bool]) -> None:
+def run(round: Round, goal: Callable[[], object]) -> None:
     """The round, until something is so; then it is cancelled."""
 
     async def go() -> None:
         running = asyncio.create_task(round.run())
-        async with asyncio.timeout(20.0):
-            while not until():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(goal)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -113,9 +112,7 @@ def test_wake_ends_a_long_pause() -> None:
         running = asyncio.create_task(Round([part], Clock(), FakeLog()).run())
         await asyncio.sleep(0.01)
         part.wake.set()
-        async with asyncio.timeout(20.0):
-            while part.looks < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: part.looks >= 2)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

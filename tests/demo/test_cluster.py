@@ -8,8 +8,7 @@ from integration.demo import DemoError
 from integration.demo.cluster.objects import PODS, deployment, job, sizes
 from integration.demo.cluster.probe import ANSWER_S
 from integration.demo.cluster.report import Moment, Outcome, draw, in_words
-from integration.demo.cluster.watch import thousandths
-from integration.demo.node import OFFLINE_LABELS
+from integration.lab.node import OFFLINE
 
 GIB = 1 << 30
 
@@ -33,21 +32,16 @@ def test_sizes_on_a_small_machine_say_what_it_lacks() -> None:
 
 def test_job_is_what_anybody_writes_and_nothing_of_it_is_extended() -> None:
     made = job(sizes(24 * GIB, 24 * GIB))["spec"]["template"]
-    assert made["metadata"]["labels"] == OFFLINE_LABELS
+    assert made["metadata"]["labels"] == OFFLINE
     requests = made["spec"]["containers"][0]["resources"]["requests"]
     assert requests.keys() == {"cpu", "memory"}
 
 
 def test_deployment_is_online_and_listens_where_it_is_told() -> None:
     template = deployment(12345, Path("/x"), sizes(24 * GIB, 24 * GIB))["spec"]["template"]
-    assert not OFFLINE_LABELS.keys() & template["metadata"]["labels"].keys()
+    assert not OFFLINE.keys() & template["metadata"]["labels"].keys()
     script = template["spec"]["containers"][0]["command"][-1]
     assert "PORT=12345\n" in script and "BURST=/signals/burst\n" in script
-
-
-@pytest.mark.parametrize(("text", "cores"), [("100", 0.1), ("1500", 1.5), ("2k", 2.0), ("0", 0.0)])
-def test_thousandths_are_read_as_the_api_server_writes_them(text: str, cores: float) -> None:
-    assert thousandths(text) == pytest.approx(cores)
 
 
 def outcome() -> Outcome:

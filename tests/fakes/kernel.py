@@ -128,6 +128,21 @@ class FakeKernel(Tree):
     def file(self, path: str) -> str:
         return Path(self.root, path).read_text().strip()
 
+    def where(self, controller: str, path: str) -> str:
+        """The directory of a cgroup, in the hierarchy of this controller."""
+        hierarchy = "cpu,cpuacct" if controller in ("cpu", "cpuacct") else controller
+        return f"{self.root}/{'cg' if self.version == 2 else hierarchy}{path}"
+
+    def text(self, path: str, v1: str, v2: str = "") -> str:
+        """A cgroup's file: `v1` in its controller's hierarchy, or `v2`, by default of the same name."""
+        name = v1 if self.version == 1 else v2 or v1
+        return Path(self.where(name.partition(".")[0], path), name).read_text().strip()
+
+    def use(self, path: str, anon: int = 0, cache: int = 0) -> None:
+        """A cgroup has so much memory from now on."""
+        directory = self.where("memory", path)
+        self.anon[directory], self.cache[directory] = anon, cache
+
     def by_hand(self, path: str, value: str) -> None:
         """Somebody else writes a file."""
         Path(self.root, path).write_text(value)

@@ -12,5 +12,5 @@ class FakeLog:
     def __getattr__(self, level):
         return lambda event, **fields: self.events.append((level, event, fields))
 
-    def names(self):
+    def names(self) -> list[str]:
         return [event for _, event, _ in self.events]

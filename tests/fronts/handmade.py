@@ -14,9 +14,9 @@ import h2.exceptions
 import h2.settings
 
 from criproxy.fronts.http2 import frames
+from tests.fakes.waiting import until
 from tests.fronts.relay.peers import Headers, Tap, connection
 from tests.fronts.relay.talk import prefixed
-from tests.fronts.rig import eventually
 
 _E = TypeVar("_E", bound=h2.events.Event)
 
@@ -152,7 +152,7 @@ class HandmadeRuntime:
 
     async def got(self, calls: int, *, on: int = 0) -> Peer:
         """The connection of this number, once so many requests have come on it."""
-        await eventually(lambda: len(self.connections) > on and len(self.connections[on].asked()) >= calls)
+        await until(lambda: len(self.connections) > on and len(self.connections[on].asked()) >= calls)
         return self.connections[on]
 
 

@@ -1,8 +1,6 @@
 """The rig of the engines' tests: client, engine and fake runtime, all on one event loop."""
 
 import asyncio
-import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,14 +90,6 @@ class Rig:
         return aio.insecure_channel(
             f"unix:{self.path}", options=(*OPTIONS, *((f"grpc.{key}", value) for key, value in options.items()))
         )
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until `condition` holds; fail when it does not for `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s: {inspect.getsource(condition)}"
-        await asyncio.sleep(0.005)
 
 
 async def ignore(_info: RuntimeInfo) -> None:

@@ -23,8 +23,9 @@ from criproxy.fronts.http2.frames import PREFACE, frame
 from criproxy.fronts.socket import ListenSocket
 from tests.fakes.clock import ClockAhead
 from tests.fakes.runtime import OPTIONS, FakeRuntime, Seen, receive_all
+from tests.fakes.waiting import until
 from tests.fronts.relay.talk import SETTINGS
-from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
+from tests.fronts.rig import FakeInterceptor, FakeMetrics
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
@@ -142,7 +143,7 @@ def test_calls_are_carried_as_the_kind_says(
         async with stage(tmp_path, kind) as on:
             async with on.client() as client:
                 assert await client.unary_unary(RUN)(b"x") == answer
-            await eventually(lambda: on.metrics.calls == calls)
+            await until(lambda: on.metrics.calls == calls)
             assert on.engine.name == kind
             assert (on.engine.problem is None) if problem is None else (problem in (on.engine.problem or ""))
 
@@ -206,7 +207,7 @@ def test_relay_is_tried_again_and_its_client_moves_without_a_failed_call(tmp_pat
 
             on.runtime.script[RUN] = slow
             under_way = client.unary_unary(RUN)(b"")
-            await eventually(lambda: on.runtime.in_flight == 1)
+            await until(lambda: on.runtime.in_flight == 1)
             assert on.fallbacks == 1
             on.time_passes(59)
             assert on.metrics.given_up == 1
@@ -254,7 +255,7 @@ def test_calls_in_the_fallback_are_finished_by_a_stop(tmp_path: Path) -> None:
             for _ in range(5):
                 await on.break_relay()
             call = client.unary_unary(RUN)(b"")
-            await eventually(lambda: on.runtime.in_flight == 1)
+            await until(lambda: on.runtime.in_flight == 1)
             stopping = asyncio.create_task(on.engine.stop(20))
             await asyncio.sleep(0.1)
             go_on.set()

@@ -22,8 +22,9 @@ import pytest
 from grpc import aio
 
 from tests.fakes.runtime import FakeRuntime, Seen, never, receive, receive_all
+from tests.fakes.waiting import until
 from tests.fronts.handmade import HandmadeRuntime, connect
-from tests.fronts.rig import Rig, eventually
+from tests.fronts.rig import Rig
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ async def runtime_process(path: Path) -> AsyncIterator[asyncio.subprocess.Proces
     code = Path(sys.modules[FakeRuntime.__module__].__file__ or "")
     process = await asyncio.create_subprocess_exec(sys.executable, str(code), str(path))
     try:
-        await eventually(path.exists)
+        await until(path.exists)
         yield process
     finally:
         if process.returncode is None:
@@ -107,12 +108,12 @@ async def test_stream_that_is_not_read_holds_up_no_call_of_the_same_client(rig: 
     flood = Flood()
     rig.runtime.script[EVENTS] = flood
     stalled = rig.channel.unary_stream(EVENTS)(b"")
-    await eventually(lambda: flood.sent > 0)
+    await until(lambda: flood.sent > 0)
     for number in range(100):
         assert await rig.unary(VERSION)(b"%d" % number * 1000, timeout=60) == b"%d" % number * 1000
     assert flood.sent < 20 * MIB, "nothing holds the runtime back"
     stalled.cancel()
-    await eventually(lambda: rig.runtime.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0)
 
 
 async def test_client_that_does_not_read_holds_up_no_other(rig: Rig) -> None:
@@ -122,13 +123,13 @@ async def test_client_that_does_not_read_holds_up_no_other(rig: Rig) -> None:
     stalled.open_windows()
     stalled.hang()
     stalled.call(EVENTS, b"")
-    await eventually(lambda: flood.sent > 0)
+    await until(lambda: flood.sent > 0)
     async with rig.client(**ALONE) as busy:
         for number in range(100):
             assert await busy.unary_unary(VERSION)(b"%d" % number, timeout=60) == b"%d" % number
     assert flood.sent < 20 * MIB
     stalled.close()
-    await eventually(lambda: rig.runtime.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0)
 
 
 async def test_runtime_that_does_not_read_an_upload_holds_up_no_other_call(rig: Rig) -> None:
@@ -146,7 +147,7 @@ async def test_runtime_that_does_not_read_an_upload_holds_up_no_other_call(rig: 
 
     rig.runtime.script[UPLOAD] = reluctant
     upload = rig.channel.stream_unary(UPLOAD)(requests(), timeout=120)
-    await eventually(lambda: rig.runtime.in_flight == 1)
+    await until(lambda: rig.runtime.in_flight == 1)
     await asyncio.sleep(0.1)
     for number in range(20):
         assert await rig.unary(VERSION)(b"%d" % number, timeout=60) == b"%d" % number
@@ -240,7 +241,7 @@ async def test_client_s_keepalive_leaves_a_slow_call_alone(bare: Rig) -> None:
         if bare.engine == "grpc":  # the pings are its own to answer
             await asyncio.sleep(1)
         else:
-            await eventually(lambda: len(peer.all(h2.events.PingReceived)) >= 3)
+            await until(lambda: len(peer.all(h2.events.PingReceived)) >= 3)
         peer.answer(peer.asked()[0], b"done")
         assert await call == b"done"
 
@@ -251,7 +252,7 @@ async def test_runtime_s_ping_is_answered(bare: Rig) -> None:
         peer = await runtime.got(1)
         peer.h2.ping(b"runtimes")
         peer.flush()
-        await eventually(lambda: [event.ping_data for event in peer.all(h2.events.PingAckReceived)] == [b"runtimes"])
+        await until(lambda: [event.ping_data for event in peer.all(h2.events.PingAckReceived)] == [b"runtimes"])
         peer.answer(peer.asked()[0], b"done")
         assert await call == b"done"
 
@@ -263,17 +264,17 @@ async def test_runtime_s_keepalive_closes_on_a_client_that_hangs(bare: Rig) -> N
     bare.runtime.script = {NEVER: never, EVENTS: never}
     client = await connect(bare.path)
     client.call(NEVER, b"")
-    await eventually(lambda: bare.runtime.in_flight == 1)
+    await until(lambda: bare.runtime.in_flight == 1)
     client.hang()
     client.call(EVENTS, b"")
-    await eventually(lambda: any(seen.method == EVENTS for seen in bare.runtime.calls))
+    await until(lambda: any(seen.method == EVENTS for seen in bare.runtime.calls))
     if bare.engine == "grpc":
         await asyncio.sleep(7)
         assert bare.runtime.in_flight == 2
     else:
-        await eventually(lambda: bare.runtime.in_flight == 0)
+        await until(lambda: bare.runtime.in_flight == 0)
     client.close()
-    await eventually(lambda: bare.runtime.in_flight == 0)
+    await until(lambda: bare.runtime.in_flight == 0)
 
 
 # --- the runtime goes ------------------------------------------------------------------------------------------------
@@ -302,5 +303,5 @@ async def test_runtime_killed_amid_calls_makes_them_unavailable_and_is_served_ag
                 with pytest.raises(aio.AioRpcError) as caught:
                     await stream.read()
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-                await eventually(lambda: bare.metrics.in_flight == 0)
+                await until(lambda: bare.metrics.in_flight == 0)
             bare.runtime.path.unlink(missing_ok=True)

@@ -21,7 +21,8 @@ from criproxy.fronts.grpc.server import GrpcServer, accepted
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, grpc_target
 from tests.fakes.runtime import FakeRuntime, Seen, receive_all
-from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
+from tests.fakes.waiting import until
+from tests.fronts.rig import FakeInterceptor, FakeMetrics
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EXEC = "/runtime.v1.RuntimeService/ExecSync"
@@ -124,7 +125,7 @@ async def test_engines_that_take_turns_under_load_fail_no_call_over_the_relay(
         for _ in range(6):
             enough = codes["OK"] + 20
             await asyncio.sleep(0.1)
-            await eventually(lambda: codes["OK"] > enough)  # noqa: B023 - it is awaited here
+            await until(lambda: codes["OK"] > enough)  # noqa: B023 - it is awaited here
             new, _ = await node.serve()
             await old.drain(10 if relay else 0.1)
             await old.stop(1)
@@ -144,7 +145,7 @@ async def test_drain_waits_for_calls_and_ends_event_streams_last(runner: object,
         stream = one.unary_stream(EVENTS)(b"")
         await stream.read()
         slow = asyncio.ensure_future(other.unary_unary(EXEC)(b"x"))
-        await eventually(lambda: count(listen.own) == 2)
+        await until(lambda: count(listen.own) == 2)
         await node.serve()
         draining = asyncio.create_task(engine.drain(10))
         assert await slow == b"done"
@@ -183,7 +184,7 @@ async def test_stop_finishes_calls_within_the_grace_and_fails_the_rest_with_unav
         await asyncio.sleep(0.3)
         streaming = asyncio.create_task(end_of(stream))
         await engine.stop(grace_s)
-        await eventually(lambda: count(listen.own) == 0)
+        await until(lambda: count(listen.own) == 0)
         if grace_s:
             assert await slow == b"done"
         else:

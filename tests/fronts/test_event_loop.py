@@ -17,7 +17,7 @@ import pytest
 from criproxy.concurrency.clock import Clock
 from criproxy.fronts import event_loop
 from criproxy.fronts.event_loop import EventLoop
-from tests.fronts.rig import eventually
+from tests.fakes.waiting import until
 
 
 class Epoll:
@@ -165,7 +165,7 @@ def test_what_is_read_at_once_asyncio_does_not_see(timerfd: bool) -> None:
         reads = Reads(lambda found: found != b"for asyncio")
         for number, word in enumerate((b"one", b"for asyncio", b"two"), 1):
             reads.theirs.send(word)
-            await eventually(lambda: len(reads.at_once) + len(reads.rounds) == number)  # noqa: B023
+            await until(lambda: len(reads.at_once) + len(reads.rounds) == number)  # noqa: B023
         reads.close()
         return reads.at_once, reads.rounds
 

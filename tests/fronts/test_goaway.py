@@ -13,8 +13,9 @@ from criproxy.fronts.engine import Forward
 from criproxy.fronts.grpc.server import accepted
 from criproxy.fronts.http2 import frames
 from tests.fakes.runtime import Seen, receive_all
+from tests.fakes.waiting import until
 from tests.fronts.handmade import HandmadeRuntime, connect
-from tests.fronts.rig import Rig, eventually
+from tests.fronts.rig import Rig
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
@@ -84,9 +85,7 @@ async def test_goaway_in_two_steps_as_grpc_servers_send_it_loses_no_call(bare: R
         calls = [client.unary_unary(VERSION)(b"1", timeout=60)]
         peer = await runtime.got(1)
         peer.say(frames.goaway(frames.MAX_STREAM) + frames.frame(frames.PING, 0, 0, b"shutdown"))
-        await eventually(
-            lambda: any(type(event).__name__ == "PingAckReceived" for event in peer.events) or bool(peer.wrong)
-        )
+        await until(lambda: any(type(event).__name__ == "PingAckReceived" for event in peer.events) or bool(peer.wrong))
         peer.goaway(max(peer.asked()))
         calls.append(client.unary_unary(VERSION)(b"2", wait_for_ready=True, timeout=60))
         new = await runtime.got(1, on=1)
@@ -106,9 +105,9 @@ async def test_goaway_for_an_error_reaches_the_client_with_its_words(bare: Rig) 
             again = await runtime.got(1, on=1)  # by that engine's own client, which repeats what was not counted
             again.answer(again.asked()[0], b"one")
         else:
-            await eventually(lambda: client.tap.last_streams == [stream])
+            await until(lambda: client.tap.last_streams == [stream])
             peer.answer(peer.asked()[0], b"one")
-        await eventually(lambda: client.ended(stream))
+        await until(lambda: client.ended(stream))
         assert (client.status(stream), client.data(stream)[5:]) == (0, b"one")
         client.close()
 
@@ -124,7 +123,7 @@ async def test_goaway_while_a_call_is_held_leaves_it_to_be_repeated_by_the_clien
         await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
         old = runtime.connections[0]
         old.goaway(0)
-        await eventually(lambda: len(runtime.connections) == 2)
+        await until(lambda: len(runtime.connections) == 2)
         proxied.interceptor.may_decide.set()
         new = await runtime.got(1, on=1)
         new.answer(new.asked()[0], b"x")
@@ -163,7 +162,7 @@ async def test_runtime_that_stops_gracefully_finishes_its_calls_and_takes_no_mor
     bare.interceptor.verdicts[RUN] = Forward
     async with bare.client(**ALONE) as client:
         call = client.unary_unary(RUN)(b"", timeout=60)
-        await eventually(lambda: bare.runtime.in_flight == 1)
+        await until(lambda: bare.runtime.in_flight == 1)
         stopping = asyncio.create_task(bare.runtime.stop(60))
         await asyncio.sleep(0.1)
         with pytest.raises(aio.AioRpcError) as caught:
@@ -186,16 +185,16 @@ async def test_call_of_a_client_that_has_said_goaway_ends_well(rig: Rig, method:
     rig.interceptor.verdicts[RUN] = Forward
     client = await connect(rig.path)
     stream = client.call(method, b"x")
-    await eventually(lambda: rig.runtime.in_flight == 1)
+    await until(lambda: rig.runtime.in_flight == 1)
     client.goaway(0, why=b"going")
     await asyncio.sleep(0.05)
     go_on.set()
-    await eventually(lambda: client.ended(stream) or client.lost)
+    await until(lambda: client.ended(stream) or client.lost)
     assert client.status(stream) == 0
     assert client.data(stream)[5:] == b"x" * MIB
     assert client.wrong == []
     client.close()
-    await eventually(lambda: rig.metrics.in_flight == 0)
+    await until(lambda: rig.metrics.in_flight == 0)
 
 
 async def test_runtime_hears_the_client_s_goaway(bare: Rig) -> None:
@@ -206,6 +205,6 @@ async def test_runtime_hears_the_client_s_goaway(bare: Rig) -> None:
         peer = await runtime.got(1)
         client.goaway(0, why=b"going")
         peer.answer(peer.asked()[0], b"one")
-        await eventually(lambda: client.ended(stream))
+        await until(lambda: client.ended(stream))
         assert peer.tap.last_streams == ([] if bare.engine == "grpc" else [0])
         client.close()

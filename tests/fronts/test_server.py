@@ -12,7 +12,8 @@ import pytest
 from grpc import aio
 
 from tests.fakes.runtime import FakeRuntime, Seen, answer, fail, never, receive, receive_all
-from tests.fronts.rig import Rig, eventually
+from tests.fakes.waiting import until
+from tests.fronts.rig import Rig
 
 MIB = 1024 * 1024
 VERSION = "/runtime.v1.RuntimeService/Version"
@@ -146,7 +147,7 @@ async def test_stream_that_the_runtime_ends_first_ends(rig: Rig) -> None:
     assert await call.read() == b"1"
     assert await call.read() is aio.EOF
     assert await call.code() is grpc.StatusCode.OK
-    await eventually(lambda: rig.metrics.in_flight == 0)
+    await until(lambda: rig.metrics.in_flight == 0)
 
 
 # --- metadata ------------------------------------------------------------------------------------------------------
@@ -243,16 +244,16 @@ async def test_deadline_passed_ends_the_call_at_both_ends(rig: Rig, method: str)
     rig.runtime.script[method] = never
     error = await outcome(rig.unary(method)(b"", timeout=0.5))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
 
 
 @KINDS
 async def test_cancellation_by_the_client_arrives_at_the_runtime(rig: Rig, method: str) -> None:
     rig.runtime.script[method] = never
     call = rig.unary(method)(b"")
-    await eventually(lambda: rig.runtime.in_flight == 1)
+    await until(lambda: rig.runtime.in_flight == 1)
     call.cancel()
-    await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
     assert rig.runtime.calls[-1].cancelled
 
 
@@ -265,7 +266,7 @@ async def test_cancellation_amid_a_stream_arrives_at_the_runtime(rig: Rig) -> No
     call = rig.channel.unary_stream(EVENTS)(b"")
     assert await call.read() == b"x" * 100_000
     call.cancel()
-    await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
 
 
 VANISHING_CLIENT = """
@@ -280,11 +281,11 @@ async def test_client_killed_cancels_at_the_runtime(rig: Rig, method: str) -> No
     rig.runtime.script[method] = never
     client = await asyncio.create_subprocess_exec(sys.executable, "-c", VANISHING_CLIENT, str(rig.path), method)
     try:
-        await eventually(lambda: rig.runtime.in_flight == 1)
+        await until(lambda: rig.runtime.in_flight == 1)
     finally:
         client.kill()
         await client.wait()
-    await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
     assert rig.runtime.calls[-1].cancelled
 
 
@@ -295,12 +296,12 @@ async def test_thousand_cancelled_calls_leave_nothing(rig: Rig, method: str) -> 
     before = len(asyncio.all_tasks())
     for _ in range(10):
         calls = [rig.unary(method)(b"") for _ in range(100)]
-        await eventually(lambda: rig.runtime.in_flight == 100)
+        await until(lambda: rig.runtime.in_flight == 100)
         for call in calls:
             call.cancel()
-        await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+        await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
     assert len(rig.runtime.calls) == 1000
-    await eventually(lambda: len(asyncio.all_tasks()) <= before)
+    await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
 @pytest.mark.slow
@@ -311,19 +312,19 @@ async def test_calls_cancelled_at_any_moment_leave_nothing(rig: Rig, method: str
         call = rig.unary(method)(b"x" * 1000)
         await asyncio.sleep(i % 30 / 10_000)
         call.cancel()
-    await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
-    await eventually(lambda: len(asyncio.all_tasks()) <= before)
+    await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+    await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
 async def test_two_hundred_slow_calls_leave_room_for_a_quick_one(rig: Rig) -> None:
     slow = "/runtime.v1.RuntimeService/ExecSync"
     rig.runtime.script[slow] = never
     calls = [rig.unary(method)(b"") for method in [slow] * 200]
-    await eventually(lambda: rig.runtime.in_flight == 200)
+    await until(lambda: rig.runtime.in_flight == 200)
     assert await rig.unary(VERSION)(b"quick", timeout=20) == b"quick"
     for call in calls:
         call.cancel()
-    await eventually(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0 and rig.metrics.in_flight == 0)
 
 
 # --- a runtime that is away ----------------------------------------------------------------------------------------
@@ -446,7 +447,7 @@ async def test_error_amid_a_stream_of_requests_ends_the_call(rig: Rig) -> None:
     for _ in range(40):
         error = await outcome(rig.channel.stream_unary(UNKNOWN)(requests()))
         assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
-    await eventually(lambda: rig.metrics.in_flight == 0)
+    await until(lambda: rig.metrics.in_flight == 0)
 
 
 async def test_error_without_messages_leaves_headers_out(rig: Rig) -> None:
@@ -486,7 +487,7 @@ async def test_request_without_a_message_ends(rig: Rig, method: str) -> None:
     call = rig.channel.stream_stream(method)(timeout=60)
     await call.done_writing()
     assert await call.code() in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL)
-    await eventually(lambda: rig.metrics.in_flight == 0)
+    await until(lambda: rig.metrics.in_flight == 0)
 
 
 async def test_junk_on_the_socket_harms_no_other_client(rig: Rig) -> None:

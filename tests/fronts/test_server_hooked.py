@@ -11,8 +11,9 @@ from grpc import aio
 
 from criproxy.fronts.engine import AnswerError, Forward
 from tests.fakes.runtime import OPTIONS, fail, never, receive_all
+from tests.fakes.waiting import until
 from tests.fronts.handmade import connect
-from tests.fronts.rig import Rig, eventually
+from tests.fronts.rig import Rig
 
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
 RESTORE = "/runtime.v9.RuntimeService/RestorePod"
@@ -184,10 +185,10 @@ async def test_calls_are_counted_by_method_code_and_hook(proxied: Rig) -> None:
     await outcome(proxied.unary("/x.Y/Z")(b""))
     await proxied.unary("/x.Y/RunPodSandbox")(b"")
     events = proxied.channel.unary_stream(EVENTS)(b"")
-    await eventually(lambda: proxied.runtime.in_flight == 1)
+    await until(lambda: proxied.runtime.in_flight == 1)
     assert proxied.metrics.in_flight == 1
     events.cancel()
-    await eventually(lambda: proxied.metrics.in_flight == 0)
+    await until(lambda: proxied.metrics.in_flight == 0)
     assert sorted(proxied.metrics.calls) == [
         ("GetContainerEvents", "CANCELLED", False),
         ("RunPodSandbox", "OK", False),
@@ -208,10 +209,10 @@ def hold(rig: Rig) -> None:
 
 async def assert_unseen(rig: Rig) -> None:
     """Also once the verdict would be there: the runtime got no message, and nothing is left of the call."""
-    await eventually(lambda: rig.metrics.in_flight == 0)
+    await until(lambda: rig.metrics.in_flight == 0)
     rig.interceptor.may_decide.set()
     assert await rig.unary(VERSION)(b"next", timeout=20) == b"next"
-    await eventually(lambda: rig.runtime.in_flight == 0)
+    await until(lambda: rig.runtime.in_flight == 0)
     assert [message for seen in rig.runtime.calls for message in seen.messages] == [b"next"]
     assert rig.interceptor.learned == []
 
@@ -296,7 +297,7 @@ async def test_request_packed_in_an_unknown_way_is_refused(proxied: Rig) -> None
     proxied.interceptor.verdicts[RUN] = Forward
     client = await connect(proxied.path)
     stream = client.call(RUN, b"x", packed=True, more=[(b"grpc-encoding", b"snappy")])
-    await eventually(lambda: client.ended(stream))
+    await until(lambda: client.ended(stream))
     code = {  # gRPC's server in Python says so of any call's packing that it does not know
         "grpc": grpc.StatusCode.INTERNAL,
         "relay": grpc.StatusCode.UNIMPLEMENTED,  # Source: gRPC, compression.md

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 
 import msgspec
 import pytest
@@ -10,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.config import OwnFiles
-from criproxy.kube.client import ApiClient
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.policy import NONE, PolicyError, PolicyFollower, bounded, parsed
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
 from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NODES_OWN, NodePolicy
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
+from tests.kube.conftest import KubeBench
 
 NIGHT = {"version": "7", "name": "night", "settings": {"cpu": {"watermark_ratio": 0.5}}}
 
@@ -28,9 +28,10 @@ class Taker:
         self.times += 1
 
 
-class Bench:
+class Bench(KubeBench):
     def __init__(self, folder, credential, clock, api):
-        self.folder, self.api, self.clock, self.credential = folder, api, clock, credential
+        super().__init__(credential, clock, api)
+        self.folder = folder
         self.config = folder / "config.toml"
         self.config.write_text("[cpu]\nmin_cores = 1.0\nwatermark_ratio = 0.8\n")
         self.start()
@@ -38,13 +39,10 @@ class Bench:
     def start(self):
         """As a new process does."""
         self.taker, self.log = Taker(), FakeLog()
-        client = ApiClient(self.credential, self.clock, random.Random(5))
         self.own = OwnFiles(self.config)
         self.own.load()
         files = (self.own, self.folder / "state" / "policy.json")
-        self.follower = PolicyFollower(
-            client, "node1", files, self.taker, clock=self.clock, luck=random.Random(5), log=self.log
-        )
+        self.follower = PolicyFollower(self.client, "node1", files, self.taker, **self.how)
         asyncio.run(self.follower.remember())
 
     def write(self, policy):
@@ -54,7 +52,7 @@ class Bench:
 
     def see(self):
         """Returns whether something failed."""
-        self.follower.saw(decoded(msgspec.json.encode(self.api.nodes["node1"]), Node))
+        self.follower.saw(decoded(msgspec.json.encode(self.node()), Node))
         return asyncio.run(self.follower.look())
 
     def edit(self, text):
@@ -69,7 +67,7 @@ class Bench:
         return (loaded.instead if loaded.errors else loaded.config).cpu.watermark_ratio
 
     def report(self):
-        text = self.api.nodes["node1"].get("metadata", {}).get("annotations", {}).get(POLICY_STATUS)
+        text = self.annotation(POLICY_STATUS)
         return None if text is None else json.loads(text)
 
     def patches(self):
@@ -119,6 +117,15 @@ ALL_IN_THE_CLUSTER_S_HAND = {
         "on_unbounded": "evict",
         "presets": ["koordinator"],
         "rules": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
+    },
+    "hardening": {
+        "allow": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
+        "capabilities": ["SYS_ADMIN"],
+        "refuse_host_namespaces": [],
+        "refuse_host_paths": [],
+        "refuse_privileged": False,
+        "seccomp": False,
+        "verified_only": False,
     },
     "pids": {"max_ratio": 1.0},
 }
@@ -411,12 +418,6 @@ def test_report_of_many_refused_policies_is_bounded(lending):
     refused = lending.report()["refused"]
     assert (len(refused), sum(map(bool, refused.values()))) == (40, 20)
     assert len(json.dumps(lending.report())) < 8192
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the server's thread sets no event
-            await asyncio.sleep(0.01)
 
 
 def annotate(bench, policy):

@@ -1,25 +1,22 @@
 """Events, at a server that forgets them, refuses them, or is away."""
 
 import asyncio
-import random
 
 import pytest
 
 from criproxy.control.interference.ladder import Rung, Transition
-from criproxy.kube.client import ApiClient
 from criproxy.kube.events import BURST, EVERY_S, MAX_UNTOLD, EventWriter, of_ladder
 from criproxy.kube.objects import MAX_MESSAGE, Involved
-from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
+from tests.kube.conftest import KubeBench
 
 POD = Involved("Pod", "a", "uid-a", namespace="jobs")
 
 
-class Bench:
+class Bench(KubeBench):
     def __init__(self, credential, clock, api):
-        self.api, self.clock, self.log = api, clock, FakeLog()
-        client = ApiClient(credential, clock, random.Random(5))
-        node = Involved("Node", "node1", "node1")
-        self.writer = EventWriter(client, node, clock=clock, luck=random.Random(5), log=self.log)
+        super().__init__(credential, clock, api)
+        self.writer = EventWriter(self.client, Involved("Node", "node1", "node1"), **self.how)
 
     def step(self, before=Rung.OPEN, after=Rung.SQUEEZED, reason="online waits", resource="cpu"):
         self.writer.transition(Transition(0.0, resource, before, after, "cpu_pressure", reason))
@@ -127,9 +124,7 @@ def test_run_tells_until_it_is_cancelled(bench, api):
     async def scenario():
         telling = asyncio.create_task(bench.writer.run())
         bench.writer.tell(POD, "EvictedByColocation", "why")
-        async with asyncio.timeout(10):
-            while not api.events:  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: api.events)
         telling.cancel()
 
     asyncio.run(scenario())

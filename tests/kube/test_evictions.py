@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import random
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.kube.client import ApiAnswer, ApiClient
+from criproxy.kube.client import ApiAnswer
 from criproxy.kube.events import EventWriter
 from criproxy.kube.evictions import (
     LATER_S,
@@ -30,9 +29,9 @@ from criproxy.model import PodRef
 from criproxy.vocabulary.names import EVICTED, EVICTED_FROM
 from criproxy.vocabulary.times import rfc3339
 from tests.fakes.apiserver import BUDGET, failure
-from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
+from tests.kube.conftest import KubeBench
 
-OLD = failure(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1" in scheme')
 SEVERAL: tuple = (
     201,
     {
@@ -58,13 +57,12 @@ def interval(clock, begins_s, ends_s, name="job-0"):
     return json.dumps({name: "/".join(rfc3339(clock.wall + seconds) for seconds in (begins_s, ends_s))})
 
 
-class Bench:
+class Bench(KubeBench):
     def __init__(self, credential, clock, api):
-        self.api, self.clock, self.log = api, clock, FakeLog()
-        client = ApiClient(credential, clock, random.Random(5))
-        how = {"clock": clock, "luck": random.Random(5), "log": self.log}
-        self.events = EventWriter(client, Involved("Node", "node1", "uid-node1"), **how)
-        self.evictor = Evictor(client, self.events, **how)
+        super().__init__(credential, clock, api)
+        how = self.how
+        self.events = EventWriter(self.client, Involved("Node", "node1", "uid-node1"), **how)
+        self.evictor = Evictor(self.client, self.events, **how)
         api.pods = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in "abc"]
 
     def first(self, *victims):
@@ -85,8 +83,8 @@ class Bench:
     def left(self):
         return "".join(pod["metadata"]["name"] for pod in self.api.pods)
 
-    def annotation(self):
-        return json.loads(self.api.nodes["node1"]["metadata"]["annotations"][EVICTED])
+    def evicted(self):
+        return json.loads(self.annotation(EVICTED))
 
 
 @pytest.fixture
@@ -117,10 +115,10 @@ def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
     bench.first(victim("a", controller="job-1"))
     clock.advance(200)
     bench.first(victim("b"))
-    assert sorted(bench.annotation()) == ["job-1", "uid-b"]
+    assert sorted(bench.evicted()) == ["job-1", "uid-b"]
     clock.advance(150)
     bench.first(victim("c"))
-    assert sorted(bench.annotation()) == ["uid-b", "uid-c"]
+    assert sorted(bench.evicted()) == ["uid-b", "uid-c"]
 
 
 def test_controller_is_kept_out_before_its_pod_is_evicted_as_another_one_is_made_at_once(bench, api):
@@ -136,7 +134,7 @@ def test_controller_of_a_pod_that_is_not_evicted_is_let_in_again(bench, api, ans
     api.budgets = {"b": answer, "c": answer}
     bench.first(victim("b", controller="job-2"))
     bench.first(victim("c", controller="job-1"))
-    assert sorted(bench.annotation()) == ["job-1"]
+    assert sorted(bench.evicted()) == ["job-1"]
     assert api.nodes["node1"]["metadata"]["labels"] == {f"{EVICTED_FROM}job-1": ""}
 
 
@@ -151,7 +149,7 @@ def test_mark_that_is_late_does_not_undo_a_newer_one(bench, api):
         await bench.tell_all()
 
     asyncio.run(scenario())
-    assert sorted(bench.annotation()) == ["job-1", "job-2"]
+    assert sorted(bench.evicted()) == ["job-1", "job-2"]
     assert sorted(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}job-1", f"{EVICTED_FROM}job-2"]
 
 
@@ -165,8 +163,8 @@ def test_controller_of_two_pods_at_once_is_kept_out_if_one_of_them_is_evicted(be
         await bench.tell_all()
 
     asyncio.run(scenario())
-    assert list(bench.annotation()) == ([] if refused == "ab" else ["job-1"])
-    assert list(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}{name}" for name in bench.annotation()]
+    assert list(bench.evicted()) == ([] if refused == "ab" else ["job-1"])
+    assert list(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}{name}" for name in bench.evicted()]
 
 
 def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
@@ -179,7 +177,7 @@ def test_caller_that_waits_no_longer_lets_the_controller_in_again(bench, api):
     with pytest.raises(TimeoutError):
         asyncio.run(scenario())
     asyncio.run(bench.tell_all())
-    assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
+    assert (bench.evicted(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
 
 
 def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, api, clock):
@@ -187,11 +185,11 @@ def test_label_goes_when_its_time_is_over_and_nobody_has_taken_it_away(bench, ap
     clock.advance(300 + LATER_S - 1)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert sorted(bench.annotation()) == ["job-1"]
+    assert sorted(bench.evicted()) == ["job-1"]
     clock.advance(2)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert (bench.annotation(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
+    assert (bench.evicted(), api.nodes["node1"]["metadata"]["labels"]) == ({}, {})
 
 
 def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock):
@@ -202,9 +200,7 @@ def test_labels_of_an_earlier_process_go_once_the_node_is_seen(bench, api, clock
         telling = asyncio.create_task(bench.evictor.run())
         await asyncio.sleep(0)
         bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: over})))
-        async with asyncio.timeout(10):
-            while bench.annotation():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not bench.evicted())
         telling.cancel()
 
     asyncio.run(scenario())
@@ -217,12 +213,10 @@ def test_label_that_could_not_be_taken_away_goes_a_little_later(bench, api, monk
     async def scenario():
         api.budgets = {"a": BUDGET}
         await bench.evictor.evict(victim("a", controller="job-1"), "why")
-        assert bench.annotation()
+        assert bench.evicted()
         api.fail("PATCH", 503, times=TRIES)
         task = asyncio.create_task(bench.evictor.run())
-        async with asyncio.timeout(10):
-            while bench.annotation():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not bench.evicted())
         task.cancel()
 
     asyncio.run(scenario())
@@ -235,7 +229,7 @@ def test_pod_that_is_gone_after_a_try_without_an_answer_counts_as_evicted(bench,
     api.fail("eviction", raw=b"")
     api.budgets = {"a": answer}
     assert bench.first(victim("a", controller="job-1")) == [("a", Outcome.EVICTED)]
-    assert list(bench.annotation()) == ["job-1"]
+    assert list(bench.evicted()) == ["job-1"]
 
 
 @pytest.mark.parametrize("uid", ["a/b", "x" * 64, "-a", "", "\u00e4"])
@@ -250,7 +244,7 @@ def test_entries_of_an_earlier_process_are_kept(bench, clock):
     before = interval(clock, -200, 100)
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     bench.first(victim("a"))
-    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+    assert sorted(bench.evicted()) == ["job-0", "uid-a"]
 
 
 def test_label_that_an_earlier_process_has_left_late_goes_though_its_entry_was_written_over(bench, api, clock):
@@ -267,7 +261,7 @@ def test_entry_that_an_earlier_process_has_left_late_is_kept(bench, clock):
     bench.evictor.saw(Node())
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: interval(clock, -200, 100)})))
     bench.first(victim("a"))
-    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+    assert sorted(bench.evicted()) == ["job-0", "uid-a"]
 
 
 def test_own_entry_that_was_taken_away_is_not_taken_over_from_a_node_as_it_was_before(bench, api):
@@ -275,10 +269,10 @@ def test_own_entry_that_was_taken_away_is_not_taken_over_from_a_node_as_it_was_b
     bench.first(victim("a", controller="job-1"))
     before = decoded(msgspec.json.encode(api.nodes["node1"]), Node)
     asyncio.run(bench.tell_all())
-    assert bench.annotation() == {}
+    assert bench.evicted() == {}
     bench.evictor.saw(before)
     asyncio.run(bench.tell_all())
-    assert bench.annotation() == {}
+    assert bench.evicted() == {}
 
 
 def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_before_the_node_is_seen(bench, clock, api):
@@ -287,7 +281,7 @@ def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_bef
     bench.first(victim("a"))
     bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: before})))
     asyncio.run(bench.tell_all())
-    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+    assert sorted(bench.evicted()) == ["job-0", "uid-a"]
 
 
 def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
@@ -308,7 +302,7 @@ def test_pod_that_is_not_to_go_any_more_is_not_asked_for_again(bench, api, answe
     made = asyncio.run(bench.evictor.evict(victim("a", controller="job-1"), "why", still=lambda: next(still)))
     assert (made.outcome, bench.left()) == (Outcome.WITHDRAWN, "abc")
     asyncio.run(bench.tell_all())
-    assert bench.annotation() == {}
+    assert bench.evicted() == {}
 
 
 def test_nobody_is_evicted_where_budgets_allow_none(bench, api):
@@ -377,21 +371,19 @@ def test_what_could_not_be_told_at_first_is_told_later(bench, api):
     api.fail("events|nodes/node1", 409, times=2)
     bench.first(victim("a"))
     assert len(api.events) == 2
-    assert bench.annotation()
+    assert bench.evicted()
 
 
 def test_run_tells_while_whoever_evicts_goes_on(bench, api):
     async def scenario():
         telling = [asyncio.create_task(part.run()) for part in (bench.evictor, bench.events)]
         await bench.evictor.evict(victim("a"), "why")
-        async with asyncio.timeout(10):
-            while len(api.events) < 2:  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: len(api.events) >= 2)
         for task in telling:
             task.cancel()
 
     asyncio.run(scenario())
-    assert bench.annotation()
+    assert bench.evicted()
 
 
 @pytest.mark.parametrize(
@@ -426,11 +418,11 @@ def test_clock_that_is_set_neither_ends_a_hint_nor_makes_it_last(bench, clock, j
     clock.wall += jump_s
     clock.advance(250)
     bench.first(victim("b"))
-    assert sorted(bench.annotation()) == ["job-1", "uid-b"]
+    assert sorted(bench.evicted()) == ["job-1", "uid-b"]
     clock.advance(51 + LATER_S)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert sorted(bench.annotation()) == ["uid-b"]
+    assert sorted(bench.evicted()) == ["uid-b"]
 
 
 @pytest.mark.parametrize("hour_s", [-3600.0, 3600.0])
@@ -439,7 +431,7 @@ def test_hint_of_an_earlier_process_lasts_no_longer_than_it_was_to(bench, clock,
     clock.advance(301 + LATER_S)
     bench.evictor.forget_those_over()
     asyncio.run(bench.tell_all())
-    assert bench.annotation() == {}
+    assert bench.evicted() == {}
 
 
 @given(

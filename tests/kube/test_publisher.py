@@ -1,18 +1,16 @@
 """The publisher, at a server that takes its patches, or does not."""
 
 import asyncio
-import random
 
 import msgspec
 import pytest
 
-from criproxy.kube.client import ApiClient
 from criproxy.kube.extended_resources import Lendable, Offer, PublishSettings, resources_called
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.publisher import STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
 from criproxy.vocabulary.names import CONDITION, PUBLISHES
-from tests.fakes.log import FakeLog
+from tests.kube.conftest import KubeBench
 
 GIB = 2**30
 BATCH_CPU, BATCH_MEMORY = (resource.name for resource in resources_called("batch"))
@@ -30,37 +28,33 @@ class Source:
         return None if self.now is None else (self.clock.now if self.made_s is None else self.made_s, self.now)
 
 
-class Bench:
+class Bench(KubeBench):
     def __init__(self, credential, clock, api):
-        self.clock, self.api, self.source, self.log = clock, api, Source(clock), FakeLog()
-        self.client = ApiClient(credential, clock, random.Random(5))
+        super().__init__(credential, clock, api)
+        self.source = Source(clock)
         self.begin(PublishSettings())
 
     def begin(self, settings):
         """As a new process does."""
-        how = {"clock": self.clock, "luck": random.Random(5), "log": self.log}
-        self.publisher = Publisher(self.client, "node1", self.source, settings, **how)
+        self.publisher = Publisher(self.client, "node1", self.source, settings, **self.how)
 
     def look(self, after_s=0.0):
         """Returns what the node's status then has."""
         self.clock.advance(after_s)
         asyncio.run(self.publisher.look())
-        status = self.api.nodes["node1"]["status"]
+        status = self.node()["status"]
         assert status.get("capacity") == status.get("allocatable")
         return status.get("capacity", {})
 
     def patches(self):
         return len(self.api.seen("PATCH", "/status"))
 
-    def annotation(self):
-        return self.api.nodes["node1"]["metadata"].get("annotations", {}).get(PUBLISHES)
-
     def condition(self):
-        return next(one for one in self.api.nodes["node1"]["status"]["conditions"] if one["type"] == CONDITION)
+        return next(one for one in self.node()["status"]["conditions"] if one["type"] == CONDITION)
 
     def see(self):
         """As the watch would have it."""
-        self.publisher.saw(decoded(msgspec.json.encode(self.api.nodes["node1"]), Node))
+        self.publisher.saw(decoded(msgspec.json.encode(self.node()), Node))
 
 
 @pytest.fixture
@@ -265,12 +259,12 @@ def test_other_names_replace_the_old_ones(bench):
 @pytest.mark.parametrize("watched", [True, False])
 def test_other_names_replace_those_of_an_earlier_process(bench, watched):
     bench.look()
-    assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}"
+    assert bench.annotation(PUBLISHES) == f"{BATCH_CPU},{BATCH_MEMORY}"
     bench.begin(PublishSettings(resources_called("crane")))
     if watched:
         bench.see()
     assert bench.look(30) == {"gocrane.io/cpu": "4", "gocrane.io/memory": str(8 * GIB)}
-    assert bench.annotation() == "gocrane.io/cpu,gocrane.io/memory"
+    assert bench.annotation(PUBLISHES) == "gocrane.io/cpu,gocrane.io/memory"
 
 
 def test_annotation_that_is_removed_is_written_anew_and_goes_when_the_names_are_left_to_others(bench, api):
@@ -278,13 +272,13 @@ def test_annotation_that_is_removed_is_written_anew_and_goes_when_the_names_are_
     api.put_node(metadata={"annotations": {PUBLISHES: None}})
     bench.see()
     bench.look(30)
-    assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}"
+    assert bench.annotation(PUBLISHES) == f"{BATCH_CPU},{BATCH_MEMORY}"
     bench.source.lend(4.0, withheld="disabled")
     bench.look(30)
-    assert bench.annotation() == f"{BATCH_CPU},{BATCH_MEMORY}", "0 is published, too"
+    assert bench.annotation(PUBLISHES) == f"{BATCH_CPU},{BATCH_MEMORY}", "0 is published, too"
     bench.publisher.configure(PublishSettings(off="kubernetes.publish is false"))
     bench.look(30)
-    assert (bench.annotation(), bench.patches()) == (None, 4)
+    assert (bench.annotation(PUBLISHES), bench.patches()) == (None, 4)
     bench.look(3600)
     assert bench.patches() == 4
 
@@ -317,7 +311,7 @@ def test_start_that_leaves_names_to_others_takes_away_those_of_the_annotation_al
     bench.begin(OFF)
     bench.see()
     assert bench.look(30) == {BATCH_CPU: "7000", BATCH_MEMORY: "1"}
-    assert bench.annotation() is None
+    assert bench.annotation(PUBLISHES) is None
     bench.publisher.configure(PublishSettings())
     assert bench.look(30)[BATCH_CPU] == "4000", "it publishes again"
 

@@ -2,22 +2,20 @@
 
 import asyncio
 import json
-import random
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from criproxy.concurrency.clock import Clock
 from criproxy.config import OwnFiles
-from criproxy.kube.client import ApiClient, Timeouts
+from criproxy.kube.client import Timeouts
 from criproxy.kube.extended_resources import QUIET_S, Lendable, Offer, PublishSettings
 from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.policy import PolicyFollower
 from criproxy.kube.publisher import Publisher
 from criproxy.model import CPU, MEMORY
 from criproxy.vocabulary.names import POLICY, POLICY_STATUS
-from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
+from tests.kube.conftest import KubeBench
 
 
 class Hurried(Clock):
@@ -30,19 +28,18 @@ class Hurried(Clock):
         await asyncio.sleep(seconds / 100)
 
 
-class Node:
+class Node(KubeBench):
     def __init__(self, folder, credential, api):
-        self.api, self.cores, self.taken = api, 4.0, 0
-        self.clock, self.log = Hurried(), FakeLog()
+        super().__init__(credential, Hurried(), api, Timeouts(silence_s=2.0))
+        self.cores, self.taken, how = 4.0, 0, self.how
         (folder / "config.toml").write_text("")
-        how: dict[str, Any] = {"clock": self.clock, "luck": random.Random(3), "log": self.log}
-        client = ApiClient(credential, self.clock, random.Random(3), Timeouts(silence_s=2.0))
-        self.publisher = Publisher(client, "node1", self, PublishSettings(), **how)
+        self.publisher = Publisher(self.client, "node1", self, PublishSettings(), **how)
         own = OwnFiles(folder / "config.toml")
         own.load()
         files = (own, folder / "policy.json")
-        self.follower = PolicyFollower(client, "node1", files, self, **how)
-        self.watch = NodeWatch(client, "node1", [self.publisher, self.follower], **how)
+        self.follower = PolicyFollower(self.client, "node1", files, self, **how)
+        self.watch = NodeWatch(self.client, "node1", [self.publisher, self.follower], **how)
+        self.parts = (self.watch, self.publisher, self.follower)
 
     def offer(self):
         found = {CPU: Lendable(self.cores, "because"), MEMORY: Lendable(2.0**30, "because")}
@@ -51,28 +48,11 @@ class Node:
     def policy_changed(self):
         self.taken += 1
 
-    @asynccontextmanager
-    async def running(self):
-        tasks = [asyncio.create_task(part.run()) for part in (self.watch, self.publisher, self.follower)]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            assert [type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)] == [
-                asyncio.CancelledError
-            ] * 3
-
-    async def until(self, condition):
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - the server's thread sets no event
-                await asyncio.sleep(0.01)
-
     def batch_cpu(self):
-        return self.api.nodes["node1"]["status"].get("allocatable", {}).get("kubernetes.io/batch-cpu")
+        return self.node()["status"].get("allocatable", {}).get("kubernetes.io/batch-cpu")
 
     def report(self):
-        text = self.api.nodes["node1"]["metadata"].get("annotations", {}).get(POLICY_STATUS)
+        text = self.annotation(POLICY_STATUS)
         return json.loads(text) if text else {}
 
     def order(self, version, **settings):
@@ -87,12 +67,12 @@ def node(tmp_path, credential, api):
 
 def test_policy_and_numbers_follow_each_other_without_a_loop_of_patches(node, api):
     async def scenario():
-        async with node.running():
-            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+        async with node.running(*node.parts):
+            await until(lambda: node.batch_cpu() == "4000" and api.watchers)
             node.order("1", cpu={"reserve_cores": 1.0})
-            await node.until(lambda: node.report().get("version") == "1")
+            await until(lambda: node.report().get("version") == "1")
             node.order("2", cpu={"reserve_cores": -1.0})
-            await node.until(lambda: node.report().get("version") == "2")
+            await until(lambda: node.report().get("version") == "2")
             await asyncio.sleep(1.0)  # 100 s of the node's time
 
     asyncio.run(scenario())
@@ -106,15 +86,15 @@ def test_policy_and_numbers_follow_each_other_without_a_loop_of_patches(node, ap
 
 def test_api_server_killed_and_back_with_another_certificate_of_the_node(node, api, authority):
     async def scenario():
-        async with node.running():
-            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+        async with node.running(*node.parts):
+            await until(lambda: node.batch_cpu() == "4000" and api.watchers)
             api.stop()
             node.cores = 8.0
             await asyncio.sleep(0.5)
             authority.rotate("system:node:rotated")
             api.start()
             node.order("1")
-            await node.until(lambda: node.batch_cpu() == "8000" and node.report().get("version") == "1")
+            await until(lambda: node.batch_cpu() == "8000" and node.report().get("version") == "1")
 
     try:
         asyncio.run(scenario())
@@ -125,13 +105,13 @@ def test_api_server_killed_and_back_with_another_certificate_of_the_node(node, a
 
 def test_another_writer_of_the_same_names_is_answered_but_not_in_a_race(node, api):
     async def scenario():
-        async with node.running():
-            await node.until(lambda: node.batch_cpu() == "4000" and api.watchers)
+        async with node.running(*node.parts):
+            await until(lambda: node.batch_cpu() == "4000" and api.watchers)
             started_s = node.clock.boottime_s()
             for _ in range(20):
                 api.put_node(status={"allocatable": {"kubernetes.io/batch-cpu": "1"}})
                 await asyncio.sleep(0.05)  # 5 s of the node's time
-            await node.until(lambda: node.batch_cpu() == "4000")
+            await until(lambda: node.batch_cpu() == "4000")
             return node.clock.boottime_s() - started_s
 
     took_s = asyncio.run(scenario())

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from criproxy.observe import client, http, log, why
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
 from tests.answering import HOST, Answers, Served, answering
+from tests.fakes.waiting import wait_until
 from tests.observe.status_samples import STATUS
 
 WELL = Answers(
@@ -252,7 +253,7 @@ def test_status_that_hangs_is_told_and_leaves_the_rest_alone(path: Path, monkeyp
         assert served.ask("/metrics")[0] == 200
         assert client.fetch(path, "/metrics", 20)[0] == 200
         back.set()
-        _wait(lambda: client.fetch(path, "/status", 20)[0] == 200)
+        wait_until(lambda: client.fetch(path, "/status", 20)[0] == 200)
 
 
 # --- where -----------------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ def test_port_that_is_taken_is_one_error_and_taken_up_when_it_is_free(
         assert f"criproxy cannot listen at {HOST}:{served.port} (Address already in use)" in served.public.problem
         assert served.private.problem is None
     try:
-        _wait(lambda: served.public.problem is None)
+        wait_until(lambda: served.public.problem is None)
         assert served.ask("/healthz")[0] == 200
     finally:
         served.end()
@@ -307,10 +308,3 @@ def test_port_is_free_again_after_its_end(path: Path) -> None:
     served.end()
     socket.create_server((HOST, served.port)).close()
     assert not path.exists()
-
-
-def _wait(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)

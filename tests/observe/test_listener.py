@@ -15,6 +15,7 @@ import structlog
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from integration.lab.ports import free_ports
 from tests.answering import HOST
+from tests.fakes.waiting import until
 
 
 @pytest.fixture(params=["tcp", "tcp6", "unix"])
@@ -48,12 +49,6 @@ def inherited(sockets: list[socket.socket]) -> list[socket.socket]:
     with giving, taking:
         socket.send_fds(giving, [b"x"], [one.fileno() for one in sockets])
         return [socket.socket(fileno=one) for one in socket.recv_fds(taking, 64, 8)[1]]
-
-
-async def until(came: list[socket.socket], count: int) -> None:
-    async with asyncio.timeout(20):
-        while len(came) < count:  # noqa: ASYNC110  # no event: a list
-            await asyncio.sleep(0.005)
 
 
 def test_socket_is_for_its_owner_alone_from_its_first_moment(tmp_path: Path) -> None:
@@ -94,7 +89,7 @@ def test_connections_that_wait_while_it_changes_hands_are_served_by_the_next(
         mine, theirs = listener(address), listener(address)
         mine.open(came.append)
         clients = [connect(address)]
-        await until(came, 1)
+        await until(lambda: len(came) >= 1)
         mine.pause()
         clients.append(connect(address))
         await asyncio.sleep(0.05)
@@ -104,7 +99,7 @@ def test_connections_that_wait_while_it_changes_hands_are_served_by_the_next(
         mine.close()
         clients.append(connect(address))
         theirs.open(came.append)
-        await until(came, 3)
+        await until(lambda: len(came) >= 3)
         theirs.release()
         with pytest.raises(OSError, match=r"refused|No such file"):
             connect(address)
@@ -196,7 +191,7 @@ def test_connections_come_at_a_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         mine.open(came.append)
         clients = [connect(address) for _ in range(20)]
         began_s = asyncio.get_running_loop().time()
-        await until(came, 3)
+        await until(lambda: len(came) >= 3)
         assert asyncio.get_running_loop().time() - began_s >= 0.19
         mine.release()
         for client in (*clients, *came):

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from criproxy.observe.log_writer import LogWriter
+from tests.fakes.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = "x" * 99
@@ -60,18 +60,11 @@ def fill(writer: LogWriter, pipe: Pipe) -> int:
     count = PIPE_BYTES // len(f"{LINE}\n") + 1
     for _ in range(count):
         writer.write(f"{LINE}\n")
-    until(lambda: pipe.held_bytes() > PIPE_BYTES - len(f"{LINE}\n"))
+    wait_until(lambda: pipe.held_bytes() > PIPE_BYTES - len(f"{LINE}\n"))
     while not writer.dropped:
         writer.write(f"{LINE}\n")
         count += 1
     return count - 1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_lines_come_whole_and_in_order(pipe: Pipe) -> None:
@@ -116,7 +109,7 @@ def test_reader_that_hangs_keeps_nobody_and_is_told_once_what_it_missed_where_it
     assert not writer.drain(0.01)
 
     first = pipe.read_while(lambda lines: "50 lost" not in lines)
-    until(lambda: writer.missing == 0)
+    wait_until(lambda: writer.missing == 0)
     writer.write("after\n")
     assert first + pipe.read_while(lambda lines: "after" not in lines) == [*[LINE] * kept, "50 lost", "after"]
     assert (writer.dropped, writer.missing) == (50, 0)
@@ -130,7 +123,7 @@ def test_each_gap_is_told_with_its_own_count(pipe: Pipe) -> None:
         while writer.dropped < before + 7:
             writer.write(f"{LINE}\n")
         told += pipe.read_while(lambda lines: "7 lost" not in lines)
-        until(lambda: writer.missing == 0)
+        wait_until(lambda: writer.missing == 0)
     assert [line for line in told if line != LINE] == ["7 lost"] * 2
 
 

@@ -23,6 +23,7 @@ from criproxy.pods.cpu_manager import (
 )
 from tests.fakes.box import FakeBox
 from tests.fakes.pods import FakeInventory
+from tests.fakes.waiting import until
 
 # As kubelet 1.20 writes it: one pod with two containers that have CPUs of their own.
 STATIC = b'{"policyName":"static","defaultCpuSet":"0,4-7","entries":{"u1":{"a":"1","b":"2-3"}},"checksum":1353318690}'
@@ -290,13 +291,11 @@ def test_box_that_can_not_be_confined_is_tried_again_each_second_and_told(node: 
 def test_start_of_a_pod_is_a_reason_to_look_at_once(node: Node) -> None:
     async def look() -> None:
         task = asyncio.create_task(node.manager.run())
-        while node.of_box.cpus() is UNLIMITED:  # noqa: ASYNC110  # a thread reads the file
-            await asyncio.sleep(0.001)
+        await until(lambda: node.of_box.cpus() is not UNLIMITED)
         node.write(static("0", u1="1"))
         node.manager.pod_starts(ONLINE)
         async with asyncio.timeout(0.9 * STATIC_EVERY_S):
-            while node.box.confined < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: not (node.box.confined < 2))
         task.cancel()
 
     node.write(static("0-1"))
@@ -309,13 +308,11 @@ def test_first_start_after_a_change_of_policy_is_looked_at_before_a_container_ca
     async def start_pods() -> None:
         task = asyncio.create_task(node.manager.run())
         node.manager.pod_starts(ONLINE)
-        while node.manager._seen is None:  # noqa: ASYNC110  # a look with the old policy, a moment before
-            await asyncio.sleep(0.001)
+        await until(lambda: node.manager._seen is not None)
         node.write(static("0", u1="1"))
         node.manager.pod_starts(ONLINE)
         async with asyncio.timeout(0.5 * STATIC_EVERY_S):
-            while not node.box.confined:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: node.box.confined)
         task.cancel()
 
     node.write(NONE)
@@ -343,9 +340,7 @@ def test_many_starts_without_a_static_policy_are_one_look_in_a_while_and_none_is
             await asyncio.sleep(0)
         before = looks
         node.write(static("0", u1="1"))  # kubelet came back with another policy, and the last start was told before
-        async with asyncio.timeout(30):
-            while not node.box.confined:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: node.box.confined)
         task.cancel()
         assert before <= 2
 

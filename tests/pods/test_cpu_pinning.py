@@ -1,9 +1,7 @@
 """Pods with a CPU limit are kept on CPUs, whoever has set the limit; and freed when that is no longer asked for."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,9 +15,8 @@ from criproxy.model import UNLIMITED, Asked, ContainerKind, PodRef, Sandbox
 from criproxy.pods.cpu_manager import CpuAssignments, CpuManager, CpusOfBox
 from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
 from criproxy.pods.runtime import ListedContainer
-from tests.fakes.clock import FakeClock
+from tests.fakes.bench import PartBench
 from tests.fakes.driver import FakeDriver
-from tests.fakes.log import FakeLog
 from tests.fakes.part import round_of
 from tests.fakes.pods import FakeInventory
 
@@ -27,39 +24,25 @@ BOX = "/offline"
 LOOK_S = 3.0
 
 
-@dataclass
-class Bench:
+class Bench(PartBench):
     """A box on four CPUs; kubelet's cgroups of pods are the driver's `kubelets`."""
 
-    cpus: int = 4
-    version: int = 2
-    enabled: bool | None = True
-    counted: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.clock, self.log, self.driver = FakeClock(), FakeLog(), FakeDriver()
-        self.driver.version = self.version
-        self.driver.idle_s = dict.fromkeys(range(self.cpus), 0.0)
+    def __init__(self, cpus: int = 4, version: int = 2, enabled: bool | None = True) -> None:
+        super().__init__()
+        self.cpus, self.driver = cpus, FakeDriver()
+        self.driver.version = version
+        self.driver.idle_s = dict.fromkeys(range(cpus), 0.0)
         self.box = Box(self.driver, BoxSettings({"cpu": 0.1, "memory": 1 << 20}), lambda: UNLIMITED, self.clock)
         self.inventory = FakeInventory()
         self.of_box = CpusOfBox(cast(Any, self.inventory))
         self.cpu_manager = CpuManager(Path("/nowhere"), self.of_box, self.box, cast(Any, self.log))
         self.held_off: set[str] = set()
         hold_offs = SimpleNamespace(covers=lambda pod: pod.uid in self.held_off)
-        shared: Any = SimpleNamespace(
-            log=self.log,
-            clock=self.clock,
-            counters=self,
-            inventory=self.inventory,
-            holds=SimpleNamespace(hold_offs=hold_offs),
-        )
-        self.part = CpuPinning(shared, self.box, self.cpu_manager, self.enabled)
+        shared = self.shared(inventory=self.inventory, holds=SimpleNamespace(hold_offs=hold_offs))
+        self.part = CpuPinning(shared, self.box, self.cpu_manager, enabled)
         self.round = round_of(self.part, self.log, self.clock)
 
-    def count(self, name: str, by: int) -> None:
-        self.counted[name] += by
-
-    def run(
+    def runs(
         self,
         uid: str,
         limit: float | None = None,
@@ -111,7 +94,7 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("qos", ["", "/burstable", "/besteffort"])
 def test_pod_is_pinned_by_the_limit_that_kubelet_has_set(bench: Bench, qos: str) -> None:
-    bench.run("a", 1.5, qos=qos)
+    bench.runs("a", 1.5, qos=qos)
 
     bench.looks()
 
@@ -120,7 +103,7 @@ def test_pod_is_pinned_by_the_limit_that_kubelet_has_set(bench: Bench, qos: str)
 
 
 def test_pod_is_pinned_by_the_limit_that_its_annotations_say(bench: Bench) -> None:
-    bench.run("a", asked_millicores=1000, qos="/besteffort")
+    bench.runs("a", asked_millicores=1000, qos="/besteffort")
 
     bench.looks()
 
@@ -128,7 +111,7 @@ def test_pod_is_pinned_by_the_limit_that_its_annotations_say(bench: Bench) -> No
 
 
 def test_limit_that_kubelet_lowers_is_taken_up_within_a_minute(bench: Bench) -> None:
-    bench.run("a", 3.0)
+    bench.runs("a", 3.0)
     bench.looks()
     bench.resize("a", 1.0)
 
@@ -139,7 +122,7 @@ def test_limit_that_kubelet_lowers_is_taken_up_within_a_minute(bench: Bench) -> 
 
 def test_limit_of_an_init_container_pins_until_the_others_run(bench: Bench) -> None:
     asked = {"fetch": Asked(0, 0, 3000, ContainerKind.INIT), "main": Asked(0, 0, 1000)}
-    bench.run("a", asked_millicores=3000, qos="/besteffort", containers=asked)
+    bench.runs("a", asked_millicores=3000, qos="/besteffort", containers=asked)
     bench.looks()
     at_first = bench.pinned()
     bench.inventory.containers = {"a": (ListedContainer("c1", "a", "main", running=True),)}
@@ -151,7 +134,7 @@ def test_limit_of_an_init_container_pins_until_the_others_run(bench: Bench) -> N
 
 def test_init_container_without_a_limit_pins_nothing_until_the_others_run(bench: Bench) -> None:
     asked = {"fetch": Asked(kind=ContainerKind.INIT), "main": Asked(0, 0, 1000)}
-    bench.run("a", qos="/besteffort", containers=asked)
+    bench.runs("a", qos="/besteffort", containers=asked)
     bench.inventory.containers = {"a": (ListedContainer("c0", "a", "fetch", running=True),)}
     bench.looks()
     at_first = bench.pinned()
@@ -164,7 +147,7 @@ def test_init_container_without_a_limit_pins_nothing_until_the_others_run(bench:
 
 def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(bench: Bench) -> None:
     bench.driver.isolated = "2-3"
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
 
     bench.looks(20, idle={0: 0.35, 1: 0.30, 2: 0.99, 3: 0.99}, used={"a": 0.2})
 
@@ -174,8 +157,8 @@ def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(bench: Bench)
 
 
 def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> None:
-    bench.run("a")
-    bench.run("b", 4.0)
+    bench.runs("a")
+    bench.runs("b", 4.0)
 
     bench.looks()
 
@@ -184,7 +167,7 @@ def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> 
 
 
 def test_limit_that_kubelet_changes_is_taken_up_within_a_minute(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     bench.resize("a", 2.0)
 
@@ -194,7 +177,7 @@ def test_limit_that_kubelet_changes_is_taken_up_within_a_minute(bench: Bench) ->
 
 
 def test_pod_that_waits_is_moved_and_counted(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     first = bench.part.pinned[bench.path("a")]
     full = {cpu: float(cpu not in first) for cpu in range(4)}
@@ -203,7 +186,7 @@ def test_pod_that_waits_is_moved_and_counted(bench: Bench) -> None:
     assert bench.driver.pins[bench.path("a")] == bench.part.pinned[bench.path("a")]
 
     assert not bench.part.pinned[bench.path("a")] & first
-    assert bench.counted["pods_moved"] == 1
+    assert bench.counters.of("pods_moved") == [1]
 
 
 def test_nothing_is_asked_of_the_kernel_while_there_is_no_offline_pod(bench: Bench) -> None:
@@ -213,8 +196,8 @@ def test_nothing_is_asked_of_the_kernel_while_there_is_no_offline_pod(bench: Ben
 
 
 def test_pod_with_cpus_of_its_own_is_left_to_kubelet(bench: Bench) -> None:
-    bench.run("a", 1.0)
-    bench.run("b", 1.0)
+    bench.runs("a", 1.0)
+    bench.runs("b", 1.0)
     bench.of_box.state = CpuAssignments(frozenset({0, 1}), {"a": frozenset({3})})
 
     bench.looks()
@@ -225,7 +208,7 @@ def test_pod_with_cpus_of_its_own_is_left_to_kubelet(bench: Bench) -> None:
 
 def test_v1_beside_the_static_cpu_manager_nothing_is_pinned() -> None:
     bench = Bench(version=1)
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     bench.of_box.state = CpuAssignments(frozenset({0, 1, 2}), {})
 
@@ -238,7 +221,7 @@ def test_v1_beside_the_static_cpu_manager_nothing_is_pinned() -> None:
 def test_kubelet_that_names_cpus_though_its_file_says_nothing_of_it_is_given_way_to(version: int) -> None:
     """Or v1 could not start a container in a pod that stays on others, and v2 ran it on an online pod's."""
     bench = Bench(version=version)
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     asyncio.run(bench.cpu_manager.within(frozenset({0, 1})))
 
@@ -249,7 +232,7 @@ def test_kubelet_that_names_cpus_though_its_file_says_nothing_of_it_is_given_way
 
 
 def test_pods_are_freed_once_when_that_is_switched_off_also_those_of_a_process_before(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.driver.pins[bench.path("a")] = frozenset({2})
     bench.part.enabled = False
 
@@ -263,11 +246,11 @@ def test_pods_are_freed_once_when_that_is_switched_off_also_those_of_a_process_b
 
 
 def test_what_is_not_ours_to_change_stays(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     held = dict(bench.driver.pins)
     bench.part.enabled = None
-    bench.run("b", 1.0)
+    bench.runs("b", 1.0)
 
     bench.looks(5)
 
@@ -275,7 +258,7 @@ def test_what_is_not_ours_to_change_stays(bench: Bench) -> None:
 
 
 def test_pod_that_an_operator_holds_off_stays_as_it_is(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     bench.driver.pins[bench.path("a")] = frozenset({0, 1})
     bench.held_off.add("a")
@@ -290,7 +273,7 @@ def test_pod_that_an_operator_holds_off_stays_as_it_is(bench: Bench) -> None:
 
 
 def test_nothing_is_told_any_more_once_the_last_pod_has_gone(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.looks()
     bench.driver.fail_on.add("pin")
     bench.looks()
@@ -302,7 +285,7 @@ def test_nothing_is_told_any_more_once_the_last_pod_has_gone(bench: Bench) -> No
 
 
 def test_first_look_only_measures(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
 
     bench.looks(1)
 
@@ -310,7 +293,7 @@ def test_first_look_only_measures(bench: Bench) -> None:
 
 
 def test_failure_is_logged_once_and_the_next_look_tries_again(bench: Bench) -> None:
-    bench.run("a", 1.0)
+    bench.runs("a", 1.0)
     bench.driver.fail_on.add("pin")
     bench.looks(2)
     failed = bench.part.failure

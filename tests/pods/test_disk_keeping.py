@@ -1,8 +1,5 @@
 """When disks are switched: once at the start, at a change of the setting, each minute while they are to be kept."""
 
-import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -10,8 +7,8 @@ import pytest
 from criproxy.cgroup.disk_keepers import Keeper, Kept
 from criproxy.cgroup.disk_weight import DiskWeight
 from criproxy.pods.disk_keeping import DiskKeeping
-from tests.fakes.log import FakeLog
-from tests.fakes.part import node_settings, round_of
+from tests.fakes.bench import PartBench
+from tests.fakes.part import node_settings
 
 T = TypeVar("T")
 
@@ -36,15 +33,14 @@ class Keepers:
         return answer
 
 
-class Bench:
+class Bench(PartBench):
     def __init__(self, keeper: Keeper | None) -> None:
-        self.keepers, self.log = Keepers(), FakeLog()
+        super().__init__()
+        self.keepers = Keepers()
         self.says: tuple[DiskWeight, ...] | Exception = ()
         self.version, self.path = 2, "/offline"
-        shared: Any = SimpleNamespace(log=self.log)
         bench: Any = self
-        self.part = DiskKeeping(shared, bench, bench.keepers, bench, bench, keeper)
-        self.round = round_of(self.part, self.log)
+        self.part = DiskKeeping(self.shared(), bench, bench.keepers, bench, bench, keeper)
 
     def read(self, version: int, box: str | None) -> tuple[DiskWeight, ...]:
         assert (version, box) == (2, "/offline")
@@ -52,19 +48,11 @@ class Bench:
             raise self.says
         return self.says
 
-    async def run(self, what: str, job: Callable[[], T]) -> T:
-        return job()
-
     def looks(self, number: int = 1) -> list[str]:
         """The events."""
-
-        async def looks() -> None:
-            for _ in range(number):
-                await self.round.look(self.part)
-
-        asyncio.run(looks())
+        self.look(self.part, number)
         self.part.close()
-        events = [event for _, event, _ in self.log.events]
+        events = self.log.names()
         self.log.events.clear()
         return events
 

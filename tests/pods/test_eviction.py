@@ -34,6 +34,7 @@ from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, 
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
 from tests.fakes.hold_offs import held_off, no_hold_offs
+from tests.fakes.waiting import until
 
 MIB = 1 << 20
 SMALL, LARGE = (Sandbox(f"s{n}", PodRef(f"u{n}", "batch", f"job{n}"), f"/offline/podu{n}") for n in (1, 2))
@@ -667,12 +668,10 @@ def test_who_goes_is_told_before_its_end_is_waited_for_and_only_an_emergency_doe
         bench.stop = slow  # type: ignore[method-assign]
         async with asyncio.timeout(60.0):  # as the first has not ended, what is waited for comes before its end
             first = asyncio.create_task(bench.eviction.evict(OF_CPU, ON_OVER_LIMIT, 0.0, told.append))
-            while not told:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: told)
             second = await bench.eviction.evict(OF_CPU, ON_OVER_LIMIT)
             emergency = asyncio.create_task(bench.eviction.evict(replace(ORDER, emergency=True), ON_OVER_LIMIT))
-            while not bench.killed:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: bench.killed)
         assert (told, bench.killed) == ([("batch/job-name=sort",)], ["/offline/podu2"])
         answers.set()
         return await first, second, await emergency

@@ -1,24 +1,20 @@
 """How near the node is to kubelet's eviction, and what the box has to answer for."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-import structlog
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import Held
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED, Limits, Unlimited, Usage, UsageReading
 from criproxy.pods.memory_relief import MemoryRelief, ReliefSettings
-from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
+from criproxy.pods.stopping import ON_OVER_LIMIT
+from tests.fakes.bench import PartBench
 from tests.fakes.box import FakeBox
-from tests.fakes.clock import FakeClock
-from tests.fakes.hold_offs import held_off, no_hold_offs
+from tests.fakes.hold_offs import held_off
 
 T = TypeVar("T")
 
@@ -26,33 +22,26 @@ MIB, GIB = 1 << 20, 1 << 30
 HARD = EvictionHard(100 * MIB, 0.0, "evictionHard in /c")
 
 
-class Bench:
+class Bench(PartBench):
     def __init__(self, *, active: bool = True, stop: bool = True) -> None:
+        super().__init__(*([ON_OVER_LIMIT] if active and stop else []))
         limits = {"cpu": 1.0, "memory": 128 * MIB}
-        held = Held(501 * MIB, 128 * MIB)
-        self.clock, self.box = FakeClock(), FakeBox("/offline", 2, limits, limits, held)
+        self.box = FakeBox("/offline", 2, limits, limits, Held(501 * MIB, 128 * MIB))
         self.hard = HARD
         self.given: Limits = {"cpu": 1.0, "memory": 128 * MIB}
         self.due: Limits | None = None
-        stops_by = frozenset([ON_OVER_LIMIT] if active and stop else [])
-        self.holds = Holds(self.clock, no_hold_offs(self.clock), stops_by)
-        nobody: Any = None
-        self.relief = MemoryRelief(
-            PodsShared(nobody, nobody, self.holds, nobody, self.clock, structlog.get_logger()),
-            self.box,  # type: ignore[arg-type]
-            SimpleNamespace(last={}),  # type: ignore[arg-type]
-            lambda: self.hard,
-            self,  # type: ignore[arg-type]
-            ReliefSettings(active, 100 * MIB),
-        )
+        box: Any = self.box
+        last: Any = SimpleNamespace(last={})
+        settings = ReliefSettings(active, 100 * MIB)
+        self.relief = MemoryRelief(self.shared(), box, last, lambda: self.hard, self, settings)  # type: ignore[arg-type]
         self.relief.hard = HARD
 
     def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB, anon: int = 0) -> None:
         """So many seconds."""
         for _ in range(count):
-            self.look(1.0, available, box, anon)
+            self.judge(1.0, available, box, anon)
 
-    def look(self, seconds: float, available: int, box: int | None, anon: int | None = None) -> None:
+    def judge(self, seconds: float, available: int, box: int | None, anon: int | None = None) -> None:
         """So much later."""
         self.clock.now += seconds
         used = None if box is None else Usage(0.0, box, anon_bytes=box if anon is None else anon)
@@ -60,9 +49,6 @@ class Bench:
         due = self.given if self.due is None else self.due
         decider: Any = SimpleNamespace(given=self.given, due=due.get)
         self.relief.judge(self.clock.now, usage, 4 * GIB, decider)
-
-    async def run(self, what: str, job: Callable[[], T]) -> T:
-        return job()
 
 
 def test_box_above_its_bound_is_to_answer_for_it_when_that_lasts() -> None:
@@ -117,12 +103,11 @@ def test_before_the_first_decision_there_is_no_bound() -> None:
 
 def test_report_tells_and_has_nobody_answer() -> None:
     bench = Bench(stop=False)
-    with capture_logs() as logs:
-        bench.pass_by(30)
-        bench.pass_by(1, GIB, 100 * MIB)
+    bench.pass_by(30)
+    bench.pass_by(1, GIB, 100 * MIB)
 
     assert not bench.relief.accountable
-    assert [(one["event"], one.get("remedy")) for one in logs] == [
+    assert [(event, fields.get("remedy")) for _, event, fields in bench.log.events] == [
         ("memory_over_limit", "none: memory.on_over_limit"),
         ("memory_within_limit", None),
     ]
@@ -140,7 +125,7 @@ def test_between_samples_far_apart_each_look_judges_what_is_in_use() -> None:
     bench.pass_by(1, 2 * GIB, 100 * MIB)
     found = []
     for box in (501 * MIB, 501 * MIB, 501 * MIB, 120 * MIB):
-        bench.look(2.0, 140 * MIB, box)
+        bench.judge(2.0, 140 * MIB, box)
         found.append(bench.relief.accountable)
 
     assert found == [False, True, True, False], "it lasts, and then a pod was killed"
@@ -190,7 +175,7 @@ def test_limit_that_is_lower_than_online_needs_it_costs_no_pod(due: float, irred
     bench.due = {"cpu": 1.0, "memory": due}
     bench.pass_by(1, available=GIB, anon=131 * MIB)
     sampled, then_s = bench.relief.irreducible(0.0), bench.clock.boottime_s()
-    bench.look(9.0, GIB, 131 * MIB)
+    bench.judge(9.0, GIB, 131 * MIB)
 
     assert (bool(sampled), bool(bench.relief.irreducible(then_s))) == (irreducible, irreducible)
 
@@ -205,19 +190,15 @@ def test_box_that_an_operator_holds_criproxy_off_is_not_to_be_brought_back() -> 
 
 def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
     bench = Bench()
-    with capture_logs() as logs:
-        for hard in (
-            HARD,
-            replace(HARD, soft_bytes=GIB),
-            EvictionHard(problem="no kubelet"),
-            EvictionHard(problem="no kubelet"),
-        ):
-            bench.hard = hard
-            asyncio.run(bench.relief.look())
+    unknown = EvictionHard(problem="no kubelet")
+    for hard in (HARD, replace(HARD, soft_bytes=GIB), unknown, unknown):
+        bench.hard = hard
+        asyncio.run(bench.relief.look())
 
-    assert [entry["event"] for entry in logs] == ["eviction_threshold", "eviction_threshold_unknown"]
-    assert logs[0]["memory_available"] == "100.00 MiB, soft 1.00 GiB"
-    assert logs[1]["consequence"] == "100.00 MiB is assumed, kubelet's default"
+    assert bench.log.names() == ["eviction_threshold", "eviction_threshold_unknown"]
+    known, lost = (fields for _, _, fields in bench.log.events)
+    assert known["memory_available"] == "100.00 MiB, soft 1.00 GiB"
+    assert lost["consequence"] == "100.00 MiB is assumed, kubelet's default"
     assert bench.relief.status().problem == "no kubelet"
 
 

@@ -1,13 +1,11 @@
 """What the runtime does outside the box, from counters to the pod to blame; and where the counters come from."""
 
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-import structlog
 
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.overhead import (
@@ -23,11 +21,8 @@ from criproxy.pods.overhead import (
     to_blame,
 )
 from criproxy.pods.runtime import Process, Running
-from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, Holds
-from tests.fakes.clock import FakeClock
-from tests.fakes.hold_offs import no_hold_offs
-from tests.fakes.part import look
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
+from tests.fakes.bench import PartBench
 
 T = TypeVar("T")
 
@@ -208,71 +203,46 @@ def watched_of(id: str, sandbox: Sandbox, pid: int, log: str) -> Watched:
     return Running(sandbox, id, ""), Process(pid, log=log)
 
 
-@dataclass
-class Bench:
+class Bench(PartBench):
     """A node that the test scripts: `loud` is whether pod a prints. An Exception in `fails` is raised by the reader."""
 
-    stops: bool = False
-    loud: bool = True
-    fails: Exception | None = None
-    clock: FakeClock = field(default_factory=FakeClock)
-    counters: OverheadCounters = field(default_factory=lambda: OverheadCounters((1, 0.0), {}, {"ca": ("sa", 1, 0)}))
-    stopped: list[tuple[str, str]] = field(default_factory=list)
-    counted: list[tuple[str, float]] = field(default_factory=list)
-    log: list[Any] = field(default_factory=list)
+    pid = 5
 
-    def __post_init__(self) -> None:
+    def __init__(self, *settings: str, loud: bool = True) -> None:
+        super().__init__(*settings)
+        self.loud = loud
+        self.fails: Exception | None = None
+        self.readings = OverheadCounters((1, 0.0), {}, {"ca": ("sa", 1, 0)})
         self.running: tuple[Running, ...] = (Running(A, "sa", ""), Running(A, "ca", "main"))
-        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_RUNTIME_OVERLOAD] if self.stops else []))
-        shared = PodsShared(self, self, self.holds, self, self.clock, structlog.get_logger())  # type: ignore[arg-type]
+        shared: Any = self.shared()
         shared.processes.update({one.id: Process(20, log="/var/log/x") for one in self.running})
         self.overhead = OverheadWatch(shared, self, self, self, MAX_CORES)  # type: ignore[arg-type]
-
-    @property
-    def pid(self) -> int:
-        return 5
-
-    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
-        self.stopped.append((sandbox.id, why))
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:
         assert (runtime_pid, [one.id for one, _ in watched]) == (5, [one.id for one in self.running])
         if self.fails:
             raise self.fails
-        return self.counters
+        return self.readings
 
-    async def run(self, what: str, job: Callable[[], T]) -> T:
-        return job()
-
-    def count(self, name: str, *, by: float) -> None:
-        self.counted.append((name, by))
-
-    def look(self, seconds: float) -> None:
+    def watch(self, seconds: float) -> None:
         """Looks for so long."""
-        with structlog.testing.capture_logs() as log:
-            for _ in range(round(seconds / OverheadWatch.EVERY_S)):
-                self.clock.now += OverheadWatch.EVERY_S
-                runtime, size_bytes = self.counters.runtime, self.counters.logs["ca"][2]
-                assert runtime is not None
-                more_s, more_bytes = (5.0, 10**8) if self.loud else (0.01, 100)
-                self.counters = OverheadCounters(
-                    (1, runtime[1] + more_s), {}, {"ca": ("sa", 1, size_bytes + more_bytes)}
-                )
-                look(self.overhead, structlog.get_logger())
-        self.log += log
-
-    def events(self) -> list[str]:
-        return [entry["event"] for entry in self.log]
+        for _ in range(round(seconds / OverheadWatch.EVERY_S)):
+            self.clock.now += OverheadWatch.EVERY_S
+            runtime, size_bytes = self.readings.runtime, self.readings.logs["ca"][2]
+            assert runtime is not None
+            more_s, more_bytes = (5.0, 10**8) if self.loud else (0.01, 100)
+            self.readings = OverheadCounters((1, runtime[1] + more_s), {}, {"ca": ("sa", 1, size_bytes + more_bytes)})
+            self.look(self.overhead)
 
 
 def test_pod_that_prints_for_a_minute_is_told_once() -> None:
     bench = Bench()
-    bench.look(OVERLOAD_S)
-    assert (bench.overhead.too_much, bench.events()) == ("", [])
-    bench.look(OVERLOAD_S)
+    bench.watch(OVERLOAD_S)
+    assert (bench.overhead.too_much, bench.log.names()) == ("", [])
+    bench.watch(OVERLOAD_S)
     assert "batch/job-a" in bench.overhead.too_much
     assert "0.50 cores outside the box" in bench.overhead.too_much
-    assert bench.events() == ["runtime_overloaded"]
+    assert bench.log.names() == ["runtime_overloaded"]
     assert bench.stopped == []
 
 
@@ -280,42 +250,42 @@ def test_burst_is_not_told() -> None:
     bench = Bench()
     for _ in range(3):
         bench.loud = True
-        bench.look(OVERLOAD_S - OverheadWatch.EVERY_S)
+        bench.watch(OVERLOAD_S - OverheadWatch.EVERY_S)
         bench.loud = False
-        bench.look(OverheadWatch.EVERY_S)
-    assert (bench.overhead.too_much, bench.events()) == ("", [])
+        bench.watch(OverheadWatch.EVERY_S)
+    assert (bench.overhead.too_much, bench.log.names()) == ("", [])
 
 
 def test_end_of_it_is_told() -> None:
     bench = Bench()
-    bench.look(2 * OVERLOAD_S)
+    bench.watch(2 * OVERLOAD_S)
     bench.loud = False
-    bench.look(OverheadWatch.EVERY_S)
-    assert (bench.overhead.too_much, bench.events()) == ("", ["runtime_overloaded", "runtime_no_longer_overloaded"])
+    bench.watch(OverheadWatch.EVERY_S)
+    assert (bench.overhead.too_much, bench.log.names()) == ("", ["runtime_overloaded", "runtime_no_longer_overloaded"])
 
 
 def test_quiet_pod_is_no_problem() -> None:
     bench = Bench(loud=False)
-    bench.look(10 * OVERLOAD_S)
-    assert (bench.overhead.too_much, bench.events()) == ("", [])
+    bench.watch(10 * OVERLOAD_S)
+    assert (bench.overhead.too_much, bench.log.names()) == ("", [])
 
 
 def test_loudest_pod_is_evicted_when_the_config_says_so_one_in_a_minute() -> None:
-    bench = Bench(stops=True)
-    bench.look(OVERLOAD_S + OverheadWatch.EVERY_S)
+    bench = Bench(ON_RUNTIME_OVERLOAD)
+    bench.watch(OVERLOAD_S + OverheadWatch.EVERY_S)
     assert [one for one, _ in bench.stopped] == ["sa"]
     assert "colocation.on_runtime_overload" in bench.stopped[0][1]
-    bench.look(OVERLOAD_S - OverheadWatch.EVERY_S)
+    bench.watch(OVERLOAD_S - OverheadWatch.EVERY_S)
     assert len(bench.stopped) == 1
-    bench.look(OverheadWatch.EVERY_S)
+    bench.watch(OverheadWatch.EVERY_S)
     assert len(bench.stopped) == 2
 
 
 def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
-    bench = Bench(stops=True)
-    bench.look(OVERLOAD_S)
+    bench = Bench(ON_RUNTIME_OVERLOAD)
+    bench.watch(OVERLOAD_S)
     assert bench.holds.held(A.pod) == ""
-    bench.look(OverheadWatch.EVERY_S)
+    bench.watch(OverheadWatch.EVERY_S)
     assert "on_runtime_overload" in bench.holds.held(A.pod)
     assert bench.holds.held(B.pod) == ""
     bench.holds.configure(frozenset())
@@ -327,13 +297,13 @@ def test_evicted_pod_is_held_for_a_while_and_no_other_one() -> None:
 
 def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
     bench = Bench(loud=False)
-    bench.look(2 * OverheadWatch.EVERY_S)
+    bench.watch(2 * OverheadWatch.EVERY_S)
     bench.fails = OSError("the disk is away")
-    bench.look(3 * OverheadWatch.EVERY_S)
-    assert bench.events() == ["look_failed"]
+    bench.watch(3 * OverheadWatch.EVERY_S)
+    assert bench.log.names() == ["look_failed"]
     bench.fails = None
-    bench.look(OverheadWatch.EVERY_S)
-    counted = dict(bench.counted[-3:])
+    bench.watch(OverheadWatch.EVERY_S)
+    counted = {name: by for name, _, by in bench.counters.counted[-3:]}
     assert counted == pytest.approx(
         {"runtime_cpu_seconds": 0.04, "offline_shim_cpu_seconds": 0.0, "offline_log_bytes": 400}
     )
@@ -341,15 +311,15 @@ def test_failure_is_told_once_and_measured_over_when_it_ends() -> None:
 
 def test_what_is_not_there_any_more_is_forgotten() -> None:
     bench = Bench()
-    bench.look(2 * OverheadWatch.EVERY_S)
+    bench.watch(2 * OverheadWatch.EVERY_S)
     bench.running = ()
-    bench.look(OverheadWatch.EVERY_S)
+    bench.watch(OverheadWatch.EVERY_S)
     assert bench.overhead.load.pods == ()
 
 
 def test_status_tells_the_three_loudest_pods() -> None:
     bench = Bench()
-    bench.look(2 * OverheadWatch.EVERY_S)
+    bench.watch(2 * OverheadWatch.EVERY_S)
     assert [(one.name, one.log_bytes_per_s) for one in bench.overhead.status().pods] == [("job-a", 1e7)]
     head, text, *pods = next(bench.overhead.rows())
     assert (head, text.startswith("runtime 0.50 cores"), len(pods)) == ("overhead", True, 1)

@@ -17,11 +17,9 @@ from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.placement_check import CONFIRM_S, TOGETHER_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
-from tests.fakes.clock import FakeClock
-from tests.fakes.hold_offs import no_hold_offs
-from tests.fakes.part import look, node_settings, round_of
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
+from tests.fakes.bench import PartBench
+from tests.fakes.part import node_settings, round_of
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -78,37 +76,21 @@ class Node:
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
 
-class Bench:
-    def __init__(self, node: Node, stop: bool = False) -> None:
-        self.node, self.clock = node, FakeClock()
-        self.stopped: list[tuple[str, str]] = []
-        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_UNBOUNDED] if stop else []))
-        self.counted = 0
-        self.log: list[Any] = []
-        self.check = PlacementCheck(
-            PodsShared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
-            node,  # type: ignore[arg-type]
-            self,
-        )
-
-    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
-        self.stopped.append((sandbox.id, why))
-
-    def count(self, name: str) -> None:
-        assert name == "misplacements"
-        self.counted += 1
+class Bench(PartBench):
+    def __init__(self, node: Node, *settings: str) -> None:
+        super().__init__(*settings)
+        self.node = node
+        self.check = PlacementCheck(self.shared(inventory=node, runtime=node), node, self)  # type: ignore[arg-type]
 
     def round(self, *, everything: bool = True) -> list[str]:
         """A round; returns where misplaced ones are."""
         if everything:
             self.check.pods_listed()
-        with structlog.testing.capture_logs() as log:
-            look(self.check, structlog.get_logger())
-        self.log += log
+        self.look(self.check)
         return [finding.detail for finding in self.check.misplaced]
 
     def events(self) -> list[str]:
-        return [entry["event"] for entry in self.log if entry["event"] != "look_succeeded"]
+        return [event for event in self.log.names() if event != "look_succeeded"]
 
 
 def misplaced(stop: bool = False, **where: Any) -> Bench:
@@ -116,7 +98,7 @@ def misplaced(stop: bool = False, **where: Any) -> Bench:
     node = Node()
     node.run(SANDBOX, 10)
     node.run(MAIN, 11, OUTSIDE, **where)
-    return Bench(node, stop)
+    return Bench(node, *([ON_UNBOUNDED] if stop else []))
 
 
 # --- what is found -------------------------------------------------------------------------------------------------
@@ -147,9 +129,9 @@ def test_what_starts_within_half_a_second_shares_a_look_and_a_reading_of_proc() 
 def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> None:
     bench = misplaced()
     assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
-    assert (bench.counted, bench.events(), bench.stopped) == (1, ["misplaced"], [])
+    assert (len(bench.counters.of("misplacements")), bench.events(), bench.stopped) == (1, ["misplaced"], [])
     assert bench.check.verified == 1
-    told = bench.log[0]
+    told = bench.log.events[0][2]
     assert (told["pod"], told["container"], told["where"], told["box"]) == (
         "batch/job",
         "main",
@@ -165,7 +147,7 @@ def test_remedy_of_a_slice_that_was_taken_for_a_path_is_the_runtime_s_cgroup_dri
     node.run(one, 10, "0::/system.slice/offline-pod1.slice:cri-containerd:s1\n")
     bench = Bench(node)
     bench.round()
-    assert "SystemdCgroup = true" in bench.log[0]["remedy"]
+    assert "SystemdCgroup = true" in bench.log.events[0][2]["remedy"]
 
 
 def test_start_is_looked_at_alone() -> None:
@@ -193,7 +175,7 @@ def test_suspicion_that_a_second_look_does_not_confirm_is_none() -> None:
     bench = misplaced()
     bench.clock.during = lambda: bench.node.processes.update({MAIN.id: Process(0, RUNC)})
     assert bench.round() == []
-    assert (bench.clock.slept, bench.counted) == ([CONFIRM_S], 0)
+    assert (bench.clock.slept, bench.counters.of("misplacements")) == ([CONFIRM_S], [])
 
 
 def test_number_of_an_ended_process_that_is_another_s_by_now_is_no_finding() -> None:

@@ -1,11 +1,7 @@
 """Memory that offline pods don't use is taken back from the box alone, where that is asked for and can be."""
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,53 +10,35 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.model import UNLIMITED
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
-from tests.fakes.clock import FakeClock
+from tests.fakes.bench import PartBench
 from tests.fakes.kernel import FakeKernel
-from tests.fakes.log import FakeLog
-from tests.fakes.part import node_settings, round_of
+from tests.fakes.part import node_settings
 
 MIB = 1 << 20
 FLOOR = {"cpu": 0.1, "memory": 4096 * MIB}
 POD = parse_kubelet_parent("/kubepods/besteffort/poda")
 
 
-@dataclass
-class Bench:
+class Bench(PartBench):
     """A box with a pod, which has page cache."""
 
-    root: Path
-    version: int = 2
-    lacks: tuple[str, ...] = ()
-    counted: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.clock, self.log = FakeClock(), FakeLog()
-        self.kernel = FakeKernel(self.root, self.version, self.lacks)
+    def __init__(self, root: Path, version: int = 2, lacks: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.kernel = FakeKernel(root, version, lacks)
         self.box = Box(detect(self.kernel, self.kernel.root), BoxSettings(FLOOR), lambda: UNLIMITED, self.clock)
-        self.read_s = 0.0
-        shared: Any = SimpleNamespace(log=self.log, clock=self.clock, counters=self)
-        self.part = ProactiveReclaim(shared, self.box, True)
-        self.round = round_of(self.part, self.log, self.clock)
-
-    def count(self, name: str, by: int) -> None:
-        self.counted[name] += by
+        self.part = ProactiveReclaim(self.shared(), self.box, True)
 
     def looks(self, number: int, *, admitted: bool = True) -> list[str]:
         """What was asked of memory.reclaim in so many looks, each some seconds after the other."""
         self.kernel.writes.clear()
-
-        async def looks() -> None:
-            if admitted and self.box.path is None:
-                await self.box.pods.admit(POD, 0)
-                self.kernel.cache[f"{self.kernel.root}/cg/offline"] = 1000 * MIB
-            for _ in range(number):
-                await self.round.look(self.part)
-
-        asyncio.run(looks())
+        if admitted and self.box.path is None:
+            asyncio.run(self.box.pods.admit(POD, 0))
+            self.kernel.use("/offline", cache=1000 * MIB)
+        self.look(self.part, number)
         return [f"{Path(file).parent.name} {value}" for file, value in self.kernel.writes if "reclaim" in file]
 
     def events(self) -> list[str]:
-        return [event for _, event, _ in self.log.events if event.startswith("proactive_reclaim")]
+        return [event for event in self.log.names() if event.startswith("proactive_reclaim")]
 
 
 @pytest.fixture
@@ -74,7 +52,7 @@ def test_hundredth_of_the_box_is_taken_back_from_the_second_look_on(bench: Bench
     first = 1000 * MIB // 100 // 4096 * 4096
     assert asked[0] == f"offline {first}"
     assert len(asked) == 2
-    assert bench.counted["proactively_reclaimed_bytes"] == bench.part.taken_bytes > 1.9 * first
+    assert sum(bench.counters.of("proactively_reclaimed_bytes")) == bench.part.taken_bytes > 1.9 * first
 
 
 def test_guarantee_of_the_box_is_left(bench: Bench) -> None:
@@ -103,8 +81,7 @@ def test_limit_that_sinks_goes_first(bench: Bench) -> None:
 
 def test_anonymous_memory_that_can_not_be_taken_back_is_no_failure(bench: Bench) -> None:
     bench.looks(1)
-    bench.kernel.cache.clear()
-    bench.kernel.anon[f"{bench.kernel.root}/cg/offline"] = 1000 * MIB
+    bench.kernel.use("/offline", 1000 * MIB)
 
     assert len(bench.looks(1)) == 1
     assert (bench.part.failure, bench.part.taken_bytes, bench.events()) == ("", 0, [])

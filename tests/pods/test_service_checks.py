@@ -28,6 +28,7 @@ from criproxy.pods.service_checks import (
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.part import round_of
+from tests.fakes.waiting import until
 
 RULES = OfflineRules((DEFAULT_RULE,))
 
@@ -459,8 +460,7 @@ def test_end_of_the_part_ends_what_is_under_way() -> None:
         bench = Bench({"s1": pod("web")})
         bench.gate.clear()
         task = asyncio.create_task(round_of(bench.checks, structlog.get_logger(), Clock()).run())
-        while not bench.under_way:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: bench.under_way)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         for _ in range(5):

@@ -257,9 +257,6 @@ class Fleet:
             status["off"] = {"nodes": tally.drained, "done": tally.drained == tally.matched and not self._unseen}
         return status
 
-    def nodes_of(self, policy: str) -> Iterator[NodeView]:
-        return (entry.view for entry in self._nodes.values() if policy in entry.policies)
-
     def _take_out(self, name: str, entry: _Entry) -> None:
         self._count(name, entry, -1)
         entry.policies = ()

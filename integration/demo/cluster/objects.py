@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from criproxy.control.memory_pressure import margin_bytes
 from integration.demo import DemoError
-from integration.demo.node import OFFLINE_LABELS, ONLINE
+from integration.demo.node import ONLINE
 from integration.lab.kubelet import static_pod
+from integration.lab.node import OFFLINE
 
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
@@ -105,7 +106,7 @@ def job(sizes: Sizes) -> dict[str, Any]:
     hold = f"dd if=/dev/zero bs={sizes.offline_mib * 9 // 10}M count=1 2>/dev/null | sleep 2147483647"
     script = f"(sleep {HOLD_AFTER_S}; {hold}) &\n(while :; do :; done) &\nwhile :; do :; done"
     pod = _pod(script, {"cpu": "100m", "memory": f"{sizes.requested_mib}Mi"}, "Never")
-    template = {"metadata": {"labels": OFFLINE_LABELS}, "spec": pod}
+    template = {"metadata": {"labels": OFFLINE}, "spec": pod}
     spec = {"parallelism": PODS, "completions": PODS, "backoffLimit": 100, "template": template}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": JOB}, "spec": spec}
 

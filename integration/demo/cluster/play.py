@@ -12,7 +12,7 @@ from integration.demo.cluster.report import Outcome, draw, in_words
 from integration.demo.cluster.stage import MIN_CORES, Cluster, start
 from integration.demo.cluster.watch import Watch, running_container
 from integration.demo.node import ONLINE, cgroup_of
-from integration.demo.place import check_cgroups, cleaned, held, say
+from integration.demo.place import check_cgroups, cleaned, say
 from integration.lab.control_plane import wait_for
 from integration.lab.kubelet import available_bytes
 
@@ -32,12 +32,12 @@ def run(options: argparse.Namespace) -> None:
     """Run the demo. Raises DemoError, LabError, grpc.RpcError, OSError or Stopped; everything is cleaned up by then."""
     check_cgroups()
     chosen = sizes(available_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with held(options.directory) as place, cleaned(place):
+    with cleaned(2) as labs:
         say("Setting up a cluster of its own:")
-        on = start(place, chosen)
+        on = start(labs, chosen)
         on.create("apps/v1", "deployments", deployment(on.port, on.signals, chosen))
         online = wait_for(lambda: _online(on), _START_S, "the online pod to run")
-        probe = Probe(on.port, place.lab)
+        probe = Probe(on.port, labs[0])
         on.favour(probe.pid)
         outcome = Outcome(len(os.sched_getaffinity(0)), time.monotonic())
         watch = Watch(on, cgroup_of(on.nodes[0].client.pid_of(online)), outcome)

@@ -1,17 +1,16 @@
 """Brings the demo's cluster up: the control plane, the cluster's side, and two nodes that kubelets join."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from criproxy.cgroup.naming import BOX
 from criproxy.model import CPU
 from criproxy.observe.status import from_json
 from integration.demo.cluster.objects import BATCH_CPU, Sizes
-from integration.demo.place import Place, step
-from integration.lab.cgroups import Tree
+from integration.demo.place import step
+from integration.lab import kubelet_cgroup
 from integration.lab.client import CriClient
 from integration.lab.cluster_side import SYSTEM, Replica, install
 from integration.lab.containerd import Containerd
@@ -19,7 +18,8 @@ from integration.lab.control_plane import ControlPlane, wait_for
 from integration.lab.criproxy import Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, available_bytes
-from integration.lab.meter import join, set_shares
+from integration.lab.meter import join
+from integration.lab.node import FAVOURED, KubeletNode
 from integration.lab.ports import free_ports
 from integration.lab.process import Process
 
@@ -27,9 +27,6 @@ DEFAULT: Final = "/api/v1/namespaces/default"
 JOIN_S: Final = 180.0
 MIN_CORES: Final = 0.3
 """Of each box: enough for all offline pods' requests, however busy this machine is."""
-
-_MOST_SHARES: Final = 262144
-"""Of node 1: on one machine, the control plane and node 2's box must not take from its online pod."""
 
 _CONFIG: Final[Config] = {
     "colocation": {"enabled": True},
@@ -39,23 +36,15 @@ _CONFIG: Final[Config] = {
 """criproxy's defaults, but for what a play of minutes needs: what is learned in hours is learned in seconds."""
 
 
-@dataclass
-class ClusterNode:
+@dataclass(frozen=True)
+class ClusterNode(KubeletNode):
     """`title` is what the demo calls it."""
 
     title: str
-    lab: Path
-    proxy: Criproxy
-    kubelet: Kubelet
-    client: CriClient
 
     @property
     def path(self) -> str:
         return f"/api/v1/nodes/{self.kubelet.node}"
-
-    @property
-    def box(self) -> str:
-        return f"{cgroup_root(self.lab)}/{BOX}"
 
     def limit(self) -> tuple[float | None, str]:
         """The CPU limit of its box, and why it is that; None while nobody says."""
@@ -65,7 +54,7 @@ class ClusterNode:
 
     def knows_threshold(self) -> bool:
         """Whether its criproxy has read from which free memory on kubelet evicts pods."""
-        return "criproxy_eviction_hard_known 1.0" in self.proxy.http("/metrics")[1]
+        return self.proxy.metric("criproxy_eviction_hard_known") == 1
 
 
 @dataclass
@@ -93,19 +82,17 @@ class Cluster:
 
     def favour(self, pid: int) -> None:
         """Have a process have the CPU before all pods, as if it were on another machine."""
-        own = f"{cgroup_root(self.nodes[0].lab)}/ahead"
-        Tree(own).make()
-        set_shares(own, _MOST_SHARES)
-        join(own, pid)
+        own = f"{self.nodes[0].root}/ahead"
+        join(kubelet_cgroup.make(own, shares=FAVOURED), pid)
 
 
-def start(place: Place, sizes: Sizes) -> Cluster:
-    """Bring the cluster up in the place's directory; the place's `clear` takes it down.
+def start(labs: Sequence[Path], sizes: Sizes) -> Cluster:
+    """Bring the cluster up, a node in each lab, whose cleaning takes it down.
 
     Raises LabError, grpc.RpcError or OSError when something does not start.
     """
     with step("etcd, and Kubernetes' API server, scheduler and controller manager"):
-        plane = ControlPlane(place.lab)
+        plane = ControlPlane(labs[0])
         plane.start()
     with step("the cluster's side of criproxy: its manifests, and the webhook and controller"):
         install(plane)
@@ -114,13 +101,12 @@ def start(place: Place, sizes: Sizes) -> Cluster:
         replica.start()
         replica.take_webhooks()
     parts: dict[str, Process | Containerd | Criproxy | Kubelet] = {"the webhook": replica.process}
-    (signals := place.lab / "signals").mkdir()
+    (signals := labs[0] / "signals").mkdir()
     nodes = []
-    for number, (lab, shares) in enumerate(zip(place.labs, (_MOST_SHARES, 1024), strict=True), 1):
-        with step(f"node {number}: a containerd, criproxy before it, and a real kubelet, which joins"):
-            lab.mkdir(exist_ok=True)
-            Tree(cgroup_root(lab)).make()
-            set_shares(cgroup_root(lab), shares)
+    # On one machine, the control plane and node 2's box must not take from node 1's online pod.
+    for number, (lab, shares) in enumerate(zip(labs, (FAVOURED, 1024), strict=True), 1):
+        with step(f"node {number}: a containerd in {lab}, criproxy before it, and a real kubelet, which joins"):
+            kubelet_cgroup.make(cgroup_root(lab), shares=shares)
             nodes.append(_node(f"node {number}", lab, plane, sizes.room_mib if number == 1 else None, parts))
     first, second = nodes
     on = Cluster(plane, parts, (first, second), signals, free_ports(1)[0])
@@ -154,7 +140,7 @@ def _node(
         settings["evictionHard"] = {**dict.fromkeys(EVICTION_SIGNALS, "0%"), "memory.available": hard}
     kubelet = Kubelet(lab, proxy.socket, settings=settings, kubeconfig=credential)
     kubelet.start(until_ready=False)  # at once: criproxy reads kubelet's threshold after 2 s, and then each minute
-    node = ClusterNode(title, lab, proxy, kubelet, CriClient(containerd.socket))
+    node = ClusterNode(containerd, proxy, kubelet, CriClient(containerd.socket), title)
     wait_for(lambda: plane.exists(node.path), JOIN_S, f"{title} to register")
     parts |= {f"containerd of {title}": containerd, f"criproxy of {title}": proxy, f"kubelet of {title}": kubelet}
     return node

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from criproxy.vocabulary.quantities import parse_quantity
 from integration.demo import DemoError
 from integration.demo.cluster.objects import BATCH_CPU, BATCH_MEMORY, JOB
 from integration.demo.cluster.report import SQUEEZED, Moment, Outcome
@@ -151,7 +152,7 @@ class Watch:
         others = max(used["node"] - online - sum(boxes), 0.0)
         lent = self._on.plane.call("GET", first.path)["status"].get("allocatable", {}).get(BATCH_CPU)
         limit, why = first.limit()
-        lends = None if lent is None else thousandths(lent)
+        lends = None if lent is None else parse_quantity(lent) / 1000
         self._outcome.moments.append(Moment(self.now_s, online, *boxes, others, limit, lends))
         self._tell_limit(limit, why)
 
@@ -182,8 +183,3 @@ def _converted(spec: Any) -> str:
         f": the webhook has made its requests {BATCH_CPU} {requests[BATCH_CPU]} (thousandths of a core) and "
         f"{BATCH_MEMORY} {int(requests[BATCH_MEMORY]) >> 20} MiB, which online pods do not need"
     )
-
-
-def thousandths(text: str) -> float:
-    """Cores, of a quantity of thousandths as the API server writes it: 1500, or 2k."""
-    return float(text.removesuffix("k")) * (1.0 if text.endswith("k") else 0.001)

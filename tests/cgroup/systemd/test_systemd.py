@@ -39,15 +39,13 @@ class Node:
         return self.kernel.version == 2
 
     def file(self, name: str, path: str = "/offline.slice") -> str:
-        hierarchy = "cg" if self.is_v2 else ("memory" if name.startswith("memory") else "cpu,cpuacct")
-        return self.kernel.file(f"{hierarchy}{path}/{name}")
+        return self.kernel.text(path, name)
 
     def cores(self) -> str:
-        return self.file("cpu.max").split()[0] if self.is_v2 else self.file("cpu.cfs_quota_us")
+        return self.kernel.text("/offline.slice", "cpu.cfs_quota_us", "cpu.max").split()[0]
 
     def use(self, anon: int = 0, cache: int = 0) -> None:
-        directory = f"{self.kernel.root}/{'cg' if self.is_v2 else 'memory'}/offline.slice/offline-poda_b.slice"
-        self.kernel.anon[directory], self.kernel.cache[directory] = anon, cache
+        self.kernel.use("/offline.slice/offline-poda_b.slice", anon, cache)
 
 
 def made(root: Path, version: int) -> Node:
@@ -426,8 +424,7 @@ def test_pod_in_use_is_not_shrunk_to_death(box: Node) -> None:
 
 
 def test_pod_with_a_process_is_not_stopped(box: Node) -> None:
-    root = "cg" if box.is_v2 else "memory"
-    box.kernel.by_hand(f"{root}/offline.slice/offline-poda_b.slice/cgroup.procs", "7")
+    box.kernel.by_hand(f"{box.kernel.where('memory', '/offline.slice/offline-poda_b.slice')}/cgroup.procs", "7")
 
     assert not box.driver.remove_pod(POD)
     assert box.systemd.calls == []

@@ -10,6 +10,7 @@ import pytest
 from criproxy.clients.http2.connection import CallError, Connection
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.codes import Code
+from tests.fakes.waiting import until
 from tests.fronts.relay.talk import SETTINGS
 
 VERSION = "/runtime.v1.RuntimeService/Version"
@@ -114,8 +115,7 @@ def test_call_that_ends_here_is_reset(cancelled: bool, tmp_path: Path) -> None:
             error = await failure(call)
             assert (error.code, str(error)) == (4, "Version: DEADLINE_EXCEEDED: no answer within 0.05 s")
         await connection.close()
-        while not seen.endswith(frames.rst_stream(1, frames.CANCEL)):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await until(lambda: seen.endswith(frames.rst_stream(1, frames.CANCEL)))
         server.close()
 
     asyncio.run(asyncio.wait_for(run(), 20))

@@ -17,6 +17,7 @@ from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Servi
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, Predecessor
 from criproxy.model import AdmissionError, Resources
 from tests.fakes.box import FakeAdmissions
+from tests.fakes.waiting import until
 
 PLACE = parse_placement("/offline/pod1")
 RESIZED = Resources(cpu_period_us=100_000, cpu_quota_us=50_000, cpu_shares=512, memory_limit_bytes=6)
@@ -71,13 +72,6 @@ async def handed_over() -> AsyncIterator[Two]:
         task.cancel()
     await asyncio.gather(serving, answering, return_exceptions=True)
     channel.close()
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  # whatever it is
-            await asyncio.sleep(0.001)
 
 
 def test_nobody_hands_over_without_the_variable() -> None:

@@ -20,6 +20,7 @@ from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade import successor as module
 from criproxy.daemon.upgrade.channel import Learned, Ready, Take
 from criproxy.daemon.upgrade.successor import Successor, UpgradeError, command_of, hand_over
+from tests.fakes.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTEN = Path("/run/criproxy/criproxy.sock")
@@ -241,8 +242,7 @@ def test_cancelled_hand_over_leaves_no_process(tmp_path: Path) -> None:
         task = asyncio.create_task(
             hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "hang-at-start"))
         )
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():  # noqa: ASYNC110  # a file
-            await asyncio.sleep(0.01)
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -9,7 +9,7 @@ import pytest
 
 from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.http2.side import ReadBuffer, Side
-from tests.fronts.rig import eventually
+from tests.fakes.waiting import until
 
 
 def settled_loop() -> EventLoop:
@@ -62,7 +62,7 @@ def test_last_words_of_a_peer_that_has_closed_are_heard_though_it_takes_no_more(
         theirs.sendall(b"answer")
         theirs.close()
         side.write(b"window update")  # fails
-        await eventually(lambda: bool(held.lost))
+        await until(lambda: bool(held.lost))
         assert held.lost == [b"answer"]
 
     runner.run(run())
@@ -77,7 +77,7 @@ def test_last_words_are_heard_though_the_side_was_not_to_be_read(runner: asyncio
         theirs.close()
         await asyncio.sleep(0)
         side.write(b"window update")
-        await eventually(lambda: bool(held.lost))
+        await until(lambda: bool(held.lost))
         assert held.lost == [b"answer"]
 
     runner.run(run())
@@ -112,9 +112,9 @@ def test_side_is_not_read_while_something_is_in_its_way(runner: asyncio.Runner) 
         await asyncio.sleep(0.05)
         assert not held.got
         side.block("behind", False)
-        await eventually(lambda: held.got == b"early")
+        await until(lambda: held.got == b"early")
         theirs.close()
-        await eventually(lambda: bool(held.lost))
+        await until(lambda: bool(held.lost))
 
     runner.run(run())
 
@@ -127,7 +127,7 @@ def test_failure_with_what_came_is_told_and_ends_the_connection(runner: asyncio.
         side, theirs = await connected(held)
         held.on_bytes = lambda _: 1 / 0
         theirs.sendall(b"x")
-        await eventually(lambda: bool(held.lost))
+        await until(lambda: bool(held.lost))
         assert isinstance(told[0]["exception"], ZeroDivisionError)
         assert side.transport is None
         theirs.close()

@@ -23,8 +23,9 @@ from criproxy.fronts.http2.frames import PREFACE, frame
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket
 from tests.fakes.runtime import OPTIONS, FakeRuntime, Seen, never
+from tests.fakes.waiting import until
 from tests.fronts.relay.talk import SETTINGS, Talk
-from tests.fronts.rig import FakeInterceptor, FakeMetrics, eventually
+from tests.fronts.rig import FakeInterceptor, FakeMetrics
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
@@ -128,13 +129,13 @@ async def test_stopped_server_leaves_no_socket_and_no_connection(runner: asyncio
         async with on.client() as client:
             on.runtime.script[VERSION] = never
             call = client.unary_unary(VERSION)(b"")
-            await eventually(lambda: on.runtime.in_flight == 1)
+            await until(lambda: on.runtime.in_flight == 1)
             await on.server.stop(0)
             with pytest.raises(aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not on.listen.own.exists()
-        await eventually(lambda: on.runtime.in_flight == 0)
+        await until(lambda: on.runtime.in_flight == 0)
         assert on.metrics.in_flight == 0
         assert on.metrics.calls == [("Version", "UNAVAILABLE", False)]
 
@@ -149,7 +150,7 @@ async def test_stop_waits_for_calls_and_turns_new_ones_away(runner: asyncio.Runn
 
         on.runtime.script[RUN] = slow
         first = client.unary_unary(RUN)(b"")
-        await eventually(lambda: on.runtime.in_flight == 1)
+        await until(lambda: on.runtime.in_flight == 1)
         stopping = asyncio.create_task(on.server.stop(20))
         await asyncio.sleep(0)
         with pytest.raises(aio.AioRpcError) as caught:
@@ -172,7 +173,7 @@ async def test_drain_loses_no_call_and_ends_when_the_last_has(runner: asyncio.Ru
         on.runtime.script[RUN], on.runtime.script[EVENTS] = slow, never
         events = client.unary_stream(EVENTS)(b"")
         first = client.unary_unary(RUN)(b"")
-        await eventually(lambda: on.runtime.in_flight == 2)
+        await until(lambda: on.runtime.in_flight == 2)
         listen = ListenSocket(on.listen.path, pid=2, succeeds=True)
         heir = RelayServer(
             on.interceptor, on.metrics, listen, on.runtime.path, clock=Clock(), log=structlog.get_logger()
@@ -199,7 +200,7 @@ async def test_drain_gives_up_at_its_limit(runner: asyncio.Runner, tmp_path: Pat
     async with stage(tmp_path) as on, on.client() as client:
         on.runtime.script[RUN] = never
         call = client.unary_unary(RUN)(b"")
-        await eventually(lambda: on.runtime.in_flight == 1)
+        await until(lambda: on.runtime.in_flight == 1)
         await asyncio.wait_for(on.server.drain(0.1), 20)
         call.cancel()
 
@@ -229,13 +230,13 @@ async def test_runtime_killed_amid_calls_ends_them_as_unavailable(runner: asynci
         runtime = Path(sys.modules[FakeRuntime.__module__].__file__ or "")
         process = await asyncio.create_subprocess_exec(sys.executable, str(runtime), str(on.runtime.path))
         call = client.unary_unary("/test.Service/Never")(b"", wait_for_ready=True, timeout=60)
-        await eventually(lambda: on.metrics.in_flight == 1)
+        await until(lambda: on.metrics.in_flight == 1)
         process.kill()
         await process.wait()
         with pytest.raises(aio.AioRpcError) as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        await eventually(lambda: on.metrics.in_flight == 0)
+        await until(lambda: on.metrics.in_flight == 0)
 
 
 async def test_keepalive_pings_are_answered_by_the_runtime(runner: asyncio.Runner, tmp_path: Path) -> None:
@@ -278,12 +279,12 @@ async def test_stalled_reader_holds_up_no_other_client_and_no_memory(runner: asy
                 + frame(frames.HEADERS, frames.END_HEADERS, 1, block)
                 + frame(frames.DATA, frames.END_STREAM, 1, bytes(5))
             )
-            await eventually(lambda: sent > 0)
+            await until(lambda: sent > 0)
             async with on.client() as client:
                 for number in range(50):
                     assert await client.unary_unary(VERSION)(b"%d" % number) == b"%d" % number
             assert sent < 20_000_000
-        await eventually(lambda: on.runtime.in_flight == 0)
+        await until(lambda: on.runtime.in_flight == 0)
 
 
 async def test_client_that_sends_and_never_reads_is_closed(runner: asyncio.Runner, tmp_path: Path) -> None:
@@ -317,7 +318,7 @@ async def test_way_that_fails_in_whatever_way_closes_the_client(runner: asyncio.
         on.server._fallback = fails
         give_up(on.server)
         assert await raw_exchange(on.listen.path, PREFACE) == b""
-        await eventually(lambda: not on.server._connections)
+        await until(lambda: not on.server._connections)
 
 
 async def test_call_that_is_given_up_with_its_request_is_not_judged(runner: asyncio.Runner, tmp_path: Path) -> None:
@@ -326,7 +327,7 @@ async def test_call_that_is_given_up_with_its_request_is_not_judged(runner: asyn
         talk = Talk()
         _, writer = await asyncio.open_unix_connection(str(on.listen.path))
         writer.write(PREFACE + SETTINGS + talk.request(1, RUN) + frames.rst_stream(1, frames.CANCEL))
-        await eventually(lambda: on.metrics.calls == [("RunPodSandbox", "CANCELLED", True)])
+        await until(lambda: on.metrics.calls == [("RunPodSandbox", "CANCELLED", True)])
         await asyncio.sleep(0.05)
         assert not on.interceptor.asked.is_set()
         writer.close()
@@ -380,7 +381,7 @@ async def test_error_of_the_relays_own_ends_its_connection_alone(
                     await second.unary_unary(VERSION)(b"1")
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert on.metrics.broken[0] == "the relay failed"
-        await eventually(lambda: on.metrics.in_flight == 0)
+        await until(lambda: on.metrics.in_flight == 0)
 
 
 async def test_client_that_connects_and_goes_leaves_nothing(runner: asyncio.Runner, tmp_path: Path) -> None:
@@ -388,4 +389,4 @@ async def test_client_that_connects_and_goes_leaves_nothing(runner: asyncio.Runn
         for _ in range(50):
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(on.listen.own))
-        await eventually(lambda: not on.server._connections)
+        await until(lambda: not on.server._connections)
