@@ -33,6 +33,7 @@ from benchmarks.node import (
 from benchmarks.table import table
 from benchmarks.wire import Client
 from criproxy.fronts.cri import messages as cri
+from integration.lab.cgroups import Tree
 from integration.lab.criproxy import CHECKOUT
 from integration.lab.directory import cgroup_root, socket_path
 from integration.lab.process import LabError, Process
@@ -191,20 +192,34 @@ class Side:
     def run(self, case: Case) -> tuple[float, float]:
         """The p50 and the proxy's CPU time, in s."""
         uids = [f"{self.name}{next(_UIDS)}" for _ in range(case.times)]
-        self._do(case.before, uids, case.at_once)
-        requests = self._requests(case.steps, uids, case.at_once)
-        before_s = self.cpu_s()
-        taken = [self._take(together) for together in requests]
-        used_s = self.cpu_s() - before_s
-        self._do(case.behind, uids, case.at_once)
+        with self._kubelets(uids if case.before or case.behind else ()):
+            self._do(case.before, uids, case.at_once)
+            requests = self._requests(case.steps, uids, case.at_once)
+            before_s = self.cpu_s()
+            taken = [self._take(together) for together in requests]
+            used_s = self.cpu_s() - before_s
+            self._do(case.behind, uids, case.at_once)
         return statistics.median(taken), used_s / len(uids)
+
+    @contextmanager
+    def _kubelets(self, uids: Sequence[str]) -> Iterator[None]:
+        """Kubelet's own cgroups of these pods, where there is a proxy that looks at them."""
+        trees = [Tree(f"{self.prefix}/kubepods/besteffort/pod{uid}") for uid in uids if self.prefix]
+        for tree in trees:
+            tree.make()
+        try:
+            yield
+        finally:
+            for tree in trees:
+                tree.remove()
 
     def cpu_s(self) -> float:
         return cpu_seconds(self.pid) if self.pid else 0.0
 
     def start(self, uids: Sequence[str]) -> None:
         """Offline pods."""
-        self._do(_ALL["offline"], uids, 1)
+        with self._kubelets(uids):
+            self._do(_ALL["offline"], uids, 1)
 
     def end(self, uids: Sequence[str]) -> None:
         self._do(_END, uids, 1)
