@@ -40,7 +40,7 @@ from integration.lab.process import LabError, Process
 
 _DIRECT: Final = "direct"
 _FLOOR: Final = "pipe"
-_RIVAL: Final = "go"
+RIVAL: Final = "go"
 _OWN: Final = "relay"
 _BESIDE: Final = "beside"
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
@@ -310,7 +310,7 @@ def _round(case: Case, sides: Sequence[Side], number: int, machine: Machine) -> 
 
 def _figure(case: Case, engine: str, rounds: Sequence[Round], void: int) -> Figure:
     added = sorted(1e6 * (one.sides[engine][0] - one.sides[_DIRECT][0]) for one in rounds)
-    to_go = sorted(one.sides[engine][1] / one.sides[_RIVAL][1] for one in rounds)
+    to_go = sorted(one.sides[engine][1] / one.sides[RIVAL][1] for one in rounds)
     worst = max(one.others_ratio for one in rounds)
     return Figure(
         name=case.name,
@@ -365,7 +365,7 @@ def _ratio(case: Case, rounds: Sequence[Round]) -> Ratio:
 
 
 @contextmanager
-def _built(name: str, script: str, directory: Path, runtime: Path) -> Iterator[Side]:
+def built(name: str, script: str, directory: Path, runtime: Path) -> Iterator[Side]:
     """A proxy that a script here builds. Raises LabError when it can't."""
     built = subprocess.run((CHECKOUT / "benchmarks" / script,), check=False, stdout=subprocess.PIPE, text=True)
     if built.returncode:
@@ -375,12 +375,12 @@ def _built(name: str, script: str, directory: Path, runtime: Path) -> Iterator[S
     try:
         process.wait_until(socket.exists, 30, "its socket")
         with ExitStack() as ends:
-            yield Side(name, _clients(socket, ends), process.pid, "")
+            yield Side(name, connected(socket, ends), process.pid, "")
     finally:
         process.stop()
 
 
-def _clients(socket: Path, ends: ExitStack) -> tuple[Client, Client]:
+def connected(socket: Path, ends: ExitStack) -> tuple[Client, Client]:
     return ends.enter_context(Client(socket)), ends.enter_context(Client(socket))
 
 
@@ -393,16 +393,16 @@ def run(
         runtime = ends.enter_context(backend(first))
         socket = runtime.socket
         sides = [
-            Side(_DIRECT, _clients(socket, ends), 0, ""),
-            ends.enter_context(_built(_FLOOR, "pipe/build", first, socket)),
-            ends.enter_context(_built(_RIVAL, "go_proxy/build", first, socket)),
+            Side(_DIRECT, connected(socket, ends), 0, ""),
+            ends.enter_context(built(_FLOOR, "pipe/build", first, socket)),
+            ends.enter_context(built(RIVAL, "go_proxy/build", first, socket)),
         ]
         for name, directory in directories.items():
             checkout = beside if beside is not None and name == _BESIDE else CHECKOUT
             proxy = NodeCriproxy(directory, socket, _OWN if name == _BESIDE else name, checkout=checkout)
             proxy.start()
             ends.callback(proxy.stop)
-            sides.append(Side(name, _clients(proxy.socket, ends), proxy.pid, cgroup_root(directory)))
+            sides.append(Side(name, connected(proxy.socket, ends), proxy.pid, cgroup_root(directory)))
         machine = Machine([os.getpid(), runtime.pid, *(side.pid for side in sides if side.pid)])
         time.sleep(_SETTLE_S)
         figures, ratios = [], []
