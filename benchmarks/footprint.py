@@ -28,7 +28,7 @@ from benchmarks.node import (
     wake_ups,
 )
 from benchmarks.table import table
-from criproxy.fronts.http2.client.core import Client
+from criproxy.clients.http2.core import Client
 from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process

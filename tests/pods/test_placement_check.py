@@ -11,8 +11,8 @@ import structlog
 from msgspec.structs import astuple
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.control.clock import Clock
-from criproxy.fronts.http2.client.connection import CallError
+from criproxy.clients.http2.connection import CallError
+from criproxy.concurrency.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.placement_check import CONFIRM_S, TOGETHER_S, PlacementCheck
@@ -91,7 +91,7 @@ class Bench:
             self,
         )
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, why))
 
     def count(self, name: str) -> None:

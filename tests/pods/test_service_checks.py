@@ -11,7 +11,7 @@ import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnswer, ServiceCheck
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
