@@ -100,6 +100,7 @@ class Case:
     at_once: int = 1
     before: Sequence[Step] = ()
     behind: Sequence[Step] = ()
+    offline: bool = False
 
 
 _RUN: Final = {kind: _start(offline=offline)[:1] for kind, offline in (("online", False), ("offline", True))}
@@ -112,13 +113,13 @@ CASES: Final = (
     Case("200 KB list", (("ListContainerStats", lambda *_: b""),), 100),
     *(
         case
-        for kind in ("online", "offline")
+        for kind, offline in (("online", False), ("offline", True))
         for case in (
-            Case(f"RunPodSandbox, {kind}", _RUN[kind], 48, behind=_END),
-            Case(f"CreateContainer, {kind}", _CREATE[kind], 48, before=_RUN[kind], behind=_END),
-            Case(f"a pod's start, {kind}", _ALL[kind], 48, behind=_END),
-            Case(f"a pod's start, {kind}, 16 at once", _ALL[kind], 48, at_once=16, behind=_END),
-            Case(f"a pod's end, {kind}", _END, 48, before=_ALL[kind]),
+            Case(f"RunPodSandbox, {kind}", _RUN[kind], 48, behind=_END, offline=offline),
+            Case(f"CreateContainer, {kind}", _CREATE[kind], 48, before=_RUN[kind], behind=_END, offline=offline),
+            Case(f"a pod's start, {kind}", _ALL[kind], 48, behind=_END, offline=offline),
+            Case(f"a pod's start, {kind}, 16 at once", _ALL[kind], 48, at_once=16, behind=_END, offline=offline),
+            Case(f"a pod's end, {kind}", _END, 48, before=_ALL[kind], offline=offline),
         )
     ),
 )
@@ -192,7 +193,7 @@ class Side:
     def run(self, case: Case) -> tuple[float, float]:
         """The p50 and the proxy's CPU time, in s."""
         uids = [f"{self.name}{next(_UIDS)}" for _ in range(case.times)]
-        with self._kubelets(uids if case.before or case.behind else ()):
+        with self._kubelets(uids if case.offline else ()):
             self._do(case.before, uids, case.at_once)
             requests = self._requests(case.steps, uids, case.at_once)
             before_s = self.cpu_s()
