@@ -28,18 +28,27 @@ from benchmarks.node import (
     wake_ups,
 )
 from benchmarks.table import table
+from benchmarks.wire import Client as WireClient
 from criproxy.clients.http2.core import Client
 from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process
 
 _ENGINES: Final = ("relay", "grpc")
+_MANY: Final = "many"
+"""The lab of the relay with many pods."""
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
 _STARTS: Final = 11
 _SETTLE_S: Final = 8.0
 _WATCH_S: Final = 60.0
 _OFFLINE_PODS: Final = 110
 _ONLINE_PODS: Final = 60
+_MANY_PODS: Final = 1000
+_ANNOTATIONS: Final = 12
+"""Of each of many pods, beside kubelet's two."""
+_MINUTE_S: Final = 62.0
+"""Until the runtime has been listed once more."""
+_LOAD: Final = (("Version", 10_000), ("ListContainerStats", 1000), ("ListPodSandboxStats", 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,21 @@ class Idle:
     percent_of_a_core: float
     wake_ups_per_s: float
     rss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """RSS in MiB with many online pods, which the runtime lists: once they are known, after 10,000 small calls, 1,000
+    lists of 200 KB and ten of 15 MB, after a minute more, and after both once again.
+    """
+
+    engine: str
+    online_pods: int
+    known: float
+    after_load: float
+    after_a_minute: float
+    after_load_again: float
+    at_the_end: float
 
 
 def starts(proxies: Mapping[str, NodeCriproxy], log: Path) -> list[Start]:
@@ -144,6 +168,39 @@ def memory(engine: str, proxy: NodeCriproxy) -> Memory:
         for _ in range(10):
             large(b"")
         return Memory(engine, ready, after_many, rss_mib(proxy.pid))
+
+
+def many(engine: str, directory: Path) -> Many:
+    with ExitStack() as ends:
+        runtime = ends.enter_context(backend(directory))
+        annotations = {
+            f"example.com/mark-{number}".encode(): b"a value of its own " * 4 for number in range(_ANNOTATIONS)
+        }
+        with WireClient(runtime.socket) as client:
+            messages = [
+                run_request("", f"online{number}", offline=False, annotations=annotations)
+                for number in range(_MANY_PODS)
+            ]
+            for request in client.requests(f"{_RUNTIME}RunPodSandbox", messages):
+                client.check(client.call(request))
+        proxy = NodeCriproxy(directory, runtime.socket, engine)
+        proxy.start()
+        ends.callback(proxy.stop)
+        time.sleep(_SETTLE_S)
+        found = [rss_mib(proxy.pid)]
+        for _ in range(2):
+            _load(proxy)
+            found.append(rss_mib(proxy.pid))
+            time.sleep(_MINUTE_S)
+            found.append(rss_mib(proxy.pid))
+        return Many(engine, _MANY_PODS, *found)
+
+
+def _load(proxy: NodeCriproxy) -> None:
+    with WireClient(proxy.socket) as client:
+        for method, times in _LOAD:
+            for request in client.requests(f"{_RUNTIME}{method}", [b""] * times):
+                client.check(client.call(request))
 
 
 def idle(engines: Mapping[str, tuple[NodeCriproxy, str]]) -> list[Idle]:
@@ -220,8 +277,11 @@ def report() -> dict[str, Any]:
     """Measure and print; returns the figures. Raises LabError when the lab can't be had."""
     if os.geteuid() != 0:
         raise LabError("the footprint's benchmark needs root, for the box")
-    with labs(_ENGINES) as directories:
-        found = run(directories)
+    with labs((*_ENGINES, _MANY)) as directories:
+        with_many = many("relay", directories.pop(_MANY))
+        found = (*run(directories), [with_many])
     for rows in found:
         print(table(rows))
-    return dict(zip(("start", "memory", "idle"), ([asdict(row) for row in rows] for rows in found), strict=True))
+    return dict(
+        zip(("start", "memory", "idle", "many"), ([asdict(row) for row in rows] for rows in found), strict=True)
+    )

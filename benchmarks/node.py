@@ -96,12 +96,14 @@ class NodeCriproxy(Criproxy):
         return sys.executable, CHECKOUT / "benchmarks" / "journal.py", self.log
 
 
-def run_request(prefix: str, name: str, *, offline: bool) -> bytes:
+def run_request(prefix: str, name: str, *, offline: bool, annotations: Mapping[bytes, bytes] | None = None) -> bytes:
     """A RunPodSandboxRequest as kubelet sends it for a BestEffort pod, with `prefix` before its kubepods.
 
-    The runtime of these benchmarks takes its uid, `name`, for the sandbox's id.
+    The runtime of these benchmarks takes its uid, `name`, for the sandbox's id. `annotations`: beside kubelet's own.
     """
-    return cri.RunPodSandboxRequest(config=_sandbox_config(prefix, name, offline)).SerializeToString()
+    config = _sandbox_config(prefix, name, offline)
+    config.annotations.extend(cri.StringEntry(key=key, value=value) for key, value in (annotations or {}).items())
+    return cri.RunPodSandboxRequest(config=config).SerializeToString()
 
 
 def create_request(prefix: str, name: str, *, offline: bool) -> bytes:

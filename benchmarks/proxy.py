@@ -33,13 +33,14 @@ from benchmarks.node import (
 from benchmarks.table import table
 from benchmarks.wire import Client
 from criproxy.fronts.cri import messages as cri
+from integration.lab.cgroups import Tree
 from integration.lab.criproxy import CHECKOUT
 from integration.lab.directory import cgroup_root, socket_path
 from integration.lab.process import LabError, Process
 
 _DIRECT: Final = "direct"
 _FLOOR: Final = "pipe"
-_RIVAL: Final = "go"
+RIVAL: Final = "go"
 _OWN: Final = "relay"
 _BESIDE: Final = "beside"
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
@@ -99,6 +100,7 @@ class Case:
     at_once: int = 1
     before: Sequence[Step] = ()
     behind: Sequence[Step] = ()
+    offline: bool = False
 
 
 _RUN: Final = {kind: _start(offline=offline)[:1] for kind, offline in (("online", False), ("offline", True))}
@@ -111,13 +113,13 @@ CASES: Final = (
     Case("200 KB list", (("ListContainerStats", lambda *_: b""),), 100),
     *(
         case
-        for kind in ("online", "offline")
+        for kind, offline in (("online", False), ("offline", True))
         for case in (
-            Case(f"RunPodSandbox, {kind}", _RUN[kind], 48, behind=_END),
-            Case(f"CreateContainer, {kind}", _CREATE[kind], 48, before=_RUN[kind], behind=_END),
-            Case(f"a pod's start, {kind}", _ALL[kind], 48, behind=_END),
-            Case(f"a pod's start, {kind}, 16 at once", _ALL[kind], 48, at_once=16, behind=_END),
-            Case(f"a pod's end, {kind}", _END, 48, before=_ALL[kind]),
+            Case(f"RunPodSandbox, {kind}", _RUN[kind], 48, behind=_END, offline=offline),
+            Case(f"CreateContainer, {kind}", _CREATE[kind], 48, before=_RUN[kind], behind=_END, offline=offline),
+            Case(f"a pod's start, {kind}", _ALL[kind], 48, behind=_END, offline=offline),
+            Case(f"a pod's start, {kind}, 16 at once", _ALL[kind], 48, at_once=16, behind=_END, offline=offline),
+            Case(f"a pod's end, {kind}", _END, 48, before=_ALL[kind], offline=offline),
         )
     ),
 )
@@ -191,20 +193,34 @@ class Side:
     def run(self, case: Case) -> tuple[float, float]:
         """The p50 and the proxy's CPU time, in s."""
         uids = [f"{self.name}{next(_UIDS)}" for _ in range(case.times)]
-        self._do(case.before, uids, case.at_once)
-        requests = self._requests(case.steps, uids, case.at_once)
-        before_s = self.cpu_s()
-        taken = [self._take(together) for together in requests]
-        used_s = self.cpu_s() - before_s
-        self._do(case.behind, uids, case.at_once)
+        with self._kubelets(uids if case.offline else ()):
+            self._do(case.before, uids, case.at_once)
+            requests = self._requests(case.steps, uids, case.at_once)
+            before_s = self.cpu_s()
+            taken = [self._take(together) for together in requests]
+            used_s = self.cpu_s() - before_s
+            self._do(case.behind, uids, case.at_once)
         return statistics.median(taken), used_s / len(uids)
+
+    @contextmanager
+    def _kubelets(self, uids: Sequence[str]) -> Iterator[None]:
+        """Kubelet's own cgroups of these pods, where there is a proxy that looks at them."""
+        trees = [Tree(f"{self.prefix}/kubepods/besteffort/pod{uid}") for uid in uids if self.prefix]
+        for tree in trees:
+            tree.make()
+        try:
+            yield
+        finally:
+            for tree in trees:
+                tree.remove()
 
     def cpu_s(self) -> float:
         return cpu_seconds(self.pid) if self.pid else 0.0
 
     def start(self, uids: Sequence[str]) -> None:
         """Offline pods."""
-        self._do(_ALL["offline"], uids, 1)
+        with self._kubelets(uids):
+            self._do(_ALL["offline"], uids, 1)
 
     def end(self, uids: Sequence[str]) -> None:
         self._do(_END, uids, 1)
@@ -295,7 +311,7 @@ def _round(case: Case, sides: Sequence[Side], number: int, machine: Machine) -> 
 
 def _figure(case: Case, engine: str, rounds: Sequence[Round], void: int) -> Figure:
     added = sorted(1e6 * (one.sides[engine][0] - one.sides[_DIRECT][0]) for one in rounds)
-    to_go = sorted(one.sides[engine][1] / one.sides[_RIVAL][1] for one in rounds)
+    to_go = sorted(one.sides[engine][1] / one.sides[RIVAL][1] for one in rounds)
     worst = max(one.others_ratio for one in rounds)
     return Figure(
         name=case.name,
@@ -350,7 +366,7 @@ def _ratio(case: Case, rounds: Sequence[Round]) -> Ratio:
 
 
 @contextmanager
-def _built(name: str, script: str, directory: Path, runtime: Path) -> Iterator[Side]:
+def built(name: str, script: str, directory: Path, runtime: Path) -> Iterator[Side]:
     """A proxy that a script here builds. Raises LabError when it can't."""
     built = subprocess.run((CHECKOUT / "benchmarks" / script,), check=False, stdout=subprocess.PIPE, text=True)
     if built.returncode:
@@ -360,12 +376,12 @@ def _built(name: str, script: str, directory: Path, runtime: Path) -> Iterator[S
     try:
         process.wait_until(socket.exists, 30, "its socket")
         with ExitStack() as ends:
-            yield Side(name, _clients(socket, ends), process.pid, "")
+            yield Side(name, connected(socket, ends), process.pid, "")
     finally:
         process.stop()
 
 
-def _clients(socket: Path, ends: ExitStack) -> tuple[Client, Client]:
+def connected(socket: Path, ends: ExitStack) -> tuple[Client, Client]:
     return ends.enter_context(Client(socket)), ends.enter_context(Client(socket))
 
 
@@ -378,16 +394,16 @@ def run(
         runtime = ends.enter_context(backend(first))
         socket = runtime.socket
         sides = [
-            Side(_DIRECT, _clients(socket, ends), 0, ""),
-            ends.enter_context(_built(_FLOOR, "pipe/build", first, socket)),
-            ends.enter_context(_built(_RIVAL, "go_proxy/build", first, socket)),
+            Side(_DIRECT, connected(socket, ends), 0, ""),
+            ends.enter_context(built(_FLOOR, "pipe/build", first, socket)),
+            ends.enter_context(built(RIVAL, "go_proxy/build", first, socket)),
         ]
         for name, directory in directories.items():
             checkout = beside if beside is not None and name == _BESIDE else CHECKOUT
             proxy = NodeCriproxy(directory, socket, _OWN if name == _BESIDE else name, checkout=checkout)
             proxy.start()
             ends.callback(proxy.stop)
-            sides.append(Side(name, _clients(proxy.socket, ends), proxy.pid, cgroup_root(directory)))
+            sides.append(Side(name, connected(proxy.socket, ends), proxy.pid, cgroup_root(directory)))
         machine = Machine([os.getpid(), runtime.pid, *(side.pid for side in sides if side.pid)])
         time.sleep(_SETTLE_S)
         figures, ratios = [], []

@@ -68,8 +68,9 @@ class PodParent(Struct, frozen=True):
 
     @property
     def at_kubelet(self) -> tuple[str, ...]:
-        """What kubelet's own cgroup of the pod may be: one of these, by its QoS class."""
-        return tuple(child_of(parent, self.name) for parent in self.box.online_parents)
+        """What kubelet's own cgroup of the pod may be: one of these, by its QoS class, the likeliest first."""
+        guaranteed, *others = self.box.online_parents
+        return tuple(child_of(parent, self.name) for parent in (*others, guaranteed))
 
     def is_of(self, uid: str) -> bool:
         return self.name in pod_names(uid)

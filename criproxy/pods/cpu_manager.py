@@ -230,16 +230,17 @@ class CpuManager(Shows, Struct):
     async def run(self) -> None:
         """Look at each interval and at each start of a pod, and keep the box within its CPUs, until cancelled.
 
-        While nobody is bound to CPUs, starts that come together share a look: it comes before a container that was
-        given CPUs can run, also when kubelet has just come back with another policy.
+        While nobody is bound to CPUs, starts that come together share a look, behind the first one's way to the
+        runtime: it comes before a container that was given CPUs can run, also when kubelet has just come back with
+        another policy.
         """
         while True:
             every_s = await self.round()
-            if every_s == IDLE_EVERY_S:
-                await asyncio.sleep(TOGETHER_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._due.wait()
+            if every_s == IDLE_EVERY_S:
+                await asyncio.sleep(TOGETHER_S)
 
     async def round(self) -> float:
         """One look and what follows from it; returns in how many s to look again. Never raises."""

@@ -111,16 +111,17 @@ class HostPaths:
         self._mountinfo = mountinfo
         self._worker = Worker("host-paths", _TIMEOUT_S)
 
-    def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
-        """Those that are not plainly kubelet's own for this pod."""
+    def suspects(self, uid: str, paths: Sequence[str], hardening: Hardening) -> tuple[str, ...]:
+        """Those that `check` has to ask the node about: all but what is plainly kubelet's own for this pod."""
+        if not hardening.refuse_host_paths:
+            return ()
         own = f"{self._pods}/{uid}/"
         plain = [posixpath.normpath(one) for one in paths]
         return tuple(one for one in plain if not one.startswith(own) or one.startswith(f"{own}{_SUBPATHS}/"))
 
     async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
-        suspects = self.suspects(uid, paths) if hardening.refuse_host_paths else ()
-        if not suspects:
+        if not (suspects := self.suspects(uid, paths, hardening)):
             return
         what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
         try:

@@ -157,6 +157,9 @@ _AS_IT_CAME: Final = Proceed()
 class ChecksPaths(Protocol):
     """Knows what paths of the node lead to, as far as requests need it."""
 
+    def suspects(self, uid: str, paths: Sequence[str], hardening: Hardening) -> tuple[str, ...]:
+        """Those that `check` would have to ask the node about."""
+
     async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
         """Raises AdmissionError for a path that a pod with this uid may not mount, and where nobody can tell."""
 
@@ -368,21 +371,30 @@ class Placing(Struct, eq=False):
     ) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         """Have the box do its steps, then adjust the call; at once, where no step has anything to do."""
         try:
-            finds = BoxStep.FIND_CPUS in admitted.steps
-            wanted: Cpus = cpus_asked(part.resources for part in call.parts) if finds else frozenset()
+            due = [step for step in admitted.steps if self._waits_for(step, call)]
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
-        if wanted or any(step is not BoxStep.FIND_CPUS for step in admitted.steps):
-            return self._place_later(call, pod, admitted, sandbox, wanted)
+        if due:
+            return self._place_later(call, pod, admitted, sandbox, due)
         return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
 
+    def _waits_for(self, step: BoxStep, call: Call) -> bool:
+        """Whether this step has anything to do for this call."""
+        if step is BoxStep.CHECK_PATHS:
+            pod, hardening, paths = call.pod, self.settings.hardening, _host_paths(call)
+            if pod is None or hardening.lets(pod) is not None:
+                return False
+            return bool(self.host_paths.suspects(pod.ref.uid, paths, hardening))
+        return step is not BoxStep.FIND_CPUS or bool(_cpus_wanted(call))
+
     async def _place_later(
-        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, wanted: Cpus
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, due: Sequence[BoxStep]
     ) -> PlacingOutcome:
+        """`due`: the steps that have something to do."""
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
         try:
-            for step in admitted.steps:
+            for step in due:
                 cause = step.value
                 if step is BoxStep.CHECK_PATHS:
                     await self._check_paths(call)
@@ -390,8 +402,8 @@ class Placing(Struct, eq=False):
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
                     await self.box.update_pod(admitted.parent, call.pod_resources)
-                elif wanted:
-                    cpus = await self.cpu_manager.within(wanted)
+                else:
+                    cpus = await self.cpu_manager.within(_cpus_wanted(call))
         except AdmissionError as error:
             return self._refuse(call, pod, Refuse(cause, str(error)))
         except Exception as error:
@@ -411,10 +423,9 @@ class Placing(Struct, eq=False):
         return Proceed(message, True, admitted.parent, sandbox)
 
     async def _check_paths(self, call: Call) -> None:
-        pod, hardening = call.pod, self.settings.hardening
-        if pod is not None and hardening.lets(pod) is None:
-            paths = [path for part in call.parts for path in part.security.host_paths]
-            await self.host_paths.check(pod.ref.uid, paths, hardening)
+        pod = call.pod
+        assert pod is not None
+        await self.host_paths.check(pod.ref.uid, _host_paths(call), self.settings.hardening)
 
     async def _admit(self, call: Call, parent: PodParent) -> None:
         """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""
@@ -478,6 +489,14 @@ class Placing(Struct, eq=False):
             self.inventory.container_started(container_id)
         if place is not None:
             self.box.forget(place.name)
+
+
+def _host_paths(call: Call) -> list[str]:
+    return [path for part in call.parts for path in part.security.host_paths]
+
+
+def _cpus_wanted(call: Call) -> Cpus:
+    return cpus_asked(part.resources for part in call.parts)
 
 
 def _rewrite(call: Call, pod: PodRef, admitted: Admit, changes: Sequence[AppliedAdjustment]) -> dict[str, object]:

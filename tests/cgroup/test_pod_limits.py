@@ -332,7 +332,7 @@ def test_what_kubelet_has_set_counts_where_systemd_has_switched_another_controll
         pytest.skip("a hierarchy of cgroup v1 has its controllers everywhere")
     names = {"memory.max": str(64 * MIB), "pids.max": "128", "cpu.weight": "500"}
     place = parse_kubelet_parent(node.set_by_kubelet(**names))
-    directory = Path(node.kernel.root, "cg", directory_of(place.at_kubelet[2]).lstrip("/"))
+    directory = Path(node.kernel.root, "cg", directory_of(place.at_kubelet[1]).lstrip("/"))
     for file in directory.glob(f"{off}.*"):
         if file.name != "cpu.stat":
             file.unlink()

@@ -173,6 +173,9 @@ class FakeHostPaths:
     refused: frozenset[str] = frozenset()
     asked: list[str] = field(default_factory=list)
 
+    def suspects(self, uid: str, paths: Sequence[str], hardening: Hardening) -> tuple[str, ...]:
+        return tuple(paths)
+
     async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
         self.asked += paths
         if found := self.refused.intersection(paths):

@@ -55,7 +55,7 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
     chain = offline_chain(node.hooks)
     plain, underscored = pod_names(manifest.pod.ref.uid)
     name = underscored if node.box.driver is Driver.SYSTEMD else plain
-    pod = replace(manifest.pod, cgroup_parent=PodParent(node.box, name).at_kubelet[0])
+    pod = replace(manifest.pod, cgroup_parent=PodParent(node.box, name).at_kubelet[-1])
     place, changes = "", []
     for call in manifest.calls:
         sandbox = None if call.operation in STARTS else described("", pod.ref, place, pod.labels, pod.annotations)
