@@ -3,10 +3,11 @@
 import gzip
 import json
 import time
+import tracemalloc
 
 import pytest
 
-from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate import SimulateError, readers
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.trace import Flaw
 
@@ -302,3 +303,44 @@ def test_capacity_that_is_none_is_one_clear_error(capacity, told, read, tmp_path
         capacity = str(tmp_path / "capacity")
     with pytest.raises(SimulateError, match=told):
         read(GOOD, capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(b"id,t,u\n" + b"a" * (readers.MOST_LINE + 1), "a line of more than 1 MiB", id="line"),
+        pytest.param(b"\n" * 2000 + GOOD.encode(), "empty lines", id="blank-lines"),
+        pytest.param(b'{"a":' + b"[" * 300_000, "is no JSON", id="deep"),
+        pytest.param(b'{"a":"' + b"x" * 3_000_000, "JSON of more than 2 MiB", id="answer"),
+        pytest.param(b"a,1,1\n" * 200, "more than 100 lines", id="lines"),
+        pytest.param(GOOD.encode() + (b"x" * 1000 + b"\n") * 5000, "more than 4 MiB of text", id="text"),
+    ],
+)
+def test_file_beyond_a_bound_is_refused_and_never_unpacked_as_a_whole(content, told, read, monkeypatch):
+    monkeypatch.setattr(readers, "MOST_ANSWER", 2 << 20)
+    monkeypatch.setattr(readers, "MOST_TEXT", 4 << 20)
+    monkeypatch.setattr(readers, "MOST_LINES", 100 if told.endswith("lines") and "100" in told else 10_000_000)
+    with pytest.raises(SimulateError, match=told):
+        read(gzip.compress(content, 1))
+
+
+def test_line_of_a_gib_from_a_megabyte_of_gzip_takes_no_memory(tmp_path):
+    file = tmp_path / "bomb.csv.gz"
+    with gzip.open(file, "wb", compresslevel=1) as packed:
+        for _ in range(128):
+            packed.write(b"a" * (1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SimulateError, match="a line of more than 1 MiB"):
+            load([str(file)], "10", None)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, "x" * 3_000_000, '{"a":' * 100_000])
+def test_capacities_beyond_a_bound_are_refused_in_few_words(text, tmp_path, read):
+    (tmp_path / "capacity.json").write_text(text)
+    with pytest.raises(SimulateError) as error:
+        read(GOOD, capacity=str(tmp_path / "capacity.json"))
+    assert len(str(error.value)) < 1000
