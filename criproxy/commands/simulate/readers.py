@@ -174,13 +174,24 @@ def pieces(path: str, findings: Findings) -> Iterator[str]:
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
-_NAMES: Final = {"id": ("id", "node", "instance"), "t": ("t", "time", "timestamp"), "u": ("u", "usage", "value")}
+_NAMES: Final = {
+    "id": (
+        "id", "node", "instance", "host", "hostname", "nodename", "machine", "machine_id", "vm", "vm_id", "server",
+        "pod",
+    ),
+    "t": ("t", "time", "timestamp"),
+    "u": ("u", "usage", "value"),
+}  # fmt: skip
+
+_LOOKED_AT: Final = 10_000
+"""Rows by which it is known what a column says, where none has the name of an id."""
 
 
 def read_csv(lines: Iterable[str], name: str, rows: Rows, family: str | None) -> None:
     """Add the rows of a file. `family` names the column that the family is taken from, if not `family` itself.
 
-    Without an id column, all rows are of one node that has the file's name. Raises SimulateError without the columns.
+    Without an id column, it is the column of texts that tells rows of one time apart; where there is none, all rows are
+    of one node that has the file's name. Raises SimulateError without the columns, and where that is not clear.
     """
     reader = csv.reader(line.replace("\0", "") for line in lines)
     try:
@@ -199,7 +210,15 @@ def _read_rows(reader: "Reader", name: str, rows: Rows, family: str | None) -> N
         columns = {"id": 0, "t": 1, "u": 2}
         filled = itertools.chain([first], filled)
     else:
-        columns = _columns(first, name, family, rows.findings)
+        columns = _columns(first, name, family)
+        if "id" not in columns:
+            looked_at = list(itertools.islice(filled, _LOOKED_AT))
+            filled = itertools.chain(looked_at, filled)
+            if (place := _that_tells_apart(first, looked_at, columns, name)) is not None:
+                columns["id"] = place
+        for place, title in enumerate(first):
+            if place not in columns.values():
+                rows.findings.note(Flaw.OTHER_COLUMN, f"{name}: {title.strip()}")
     needed = max(place for column, place in columns.items() if column != _FAMILY)
     only_id = PurePath(name).name.partition(".")[0]
     for fields in filled:
@@ -212,7 +231,7 @@ def _read_rows(reader: "Reader", name: str, rows: Rows, family: str | None) -> N
         rows.add(node_id, group, _time(fields[columns["t"]]), _number(fields[columns["u"]]), reader.line_num)
 
 
-def _columns(header: Sequence[str], name: str, family: str | None, findings: Findings) -> dict[str, int]:
+def _columns(header: Sequence[str], name: str, family: str | None) -> dict[str, int]:
     """Where the fields are that the file has; the first column of a name counts."""
     titles = [title.strip() for title in header]
     places = {title.lower(): place for place, title in reversed(list(enumerate(titles)))}
@@ -223,10 +242,32 @@ def _columns(header: Sequence[str], name: str, family: str | None, findings: Fin
         raise SimulateError(f"{name}: has the columns {listed}; needed are t and u, and id for several nodes")
     if family is not None and _FAMILY not in columns:
         raise SimulateError(f"{name}: has no column {family} for the family; it has {listed}")
-    for place, title in enumerate(titles):
-        if place not in columns.values():
-            findings.note(Flaw.OTHER_COLUMN, f"{name}: {title}")
     return columns
+
+
+def _that_tells_apart(
+    header: Sequence[str], looked_at: Sequence[Sequence[str]], columns: Mapping[str, int], name: str
+) -> int | None:
+    """The column that names the node; None: all rows are of one. Raises SimulateError where that is not clear."""
+    whole = [fields for fields in looked_at if len(fields) >= len(header)]
+    times = [fields[columns["t"]] for fields in whole]
+    others = [place for place in range(len(header)) if place not in columns.values()]
+    values = {place: [fields[place].strip() for fields in whole] for place in others}
+    varied = {place: found for place, found in values.items() if len({*found}) > 1}
+    texts = {place: found for place, found in varied.items() if any(math.isnan(_number(one)) for one in found)}
+    if len({*times}) < len(times):
+        telling = [place for place, found in texts.items() if len({*zip(times, found, strict=True)}) == len(times)]
+        if len(telling) == 1 or not varied:
+            return telling[0] if telling else None
+        unclear, why = sorted(telling or varied), "rows have one time, and"
+    else:  # rows of several nodes may take turns
+        unclear, why = [place for place, found in texts.items() if 2 * len({*found}) <= len(found)], "rows differ, and"
+        if not unclear:
+            return None
+    listed = ", ".join(repr(header[place].strip()[:40]) for place in unclear[:10])
+    raise SimulateError(
+        f"{name}: {why} it is not clear which column names the node, of {listed}; call that one id, or remove them"
+    )
 
 
 def _time(text: str) -> float:

@@ -344,3 +344,41 @@ def test_capacities_beyond_a_bound_are_refused_in_few_words(text, tmp_path, read
     with pytest.raises(SimulateError) as error:
         read(GOOD, capacity=str(tmp_path / "capacity.json"))
     assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("title", ["host", "pod", "machine_id", "vm", "Hostname", "whatever"])
+def test_column_that_tells_rows_of_one_time_apart_is_the_id(title, read):
+    content = f"timestamp,{title},value\n0,a,1\n0,b,3\n60,a,2\n60,b,4\n"
+    courses, flaws, _ = read(content)
+    assert courses == {"a": [(0, 1), (60, 2)], "b": [(0, 3), (60, 4)]}
+    assert flaws == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(
+            "t,zone,rack,u\n0,a,x,1\n0,b,y,2\n", "rows have one time, .* of 'zone', 'rack'; call that one id", id="two"
+        ),
+        pytest.param("t,zone,u\n0,a,1\n0,a,2\n0,b,3\n60,a,2\n", "rows have one time, .* of 'zone'", id="not-enough"),
+        pytest.param("t,number,u\n0,1,1\n0,2,2\n", "rows have one time, .* of 'number'", id="numbers"),
+        pytest.param("t,zone,u\n0,a,1\n30,b,2\n60,a,1\n90,b,2\n", "rows differ, .* of 'zone'", id="in-turn"),
+    ],
+)
+def test_rows_that_may_be_several_nodes_are_refused_and_never_made_one(content, told, read):
+    with pytest.raises(SimulateError, match=told):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("t,unit,u\n0,cores,1\n60,cores,2\n", id="the-same-in-all"),
+        pytest.param("t,memory,u\n0,7,1\n60,8,2\n", id="numbers"),
+        pytest.param("t,date,u\n0,Monday,1\n60,Tuesday,2\n", id="another-in-each"),
+    ],
+)
+def test_other_columns_of_one_node_are_ignored(content, read):
+    courses, flaws, _ = read(content)
+    assert courses == {"nodes": [(0, 1), (60, 2)]}
+    assert list(flaws) == [Flaw.OTHER_COLUMN]
