@@ -10,8 +10,8 @@ from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
+from criproxy.concurrency.clock import Clock
 from criproxy.model import rootless
-from criproxy.model.clock import MonotonicClock
 
 _NEEDED_V1 = ("cpu", "cpuacct", "memory")
 _NEEDED_V2 = ("cpu", "memory")
@@ -38,7 +38,7 @@ def detect(tree: Tree, proc: str = "/proc") -> KernelDriver:
     return KernelDriver(_version(tree, proc), tree, proc)
 
 
-def detect_signals(tree: Tree, clock: MonotonicClock, proc: str = "/proc") -> SignalReader:
+def detect_signals(tree: Tree, clock: Clock, proc: str = "/proc") -> SignalReader:
     """What reads the signals of interference of what is mounted. Raises as `detect`."""
     return SignalReader(_version(tree, proc).access, tree, clock, proc)
 

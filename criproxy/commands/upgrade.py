@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from criproxy.fronts.cri.runtime import version_at
-from criproxy.fronts.http2.client.connection import CallError
+from criproxy.clients.http2.connection import CallError
+from criproxy.clients.link import version_at
 from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
 from criproxy.observe.status import Status, from_json

@@ -23,8 +23,8 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from criproxy.concurrency.clock import Clock
 from criproxy.control import statefile
-from criproxy.control.clock import Clock
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.pods.interference import InterferenceState

@@ -18,8 +18,8 @@ from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import if_there
+from criproxy.concurrency.clock import Clock
 from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, UNLIMITED, Resources, Unlimited
-from criproxy.model.clock import MonotonicClock
 from criproxy.model.cpulist import Cpus
 
 STARTING_S: Final = 120.0
@@ -38,7 +38,7 @@ SHARES_OF_CPU: Final = 1024
 class BoxPods:
     """See the module. All but the jobs is for the event loop; it implements `pods.admission.AdmitsPods`."""
 
-    def __init__(self, driver: CgroupDriver, limits: BoxLimits, threads: BoxThreads, clock: MonotonicClock) -> None:
+    def __init__(self, driver: CgroupDriver, limits: BoxLimits, threads: BoxThreads, clock: Clock) -> None:
         self._driver = driver
         self._limits = limits
         self._threads = threads
