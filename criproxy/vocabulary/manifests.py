@@ -2,7 +2,8 @@
 
 Whoever sends a manifest may mean harm. A file has at most `MOST_BYTES`; a few hundred bytes of YAML can stand for more
 than any machine holds (aliases of aliases), so each document is measured as it would be written out, before anything is
-made of it. PyYAML's reader in C is ten times as fast, and ends the process where a document is nested deeply.
+made of it. PyYAML's reader in C is ten times as fast, and ends the process where a document is nested deeply. The
+module is handed in: nodes and cluster need it for commands alone.
 """
 
 import contextlib
@@ -31,25 +32,25 @@ _GROUPS: Final = frozenset({"", "apps", "batch", "extensions"})
 """Kubernetes' own groups that have these kinds. Others have kinds of the same names, and another form."""
 
 
-class UnreadableError(ValueError):
+class UnreadableManifestError(ValueError):
     """It is no YAML or JSON, or too much of it; the message says which, without the file's name."""
 
 
-def documents(data: bytes) -> list[Any]:
-    """The documents of a file, without empty ones. Raises UnreadableError."""
+def documents(data: bytes, yaml: Any) -> list[Any]:
+    """The documents of a file, without empty ones. `yaml` is PyYAML. Raises UnreadableManifestError."""
     if len(data) > MOST_BYTES:
-        raise UnreadableError(f"it has more than {MOST_BYTES >> 20} MiB")
+        raise UnreadableManifestError(f"it has more than {MOST_BYTES >> 20} MiB")
     try:
         if data.lstrip()[:1] == b"{":
             with contextlib.suppress(ValueError):  # then it is YAML that begins so
                 return [json.loads(data)]
-        return [document for document in _yaml(data) if document is not None]
+        return [document for document in _documents(data, yaml) if document is not None]
     except RecursionError as error:
-        raise UnreadableError("it is nested too deeply") from error
-    except UnreadableError:
+        raise UnreadableManifestError("it is nested too deeply") from error
+    except UnreadableManifestError:
         raise
     except ValueError as error:
-        raise UnreadableError(f"it is neither YAML nor JSON: {' '.join(str(error).split())[:300]}") from error
+        raise UnreadableManifestError(f"it is neither YAML nor JSON: {' '.join(str(error).split())[:300]}") from error
 
 
 def pod_of(document: Any) -> tuple[str, ...] | None:
@@ -61,28 +62,26 @@ def pod_of(document: Any) -> tuple[str, ...] | None:
 
 
 def flattened(documents: list[Any], depth: int = MOST_DEEP) -> Iterator[Any]:
-    """The objects, those of a List one by one. Raises UnreadableError."""
+    """The objects, those of a List one by one. Raises UnreadableManifestError."""
     for document in documents:
         kind = document.get("kind") if isinstance(document, dict) else None
         items = document.get("items") if kind in ("List", "PodList") else None
         if not isinstance(items, list):
             yield document
         elif not depth:
-            raise UnreadableError(f"a List is in more than {MOST_DEEP} others")
+            raise UnreadableManifestError(f"a List is in more than {MOST_DEEP} others")
         else:  # the items of a PodList carry no kind of their own
             of = [{"kind": "Pod", **one} if kind == "PodList" and isinstance(one, dict) else one for one in items]
             yield from flattened(of, depth - 1)
 
 
-def _yaml(data: bytes) -> Iterator[Any]:
-    import yaml  # 20 ms that JSON need not pay
-
+def _documents(data: bytes, yaml: Any) -> Iterator[Any]:
     def number(loader: Any, node: Any) -> Any:
         if ":" in node.value:
             return loader.construct_scalar(node)
         return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Reads plain words as kubectl does: 53:53 is no number to the base of 60, 2024-01-01 no date, but texts."""
 
         yaml_constructors: ClassVar[Any] = {
@@ -100,14 +99,14 @@ def _yaml(data: bytes) -> Iterator[Any]:
             node = loader.get_node()
             left -= _written_out(node)
             if left < 0:
-                raise UnreadableError(f"written out, it has more than {MOST_NODES} values")
+                raise UnreadableManifestError(f"written out, it has more than {MOST_NODES} values")
             yield loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise UnreadableError(f"it is neither YAML nor JSON: {' '.join(str(error).split())[:300]}") from error
+        raise UnreadableManifestError(f"it is neither YAML nor JSON: {' '.join(str(error).split())[:300]}") from error
 
 
 def _written_out(root: Any) -> int:
-    """How many nodes a document has, each alias as what it stands for. Raises UnreadableError for an endless one."""
+    """How many nodes a document has, each alias as what it stands for. Raises UnreadableManifestError if endless."""
     sizes: dict[int, int] = {}
     open_nodes, stack = set[int](), [(root, False)]
     while stack:
@@ -117,7 +116,7 @@ def _written_out(root: Any) -> int:
             open_nodes.discard(id(node))
             sizes[id(node)] = min(MOST_NODES + 1, 1 + sum(sizes[id(one)] for one in below))
         elif id(node) in open_nodes:
-            raise UnreadableError("an alias stands for what it is in")
+            raise UnreadableManifestError("an alias stands for what it is in")
         elif id(node) not in sizes:
             open_nodes.add(id(node))
             stack.append((node, True))

@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from criproxy_cluster.vocabulary.manifests import MOST_BYTES, UnreadableError, documents
+import yaml
+
+from criproxy_cluster.vocabulary.manifests import MOST_BYTES, UnreadableManifestError, documents
 
 
 class ManifestError(ValueError):
@@ -22,6 +24,6 @@ def read_documents(file: str) -> list[Any]:
     except OSError as error:
         raise ManifestError(f"{file}: it can't be read: {error.strerror}: name a file, or - for the input") from error
     try:
-        return documents(data)
-    except UnreadableError as error:
+        return documents(data, yaml)
+    except UnreadableManifestError as error:
         raise ManifestError(f"{file}: {error}: correct it, or split it") from error

@@ -6,10 +6,11 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+import yaml
 from msgspec import Struct
 
 from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Security, Target
-from criproxy.vocabulary.manifests import UnreadableError, documents, flattened, pod_of
+from criproxy.vocabulary.manifests import UnreadableManifestError, documents, flattened, pod_of
 
 PLACEHOLDER_UID: Final = "UID"
 """Stands for the uid that the API server, or kubelet for a static pod, has not given yet."""
@@ -159,21 +160,21 @@ class Manifest(Struct, frozen=True):
     calls: tuple[ManifestCall, ...]
 
 
-class Read(Struct, frozen=True):
+class ReadManifests(Struct, frozen=True):
     """The pods of a file, and in words what of it has none."""
 
     pods: tuple[Manifest, ...]
     passed_over: tuple[str, ...] = ()
 
 
-def read_manifests(data: bytes) -> Read:
+def read_manifests(data: bytes) -> ReadManifests:
     """The pods of a JSON or YAML file: one object, several documents, or Lists; also those that a controller makes.
 
     Raises ManifestError, also where there is no pod.
     """
     try:
-        objects = list(islice(flattened(documents(data)), MOST_OBJECTS + 1))
-    except UnreadableError as error:
+        objects = list(islice(flattened(documents(data, yaml)), MOST_OBJECTS + 1))
+    except UnreadableManifestError as error:
         raise ManifestError(str(error)) from error
     if len(objects) > MOST_OBJECTS:
         raise ManifestError(f"it has more than {MOST_OBJECTS} objects: split it")
@@ -185,7 +186,7 @@ def read_manifests(data: bytes) -> Read:
             pods.append(_manifest(_template(one, steps)))
     if not pods:
         raise ManifestError("; ".join(("there is no Pod in it, nor what makes Pods", *passed_over[:3])))
-    return Read(tuple(pods), tuple(passed_over))
+    return ReadManifests(tuple(pods), tuple(passed_over))
 
 
 def _called(document: Any) -> str:
