@@ -17,6 +17,7 @@ from criproxy.control.interference.service_checks import ServiceAnswer, check_of
 from criproxy.control.interference.victim import LONGEST_OWNER, OWNERS, candidate, owner_of
 from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
 from criproxy.hooks.batch import asked_by
+from criproxy.hooks.hardening import Hardening, HardeningHook
 from criproxy.hooks.notice import MOST_NOTICE_S, notice_asked_s
 from criproxy.hooks.offline import CONFIG_SOURCE, DEFAULT_RULE, PRESETS, OfflineRules, is_static_system_pod
 from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
@@ -101,8 +102,10 @@ def _container(text: str) -> object:
         text,
         Security(added_capabilities=(text,)),
         frozenset({0}),
+        pod_of("label", {}),
     )
-    return tuple(ResourcesHook(child_quota=True).adjust(request)), tuple(RealtimeHook().adjust(request))
+    hooks = (ResourcesHook(child_quota=True), RealtimeHook(), HardeningHook(Hardening()))
+    return [tuple(hook.adjust(request)) for hook in hooks]
 
 
 def _answer(text: str) -> object:
@@ -310,11 +313,21 @@ ROWS: Final = (
     ),
     AuthorText(
         "field",
+        ("spec.volumes[].hostPath.path",),
+        "offline pods",
+        (Hardening.refusal_of_paths,),
+        "compared as it is written, and by where it leads; a pod with one of the kernel's or the runtime's is refused",
+        NOBODY,
+        NOBODY,
+        lambda text: (Hardening().refusal_of_paths((text,)), Hardening().refusal_of_paths((f"/{text}",))),
+    ),
+    AuthorText(
+        "field",
         ("spec.containers[].name, securityContext.capabilities.add",),
         "offline pods",
-        (RealtimeHook.adjust, ResourcesHook.adjust),
+        (RealtimeHook.adjust, ResourcesHook.adjust, HardeningHook.adjust),
         "compared as they are; a CPU list, which kubelet writes, has 8,192 CPUs at most",
-        "nothing: SYS_NICE is dropped",
+        "nothing: what reaches past the pod is cut",
         NOBODY,
         _container,
     ),

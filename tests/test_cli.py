@@ -111,7 +111,11 @@ def test_explain_reads_standard_input(config: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(None, "pod.yaml: No such file or directory; give"), ("kind: Job", "'Job'"), ("\udcff", "utf-8")],
+    [
+        (None, "pod.yaml: No such file or directory; give"),
+        ("kind: Job", "Job: spec.template"),
+        ("\udcff", "neither YAML"),
+    ],
     ids=["missing", "other-kind", "binary"],
 )
 def test_explain_of_no_pod_fails_in_one_line(

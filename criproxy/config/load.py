@@ -1,5 +1,6 @@
 """Reads a config file and its drop-ins: every error at once, and whatever of them is sound beside the errors."""
 
+import codecs
 import os
 import re
 import stat
@@ -301,6 +302,7 @@ def _salvage(data: bytes) -> tuple[Mapping[str, Any], ConfigError | None]:
     """The tables of the file, or of the lines before the first one that is no TOML, with the error."""
     if len(data) > MAX_FILE_BYTES:
         return {}, _error("", None, f"has more than {MAX_FILE_BYTES} bytes", "this is no config file of criproxy's")
+    data = data.removeprefix(codecs.BOM_UTF8)  # editors of Windows begin a file with it
     try:
         text = data.decode()
         if line := too_deep(text):

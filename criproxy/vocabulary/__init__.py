@@ -15,6 +15,7 @@ meaning.
 | module | what it says |
 |---|---|
 | `names` | labels, annotations, conditions and taints |
+| `manifests` | files of manifests as kubectl reads them, and where a kind has its pod |
 | `presets` | other systems' marks of offline pods, and what they call what is lent: a new system is a row there |
 | `published` | the annotation with the names of what a node lends |
 | `policy` | the ColocationPolicy, and the annotations by which a node gets it and answers |

@@ -184,3 +184,8 @@ def test_config_of_the_longest_file_is_taken() -> None:
     loaded = parse(text.encode(), "c.toml")
     assert (loaded.errors, len(loaded.config.colocation.rules)) == ((), 4000)
     assert loaded.config != Config()
+
+
+def test_byte_order_mark_before_a_config_is_passed_over() -> None:
+    loaded = parse(b"\xef\xbb\xbf[colocation]\nenabled = true\n", "c.toml")
+    assert (loaded.config.colocation.enabled, loaded.errors) == (True, ())

@@ -14,6 +14,8 @@ from criproxy.config.settings import Config
 from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe import client
 from criproxy.observe.status import from_json
+from criproxy.observe.status_text import printable
+from criproxy.vocabulary.manifests import MOST_BYTES
 
 _ANSWER_S = 3.0
 
@@ -24,13 +26,11 @@ DEFAULT_BOXES = (BoxPath(f"/{BOX}"), BoxPath(f"{BOX}.slice"))
 def run(pod: str, config: Config) -> str:
     """What would happen to the pods of a manifest, a file or - for standard input. Raises ValueError for no pod."""
     try:
-        text = sys.stdin.read() if pod == "-" else Path(pod).read_text(encoding="utf-8")
-        manifests = read_manifests(text)
+        read = read_manifests(_content(pod))
     except ManifestError as error:
         raise ValueError(f"{pod}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{pod}: {why}; give a Pod manifest in JSON or YAML") from error
+    except OSError as error:
+        raise ValueError(f"{pod}: {error.strerror}; give a Pod manifest in JSON or YAML") from error
     boxes, origin = places(Path(config.proxy.status_path))
     nodes = [
         NodeFacts(
@@ -42,8 +42,16 @@ def run(pod: str, config: Config) -> str:
         )
         for box in boxes
     ]
-    texts = ([render(manifest, explain(manifest, node), node) for node in nodes] for manifest in manifests)
-    return "\n".join(text for each in texts for text in dict.fromkeys(each))  # an online pod's are the same
+    texts = ([render(manifest, explain(manifest, node), node) for node in nodes] for manifest in read.pods)
+    found = [text for each in texts for text in dict.fromkeys(each)]  # an online pod's are the same
+    return "\n".join((*found, *(f"{printable(words)}\n" for words in read.passed_over)))
+
+
+def _content(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    with Path(file).open("rb") as opened:
+        return opened.read(MOST_BYTES + 1)
 
 
 def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...], str]:

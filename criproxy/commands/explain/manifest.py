@@ -1,20 +1,24 @@
 """Reads Pod manifests as the calls that kubelet makes of them, as far as criproxy looks at those."""
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
+import yaml
 from msgspec import Struct
 
 from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Security, Target
+from criproxy.vocabulary.manifests import UnreadableManifestError, documents, flattened, pod_of
 
 PLACEHOLDER_UID: Final = "UID"
 """Stands for the uid that the API server, or kubelet for a static pod, has not given yet."""
 
 _PERIOD_US: Final = 100_000
 """Kubelet sends it with each container. Source: kubelet, MilliCPUToQuota."""
+
+MOST_OBJECTS: Final = 1000
 
 _NOT_ZERO: Final = re.compile(r"[1-9]")
 
@@ -74,6 +78,7 @@ class _RawContainer(Struct, frozen=True):
 
 class _RawMetadata(Struct, frozen=True):
     name: str | None = None
+    generateName: str | None = None
     namespace: str | None = None
     uid: str | None = None
     labels: Mapping[str, str] | None = None
@@ -155,38 +160,54 @@ class Manifest(Struct, frozen=True):
     calls: tuple[ManifestCall, ...]
 
 
-def read_manifests(text: str) -> tuple[Manifest, ...]:
-    """The pods of a JSON or YAML text: one, several documents, or a List. Raises ManifestError."""
-    pods = [pod for document in _documents(text) for pod in _pods(document)]
-    if not pods:
-        raise ManifestError("there is no Pod in it")
-    return tuple(_manifest(pod) for pod in pods)
+class ReadManifests(Struct, frozen=True):
+    """The pods of a file, and in words what of it has none."""
+
+    pods: tuple[Manifest, ...]
+    passed_over: tuple[str, ...] = ()
 
 
-def _documents(text: str) -> list[Any]:
-    if text.lstrip().startswith("{"):
-        try:
-            return [json.loads(text)]
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(f"it is no JSON: {error}") from error
-    import yaml  # 20 ms that JSON need not pay
+def read_manifests(data: bytes) -> ReadManifests:
+    """The pods of a JSON or YAML file: one object, several documents, or Lists; also those that a controller makes.
 
+    Raises ManifestError, also where there is no pod.
+    """
     try:
-        return [document for document in yaml.safe_load_all(text) if document is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ManifestError(f"it is no YAML: {error}") from error
+        objects = list(islice(flattened(documents(data, yaml)), MOST_OBJECTS + 1))
+    except UnreadableManifestError as error:
+        raise ManifestError(str(error)) from error
+    if len(objects) > MOST_OBJECTS:
+        raise ManifestError(f"it has more than {MOST_OBJECTS} objects: split it")
+    pods, passed_over = [], []
+    for one in objects:
+        if (steps := pod_of(one)) is None:
+            passed_over.append(f"{_called(one)} has no pod that is known here, and is passed over")
+        else:
+            pods.append(_manifest(_template(one, steps)))
+    if not pods:
+        raise ManifestError("; ".join(("there is no Pod in it, nor what makes Pods", *passed_over[:3])))
+    return ReadManifests(tuple(pods), tuple(passed_over))
 
 
-def _pods(document: Any) -> Iterator[Any]:
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if kind == "Pod":
-        yield document
-    elif kind in ("List", "PodList") and isinstance(document.get("items"), list):
-        for item in document["items"]:
-            # The items of a PodList carry no kind of their own.
-            yield from _pods({"kind": "Pod", **item} if kind == "PodList" and isinstance(item, dict) else item)
-    else:
-        raise ManifestError(f"its kind is {kind!r}: only a Pod, or a List of them, can be explained")
+def _called(document: Any) -> str:
+    if not isinstance(document, dict):
+        return repr(document)[:80]
+    kind, meta = str(document.get("kind"))[:80], document.get("metadata")
+    return f"{kind} {str(meta.get('name') or '')[:80]}".rstrip() if isinstance(meta, dict) else kind
+
+
+def _template(document: dict[str, Any], steps: tuple[str, ...]) -> Any:
+    """The pod, with name and namespace of who makes it where it has none of its own."""
+    pod: Any = document
+    for step in steps:
+        pod = pod.get(step) if isinstance(pod, dict) else None
+    if not isinstance(pod, dict):
+        raise ManifestError(f"{_called(document)}: {'.'.join(steps)} is missing")
+    maker, meta = document.get("metadata"), pod.get("metadata")
+    if not steps or not isinstance(maker, dict) or not isinstance(meta, dict | None):
+        return pod
+    given = {key: maker[key] for key in ("name", "generateName", "namespace") if key in maker}
+    return {**pod, "metadata": {**given, **(meta or {})}}
 
 
 def _manifest(document: Any) -> Manifest:
@@ -220,7 +241,7 @@ def _resources(has_cpu_limit: bool) -> Resources:
 
 
 def _pod(meta: _RawMetadata) -> Pod:
-    ref = PodRef(meta.uid or PLACEHOLDER_UID, meta.namespace or "default", meta.name or "")
+    ref = PodRef(meta.uid or PLACEHOLDER_UID, meta.namespace or "default", meta.name or meta.generateName or "")
     kubelets = {
         "io.kubernetes.pod.name": ref.name,
         "io.kubernetes.pod.namespace": ref.namespace,

@@ -39,7 +39,7 @@ def manifest(offline: bool = True, **meta: Any) -> Manifest:
         "metadata": {"name": "p", "uid": "u1", "labels": labels, **meta},
         "spec": {"containers": [{"name": "main", "resources": LIMITED}], "initContainers": [{"name": "prep"}]},
     }
-    return read_manifests(json.dumps(document))[0]
+    return read_manifests(json.dumps(document).encode()).pods[0]
 
 
 def changes(explanation: Explanation) -> dict[tuple[str, str], object]:
@@ -114,7 +114,7 @@ def test_capability_for_real_time_is_told_to_be_dropped() -> None:
         "metadata": {"name": "p", "labels": {DEFAULT_RULE.key: DEFAULT_RULE.value}},
         "spec": {"containers": [{"name": "main", "securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}]},
     }
-    pod = read_manifests(json.dumps(document))[0]
+    pod = read_manifests(json.dumps(document).encode()).pods[0]
     assert changes(explain(pod, NODE))["main", "drop_capabilities"] == "SYS_NICE"
     assert any(line.split()[:3] == ["drop_capabilities", "(none)", "SYS_NICE"] for line in text(pod).splitlines())
 
@@ -126,7 +126,7 @@ def hostile(**spec: Any) -> Manifest:
         "metadata": {"name": "p", "labels": {DEFAULT_RULE.key: DEFAULT_RULE.value}},
         "spec": {"containers": [{"name": "main"}], **spec},
     }
-    return read_manifests(json.dumps(document))[0]
+    return read_manifests(json.dumps(document).encode()).pods[0]
 
 
 def of_main(**of_container: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from criproxy.commands.explain.manifest import Manifest, ManifestError, ManifestPart, read_manifests
+from criproxy.commands.explain.manifest import MOST_OBJECTS, Manifest, ManifestError, ManifestPart, read_manifests
 
 
 def manifest(
@@ -21,7 +21,7 @@ def manifest(
         "metadata": meta or {"name": "p", "uid": "u"},
         "spec": {"containers": named, "initContainers": started, **spec},
     }
-    (found,) = read_manifests(json.dumps(document))
+    (found,) = read_manifests(json.dumps(document).encode()).pods
     return found
 
 
@@ -82,20 +82,23 @@ POD = "kind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c}]}\n"
     ],
 )
 def test_pods_are_found(text: str, names: list[str]) -> None:
-    assert [found.pod.ref.name for found in read_manifests(text)] == names
+    assert [found.pod.ref.name for found in read_manifests(text.encode()).pods] == names
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         pytest.param("", "no Pod", id="empty"),
-        pytest.param("{", "no JSON", id="broken-json"),
-        pytest.param("a: [", "no YAML", id="broken-yaml"),
-        pytest.param("a: 2024-99-99", "no YAML", id="yaml-with-an-impossible-date"),
-        pytest.param("{" + '"a":{' * 100_000, "no JSON", id="deep"),
-        pytest.param("kind: Deployment", "'Deployment'", id="other-kind"),
-        pytest.param("3", "None", id="number"),
-        pytest.param("kind: List\nitems: [3]", "None", id="list-of-numbers"),
+        pytest.param("{", "neither YAML nor JSON", id="broken-json"),
+        pytest.param("a: [", "neither YAML nor JSON", id="broken-yaml"),
+        pytest.param("{" + '"a":{' * 100_000, "nested too deeply", id="deep"),
+        pytest.param("kind: Deployment", "Deployment: spec.template is missing", id="no-template"),
+        pytest.param("kind: Service\nmetadata: {name: s}", "Service s has no pod", id="other-kind"),
+        pytest.param(
+            "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job", "Job has no pod", id="a-kind-of-another-group"
+        ),
+        pytest.param("3", "3 has no pod", id="number"),
+        pytest.param("kind: List\nitems: [3]", "3 has no pod", id="list-of-numbers"),
         pytest.param("kind: Pod", "metadata", id="no-metadata"),
         pytest.param("kind: Pod\nmetadata: {}\nspec: {containers: []}", "empty", id="no-container"),
         pytest.param("kind: Pod\nmetadata: {labels: {a: true}}\nspec: {containers: []}", "labels", id="label-true"),
@@ -103,7 +106,63 @@ def test_pods_are_found(text: str, names: list[str]) -> None:
 )
 def test_manifest_that_is_no_pod_is_refused(text: str, told: str) -> None:
     with pytest.raises(ManifestError, match=told):
-        read_manifests(text)
+        read_manifests(text.encode())
+
+
+TEMPLATE = "template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c}]}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "pods", "passed_over"),
+    [
+        pytest.param(
+            f"apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d, namespace: n}}\nspec: {{{TEMPLATE}}}\n",
+            ["n/d"],
+            [],
+            id="deployment",
+        ),
+        pytest.param(
+            f"apiVersion: batch/v1\nkind: CronJob\nmetadata: {{name: j}}\n"
+            f"spec: {{jobTemplate: {{spec: {{{TEMPLATE}}}}}}}",
+            ["default/j"],
+            [],
+            id="cron-job",
+        ),
+        pytest.param(
+            "kind: Pod\nmetadata: {generateName: batch-}\nspec: {containers: [{name: c}]}", ["default/batch-"], [],
+            id="generated-name",
+        ),
+        pytest.param(
+            f"kind: ConfigMap\nmetadata: {{name: m}}\n---\n{POD % 'a'}---\nkind: Service\nmetadata: {{name: s}}\n",
+            ["default/a"],
+            [f"{one} has no pod that is known here, and is passed over" for one in ("ConfigMap m", "Service s")],
+            id="others-beside-it",
+        ),
+        pytest.param("{kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", ["default/a"], [], id="flow"),
+    ],
+)  # fmt: skip
+def test_pods_that_others_make_are_found_and_what_makes_none_is_passed_over(
+    text: str, pods: list[str], passed_over: list[str]
+) -> None:
+    read = read_manifests(text.encode())
+    assert [str(one.pod.ref) for one in read.pods] == pods
+    assert list(read.passed_over) == passed_over
+
+
+def test_plain_words_are_what_kubectl_reads_in_them() -> None:
+    marks = "annotations: {deployed: 2024-01-01, x: 1e}, labels: {ports: 53:53}"
+    text = f"kind: Pod\nmetadata: {{name: a, {marks}}}\nspec: {{containers: [{{name: c, command: [test, a, =, b]}}]}}\n"
+    for data in (text.encode(), text.encode("utf-16"), b"\xef\xbb\xbf" + text.encode()):
+        (pod,) = read_manifests(data).pods
+        assert pod.pod.annotations == {"deployed": "2024-01-01", "x": "1e"}
+        assert pod.pod.labels["ports"] == "53:53"
+
+
+def test_pods_beyond_a_bound_are_refused() -> None:
+    one = b'{"kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"c"}]}}'
+    many = b'{"kind":"List","items":[' + b",".join([one] * (MOST_OBJECTS + 1)) + b"]}"
+    with pytest.raises(ManifestError, match="more than 1000 objects"):
+        read_manifests(many)
 
 
 def test_pod_carries_what_kubelet_adds() -> None:

@@ -3,10 +3,11 @@
 import gzip
 import json
 import time
+import tracemalloc
 
 import pytest
 
-from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate import SimulateError, readers
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.trace import Flaw
 
@@ -302,3 +303,82 @@ def test_capacity_that_is_none_is_one_clear_error(capacity, told, read, tmp_path
         capacity = str(tmp_path / "capacity")
     with pytest.raises(SimulateError, match=told):
         read(GOOD, capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(b"id,t,u\n" + b"a" * (readers.MOST_LINE + 1), "a line of more than 1 MiB", id="line"),
+        pytest.param(b"\n" * 2000 + GOOD.encode(), "empty lines", id="blank-lines"),
+        pytest.param(b'{"a":' + b"[" * 300_000, "is no JSON", id="deep"),
+        pytest.param(b'{"a":"' + b"x" * 3_000_000, "JSON of more than 2 MiB", id="answer"),
+        pytest.param(b"a,1,1\n" * 200, "more than 100 lines", id="lines"),
+        pytest.param(GOOD.encode() + (b"x" * 1000 + b"\n") * 5000, "more than 4 MiB of text", id="text"),
+    ],
+)
+def test_file_beyond_a_bound_is_refused_and_never_unpacked_as_a_whole(content, told, read, monkeypatch):
+    monkeypatch.setattr(readers, "MOST_ANSWER", 2 << 20)
+    monkeypatch.setattr(readers, "MOST_TEXT", 4 << 20)
+    monkeypatch.setattr(readers, "MOST_LINES", 100 if told.endswith("lines") and "100" in told else 10_000_000)
+    with pytest.raises(SimulateError, match=told):
+        read(gzip.compress(content, 1))
+
+
+def test_line_of_a_gib_from_a_megabyte_of_gzip_takes_no_memory(tmp_path):
+    file = tmp_path / "bomb.csv.gz"
+    with gzip.open(file, "wb", compresslevel=1) as packed:
+        for _ in range(128):
+            packed.write(b"a" * (1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SimulateError, match="a line of more than 1 MiB"):
+            load([str(file)], "10", None)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, "x" * 3_000_000, '{"a":' * 100_000])
+def test_capacities_beyond_a_bound_are_refused_in_few_words(text, tmp_path, read):
+    (tmp_path / "capacity.json").write_text(text)
+    with pytest.raises(SimulateError) as error:
+        read(GOOD, capacity=str(tmp_path / "capacity.json"))
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("title", ["host", "pod", "machine_id", "vm", "Hostname", "whatever"])
+def test_column_that_tells_rows_of_one_time_apart_is_the_id(title, read):
+    content = f"timestamp,{title},value\n0,a,1\n0,b,3\n60,a,2\n60,b,4\n"
+    courses, flaws, _ = read(content)
+    assert courses == {"a": [(0, 1), (60, 2)], "b": [(0, 3), (60, 4)]}
+    assert flaws == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(
+            "t,zone,rack,u\n0,a,x,1\n0,b,y,2\n", "rows have one time, .* of 'zone', 'rack'; call that one id", id="two"
+        ),
+        pytest.param("t,zone,u\n0,a,1\n0,a,2\n0,b,3\n60,a,2\n", "rows have one time, .* of 'zone'", id="not-enough"),
+        pytest.param("t,number,u\n0,1,1\n0,2,2\n", "rows have one time, .* of 'number'", id="numbers"),
+        pytest.param("t,zone,u\n0,a,1\n30,b,2\n60,a,1\n90,b,2\n", "rows differ, .* of 'zone'", id="in-turn"),
+    ],
+)
+def test_rows_that_may_be_several_nodes_are_refused_and_never_made_one(content, told, read):
+    with pytest.raises(SimulateError, match=told):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("t,unit,u\n0,cores,1\n60,cores,2\n", id="the-same-in-all"),
+        pytest.param("t,memory,u\n0,7,1\n60,8,2\n", id="numbers"),
+        pytest.param("t,date,u\n0,Monday,1\n60,Tuesday,2\n", id="another-in-each"),
+    ],
+)
+def test_other_columns_of_one_node_are_ignored(content, read):
+    courses, flaws, _ = read(content)
+    assert courses == {"nodes": [(0, 1), (60, 2)]}
+    assert list(flaws) == [Flaw.OTHER_COLUMN]
