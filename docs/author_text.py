@@ -23,7 +23,7 @@ from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
 from criproxy.hooks.tiers import is_mid
 from criproxy.kube.evictions import MAX_EVICTED, change, kept_out, kept_out_for
 from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated
-from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
+from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import AppliedAdjustment
 from criproxy.pods.service_checks import MOST as MOST_CHECKS
@@ -75,9 +75,7 @@ def readers_of_pod(pod: Pod) -> None:
     ):
         with contextlib.suppress(ValueError):
             job()
-    request = PodRequest(
-        Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/poduid", Resources(), annotations=pod.annotations
-    )
+    request = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/poduid", Resources(), pod=pod)
     tuple(BandwidthHook(Bandwidth(10**6, 10**6)).adjust(request))
 
 
@@ -96,7 +94,13 @@ def _evicted(text: str) -> object:
 def _container(text: str) -> object:
     resources = Resources(cpuset_cpus=text)
     request = PodRequest(
-        Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/poduid", resources, text, (text,), frozenset({0})
+        Operation.CREATE_CONTAINER,
+        Target.CONTAINER,
+        "/offline/poduid",
+        resources,
+        text,
+        Security(added_capabilities=(text,)),
+        frozenset({0}),
     )
     return tuple(ResourcesHook(child_quota=True).adjust(request)), tuple(RealtimeHook().adjust(request))
 

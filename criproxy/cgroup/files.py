@@ -70,14 +70,14 @@ def parse_mounts(mountinfo: str) -> Mounts:
         mount, _, filesystem = line.partition(" - ")
         match mount.split(" "), filesystem.split(" "):
             case [_, _, _, "/", mount_point, *_], ["cgroup2", *_]:
-                v2 = v2 or _unescaped(mount_point)
+                v2 = v2 or unescaped(mount_point)
             case [_, _, _, "/", mount_point, *_], ["cgroup", _, options]:
                 for controller in _V1_HIERARCHIES.intersection(options.split(",")):
-                    v1.setdefault(controller, _unescaped(mount_point))
+                    v1.setdefault(controller, unescaped(mount_point))
     return Mounts(v1, v2)
 
 
-def _unescaped(name: str) -> str:
+def unescaped(name: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), name)
 
 

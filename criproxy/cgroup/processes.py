@@ -1,19 +1,16 @@
 """What /proc and the cgroups tell of processes, without a wait for the process itself, which may be starved.
 
-Which cgroups a process is in (its proc cgroup), its parent, CPU time and start, and which threads run in real time.
+Which cgroups a process is in (its proc cgroup), its parent, its CPU time and when it started.
 """
 
-import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import checked_pod
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.tree import Tree, if_there
 from criproxy.concurrency.worker import Worker
 
 _BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
@@ -102,44 +99,3 @@ def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
         cpu_s=(int(fields[_USER]) + int(fields[_SYSTEM])) / ticks_per_s,
         started=int(fields[_STARTED]),
     )
-
-
-# --- real time -------------------------------------------------------------------------------------------------------
-
-_POLICIES: Final[Mapping[int, str]] = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR: "SCHED_RR", 6: "SCHED_DEADLINE"}
-"""Source: sched(7); include/uapi/linux/sched.h."""
-
-_RESET_ON_FORK: Final = 0x40000000
-
-
-class RealtimeThreads(Struct, frozen=True):
-    """Looks at every thread in the pods' cgroups: not for the event loop, as each cgroup is read."""
-
-    tree: Tree
-    proc: str = "/proc"
-
-    def read(self, placements: Mapping[str, str]) -> dict[str, str]:
-        """In words what runs in real time, by sandbox id; `placements`: by sandbox id. Raises CgroupError."""
-        mounts = files.parse_mounts(self.tree.read(f"{self.proc}/self/mountinfo"))
-        mount, name = (mounts.v1["cpu"], "tasks") if "cpu" in mounts.v1 else (mounts.v2 or "", "cgroup.threads")
-        found = {}
-        for sandbox_id, placement in placements.items():
-            for directory in self.tree.below(mount + checked_pod(placement)[1]):
-                if words := self._first(f"{directory}/{name}"):
-                    found[sandbox_id] = words
-                    break
-        return found
-
-    def _first(self, file: str) -> str:
-        """The first such thread of a cgroup; "": there is none."""
-        threads: list[str] = []
-        with if_there():
-            threads = self.tree.read(file).split()
-        for thread in threads:
-            try:
-                policy = os.sched_getscheduler(int(thread)) & ~_RESET_ON_FORK
-            except ProcessLookupError:
-                continue
-            if policy in _POLICIES:
-                return f"thread {thread} runs under {_POLICIES[policy]}"
-        return ""

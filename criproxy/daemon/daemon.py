@@ -29,6 +29,7 @@ from criproxy.clients.link import RuntimeInfo, RuntimeLink
 from criproxy.clients.runtime import PodsRuntime
 from criproxy.clients.services import ServiceAsker
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import Worker
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
@@ -70,6 +71,7 @@ from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.host_paths import HostPaths
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
@@ -210,6 +212,7 @@ class Daemon:
         """What is known of the pods that run, and done with them; returns what the parts have of it."""
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
+        self._host_paths = HostPaths(settings.config.kubelet.root_dir)
         self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._holds = Holds(clock, self._hold_offs, settings.stops_by)
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
@@ -283,6 +286,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             kubelets_driver=self._kubelets_driver,
             holds=self._holds,
+            host_paths=self._host_paths,
             counters=self._metrics,
             log=self._log,
         )
@@ -320,10 +324,12 @@ class Daemon:
             shown=(
                 self._hold_offs,
                 self._bypass,
+                self._reload,
                 self._cpu_manager,
                 self._guard,
                 self._interference,
                 *self._round.parts,
+                self._round,
                 self._kubernetes,
                 self._inside,
                 self._outside,
@@ -359,7 +365,8 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
-            checkpoint=self._loop.predictors,
+            reload=self._reload,
+            remembered=self._remembered,
             active=self._active,
             watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
@@ -415,23 +422,25 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
-        self._hold_offs.read()  # what the predecessor was told since this one began
-        self._reload.follow_operator()
         await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
-        self._tasks.keep(_settle_soon())
+        self._tasks.attempt("settle", _settle_soon())
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
         """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
-        goes on, but that nothing is given back. A predecessor hands over what its predictors know; where its ladder
-        stands is in the file.
+        goes on, but that nothing is given back. A predecessor hands both over; one of an earlier version leaves the
+        ladder in the file.
         """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-        loading = self._tasks.keep(self._checkpointer.load(self._remember, self._loop.wait_for_checkpoint))
+        if self._upgrades.ladder is not None:
+            self._loop.harm.restore(self._upgrades.ladder, 0.0)
+            return
+        load = self._checkpointer.load(self._remember, self._loop.wait_for_checkpoint)
+        loading = self._tasks.attempt("load the checkpoint", load)
         await asyncio.wait((loading,), timeout=_LOAD_S)
 
     def _remembered(self) -> Remembered:
@@ -444,21 +453,30 @@ class Daemon:
             self._interference.restore(remembered.interference, shift_s)
 
     async def _end(self) -> None:
-        await self._upgrades.end()
-        await self._engine.stop(_GRACE_S)
+        await done_all(
+            self._log,
+            ("hand over, or say that this ends", self._upgrades.end),
+            ("stop the engine", partial(self._engine.stop, _GRACE_S)),
+            ("end the tasks", self._tasks.cancel),
+            ("end the parts", self._cease),
+            ("close the link to the runtime", self._link.close),
+            ("close the box", self._box.close),
+            ("close the CPU manager", self._cpu_manager.close),
+            ("close the reader of processes", self._proc_cgroups.close),
+            ("close the reader of paths", self._host_paths.close),
+            ("close the parts", self._round.close),
+            ("close the thread for looks", self._looks.close),
+            ("close the thread for files", self._disk_reader.close),
+            ("close the thread for the config", self._reload.close),
+            ("release the sockets", self._active.release_sockets),
+        )
+
+    async def _cease(self) -> None:
+        """What they know last is saved, if they worked here until now."""
         worked = self._active.goes_on
-        await self._tasks.cancel()
         await self._active.cease()
         if worked:
             await self._checkpointer.save_last(self._remembered)
-        await self._link.close()
-        self._box.close()
-        self._cpu_manager.close()
-        self._proc_cgroups.close()
-        self._round.close()
-        self._looks.close()
-        self._disk_reader.close()
-        self._active.release_sockets()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -476,7 +494,7 @@ class Daemon:
         else:
             await self._reconciler.connected()
         self._upgrades.listed.set()
-        self._tasks.keep(self._kubelets_driver.find())
+        self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
 
 
 class _PodsOfDaemon(PodObserver, Struct):

@@ -16,6 +16,7 @@ from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.policy_settings import policy
 from criproxy.pods.reconciler import ReconcilerSettings
+from criproxy.pods.stopping import ON_CLOSE
 
 _HOLD_TICKS: Final = 2
 
@@ -69,7 +70,8 @@ def admission(now: NodeSettings) -> AdmissionSettings:
 
 
 def placing(now: NodeSettings, *, child_quota: bool) -> PlacingSettings:
-    return PlacingSettings(admission(now), offline_chain(now.config.hooks(child_quota=child_quota)))
+    hooks = now.config.hooks(child_quota=child_quota)
+    return PlacingSettings(admission(now), offline_chain(hooks), hooks.hardening)
 
 
 def box(now: NodeSettings) -> BoxSettings:
@@ -98,5 +100,5 @@ def reconciler(now: NodeSettings) -> ReconcilerSettings:
     limits = now.modes.limits
     adopt = Mode.DRY_RUN not in now.modes
     if now.writes and now.stage.drain:
-        return ReconcilerSettings("evict", adopt, "the schedule is off")
+        return ReconcilerSettings("evict", adopt, "the schedule is off", ON_CLOSE)
     return ReconcilerSettings(now.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)

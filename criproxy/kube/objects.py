@@ -54,6 +54,7 @@ class Meta(Struct, frozen=True, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] | None = None
+    labels: Mapping[str, str] | None = None
     owner_references: tuple[Owner, ...] | None = None
 
 

@@ -81,6 +81,7 @@ class HoldOffs(Shows, Struct):
     log: FilteringBoundLogger
     _all: Mapping[str, HoldOff] = {}
     """By uid. Replaced as a whole: the status reads it from its thread."""
+    resting: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what holds -------------------------------------------------------------------------------------------------
@@ -129,6 +130,15 @@ class HoldOffs(Shows, Struct):
         else:
             self._all = {one.uid: one for one in found}
 
+    async def rest(self) -> None:
+        """Until `resume`, another process answers operators. What is under way here is in the file by then."""
+        self.resting = True
+        async with self._turn:
+            pass
+
+    def resume(self) -> None:
+        self.resting = False
+
     async def hold(self, name: str, uid: str, seconds: float, reason: str) -> HoldOff:
         """From now on; one of the same is replaced. Raises ValueError, saying what is wrong, or OSError."""
         if not 1.0 <= seconds <= MOST_S:
@@ -167,6 +177,8 @@ class HoldOffs(Shows, Struct):
 
     async def _keep(self, wanted: Mapping[str, HoldOff]) -> None:
         """What can't be written would be forgotten by a restart, so it does not hold."""
+        if self.resting:
+            raise OSError("another criproxy takes over just now: say it again")
         await self.worker.run("write the hold-offs", lambda: self._write(wanted.values()))
         self._all = wanted
 

@@ -174,7 +174,7 @@ class PlacementCheck(PodObserver, Part, Struct):
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
-                self.stops.stop(one.sandbox, f"it is outside the box, at {where}")
+                self.stops.stop(one.sandbox, f"it is outside the box, at {where}", ON_UNBOUNDED)
         return failure
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:

@@ -33,6 +33,9 @@ UNJUDGED: Mapping[str, Any] = {"enabled": False}
 """For [interference], in tests that others share the machine with, and that are not about harm: what others make online
 pods wait for is no harm of the box's, yet may be taken for it, and then no offline pod is let in."""
 
+ON_THE_HOSTS_NETWORK: Mapping[str, Any] = {"refuse_host_namespaces": ["pid", "ipc"]}
+"""For [hardening]: the lab's pods have no network of their own."""
+
 
 class Criproxy:
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
@@ -148,6 +151,7 @@ class Criproxy:
             "proxy": {"listen": str(self.socket), "runtime": str(self._runtime), "engine": ENGINE},
             "observe": {"address": self.address},
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
+            "hardening": ON_THE_HOSTS_NETWORK,
         }
         return {table: {**own.get(table, {}), **config.get(table, {})} for table in {**own, **config}}
 

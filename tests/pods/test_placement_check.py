@@ -91,7 +91,7 @@ class Bench:
             self,
         )
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, why))
 
     def count(self, name: str) -> None:

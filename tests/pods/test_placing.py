@@ -3,14 +3,16 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import PodParent
-from criproxy.hooks import Chain
-from criproxy.hooks.offline import OfflineRules
+from criproxy.hooks import Chain, HookSettings
+from criproxy.hooks.hardening import Hardening
+from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     UNLIMITED,
@@ -20,6 +22,7 @@ from criproxy.model import (
     PodRequest,
     Resources,
     Sandbox,
+    Security,
     Target,
     Unlimited,
 )
@@ -128,6 +131,60 @@ def test_refusal_is_in_ascii_and_of_no_great_length_whatever_the_pod_is_called()
     assert isinstance(outcome, RefusedCall)
     assert outcome.words.isascii()
     assert len(outcome.words) < 20_000
+
+
+# --- what an offline pod may not ask for -----------------------------------------------------------------------------
+
+PRIVILEGED, ON_PATHS = Security(privileged=True), Security(host_paths=("/data", "/mnt/link"))
+
+
+def with_security(call: FakeCall, security: Security) -> FakeCall:
+    call.parts[0].security = security
+    return call
+
+
+def hardened(**settings: Any) -> PlacingBench:
+    bench = PlacingBench(runtime=placed())
+    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(**settings)))
+    bench.host_paths.refused = frozenset(["/mnt/link"])
+    return bench
+
+
+@pytest.mark.parametrize("call", [start(OFFLINE), create(OFFLINE)], ids=["start", "create"])
+def test_privileged_offline_pod_is_refused_and_told_why(call: FakeCall) -> None:
+    outcome = hardened().place(with_security(call, PRIVILEGED))
+    assert isinstance(outcome, RefusedCall)
+    assert outcome.cause is Cause.UNBOUNDABLE
+    assert "may not have privileged" in outcome.words
+    assert "hardening.allow" in outcome.words
+
+
+@pytest.mark.parametrize("security", [PRIVILEGED, ON_PATHS], ids=["privileged", "paths"])
+def test_what_an_online_pod_asks_for_is_nobody_s_concern(security: Security) -> None:
+    bench = hardened()
+    assert passes(bench.place(with_security(start(ONLINE), security)))
+    assert passes(bench.place(with_security(create(ONLINE, "s2"), security)))
+    assert bench.host_paths.asked == []
+
+
+def test_container_with_a_path_that_leads_out_of_the_box_is_refused() -> None:
+    bench = hardened()
+    assert refused(bench.place(with_security(create(OFFLINE), ON_PATHS))) is Cause.UNBOUNDABLE
+    assert bench.host_paths.asked == ["/data", "/mnt/link"]
+    harmless = Security(host_paths=("/data",))
+    assert adjusted(bench.place(with_security(create(OFFLINE), harmless)))["cgroup_parent"] == BOXED
+
+
+def test_pod_that_the_node_s_file_allows_has_what_it_asks_for() -> None:
+    bench = hardened(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
+    for call in (start(OFFLINE), create(OFFLINE)):
+        assert "seccomp" not in adjusted(bench.place(with_security(call, Security(True, ("pid",), True))))
+    assert adjusted(bench.place(with_security(create(OFFLINE), ON_PATHS)))["cgroup_parent"] == BOXED
+
+
+def test_container_without_a_profile_gets_the_runtime_s() -> None:
+    call = with_security(create(OFFLINE), Security(unconfined=True))
+    assert adjusted(hardened().place(call))["seccomp"] == "RuntimeDefault"
 
 
 def test_tier_that_a_pod_puts_itself_into_reaches_the_box_and_the_inventory() -> None:

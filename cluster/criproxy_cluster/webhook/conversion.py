@@ -20,7 +20,8 @@ How it works
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
 - A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
-  first. Annotations that say what it asks for, which nodes would believe, are taken away from it.
+  first. Its annotation says that nothing was converted: nodes take it for a mark, too. What else its author has written
+  there of what it asks for, which nodes would believe, is taken away.
 
 `spec.overhead` stays: the API server's RuntimeClass admission refuses a pod whose overhead is not its RuntimeClass's,
 also after a webhook. `warnings` says so, and that the RuntimeClass may have its overhead in extended resources.
@@ -112,7 +113,8 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
     if keeps_requests(pod):
-        _forget_records(meta)
+        meta["annotations"] = _without_records(meta)
+        _record(meta, {})
     else:
         _convert_resources(meta, spec, settings)
     _set_priority(spec, settings)
@@ -165,7 +167,7 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
         raise ConversionError(
             "spec.resources", "an offline pod can't ask as a whole", "write requests and limits for its containers"
         )
-    annotations = dict(_table(meta.get("annotations"), "metadata.annotations"))
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
     before = _recorded(annotations.get(RESOURCES))
     by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
     record: dict[str, Json] = {kind: {} for kind in _RECORDED}
@@ -182,17 +184,18 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
                 record[kind][name] = made | (sidecar if kind == "initContainers" else {})
     for what in LEAST:
         _ask_for_the_least(what, spec, record["containers"], settings)
-    named = {kind: dict(sorted(of.items())) if kind == "containers" else of for kind, of in record.items() if of}
-    annotations[RESOURCES] = msgspec.json.encode(named).decode()
-    meta["annotations"] = annotations
+    _record(meta, {kind: dict(sorted(of.items())) if kind == "containers" else of for kind, of in record.items() if of})
 
 
-def _forget_records(meta: Json) -> None:
+def _record(meta: Json, converted: Json) -> None:
+    """Write our own in any case: whatever an author has written there, nodes would take for ours."""
+    text = msgspec.json.encode({"containers": {}, **converted}).decode()
+    meta["annotations"] = {**_table(meta.get("annotations"), "metadata.annotations"), RESOURCES: text}
+
+
+def _without_records(meta: Json) -> Json:
     annotations = _table(meta.get("annotations"), "metadata.annotations")
-    if kept := {name: text for name, text in annotations.items() if name not in (RESOURCES, EXTENDED_SPEC)}:
-        meta["annotations"] = kept
-    else:
-        meta.pop("annotations", None)
+    return {name: text for name, text in annotations.items() if name not in (RESOURCES, EXTENDED_SPEC)}
 
 
 def _convert(where: str, resources: Json, spare: Json, before: Json, settings: ConversionSettings) -> Json:

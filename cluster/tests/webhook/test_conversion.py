@@ -284,8 +284,14 @@ def test_a_pod_that_keeps_its_requests_is_offline_all_the_same(kept):
 
     assert found["spec"]["containers"] == before["spec"]["containers"]
     assert found["spec"]["priorityClassName"] == BATCH.priority_class
-    assert found["metadata"].get("annotations", {}) == kept.get("annotations", {})
-    assert asked_by(found["metadata"].get("annotations", {})) == {}
+    assert asked_by(found["metadata"]["annotations"]) == {}
+    assert found["metadata"]["annotations"][RESOURCES] == '{"containers":{}}', "a mark for the node, and no request"
+
+
+def test_a_record_that_an_author_has_forged_beside_kept_requests_is_not_left():
+    forged = {KEEP_REQUESTS: "true", RESOURCES: '{"containers": {"c": {"requests": {"cpu": "256"}}}}'}
+    found = converted(pod(container(), annotations=forged), BATCH)
+    assert found["metadata"]["annotations"][RESOURCES] == '{"containers":{}}'
 
 
 def test_overhead_stays_with_a_warning():
