@@ -7,8 +7,10 @@ its own. A moment with two writers: a write of one that the API server took afte
 import json
 import random
 import signal
+import threading
 import time
-from itertools import pairwise
+from contextlib import contextmanager
+from itertools import cycle, pairwise
 
 import pytest
 
@@ -92,6 +94,28 @@ def freezes_without_a_network(side, luck):
     freezes(side, luck)
 
 
+@contextmanager
+def stirred(plane, nodes):
+    """There is always something to write: a node is switched off or on again, ten times a second."""
+    ended = threading.Event()
+
+    def stir():
+        for node, off in zip(cycle(nodes), cycle([True] * len(nodes) + [False] * len(nodes)), strict=False):
+            if ended.wait(0.1):
+                return
+            plane.merge(node, {"metadata": {"labels": {SWITCH: "off" if off else None}}})
+
+    thread = threading.Thread(target=stir)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        for node in nodes:
+            plane.merge(node, {"metadata": {"labels": {SWITCH: None}}})
+
+
 EVILS = (freezes, dies, is_cut, loses_its_network, is_answered_late, freezes_without_a_network)
 
 
@@ -130,12 +154,13 @@ def test_whatever_happens_never_do_two_write_and_all_comes_into_force(plane, sid
     for side, before in zip(sides, ("", UNREAD), strict=True):
         side.start(before)
     until(lambda: leader(plane), 60.0)
-    for number in range(ROUNDS):
-        plane.merge(f"{POLICIES}/two", {"spec": {"settings": {"cpu": {"reserve_cores": number + 2}}}})
-        leads = next((side for side in sides if side.replica.leads()), sides[0])
-        evil = EVILS[number % len(EVILS)]
-        print(f"{number}: {evil.__name__}")
-        evil(leads if luck.random() < 0.8 else luck.choice(sides), luck)
+    with stirred(plane, nodes):
+        for number in range(ROUNDS):
+            plane.merge(f"{POLICIES}/two", {"spec": {"settings": {"cpu": {"reserve_cores": number + 2}}}})
+            leads = next((side for side in sides if side.replica.leads()), sides[0])
+            evil = EVILS[number % len(EVILS)]
+            print(f"{number}: {evil.__name__}")
+            evil(leads if luck.random() < 0.8 else luck.choice(sides), luck)
     settings = {"cpu": {"reserve_cores": ROUNDS + 1}}
     until(lambda: all(told(plane, node) == settings for node in nodes), 2 * DURATION_S + 30.0)
 

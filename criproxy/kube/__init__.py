@@ -13,7 +13,7 @@ needed, so there is no account and no role of ours.
                                            └──▶ policy        the annotation, and the report about it
 
 What is decided is in pure modules: `http1` (bytes in, a response out), `retry` (whether and when to try again),
-`watch_law` (what to do next for an unbroken view of one object), `extended_resources` (which numbers, and when),
+`criproxy.vocabulary.watching` (an unbroken view of an object), `extended_resources` (which numbers, and when),
 `objects` (what is read of and written to the API).
 
 The rest of criproxy never waits for any of this. Each part is a task of its own that only leaves its newest result;

@@ -225,9 +225,9 @@ def test_of_an_endless_line_little_is_kept_and_the_next_one_is_read():
 
 def test_what_cannot_be_read_is_told_of_once():
     unread = Unread()
-    bad, again = (Item("MODIFIED", "n", version, problem="it is odd") for version in "12")
-    worse, good = Item("MODIFIED", "n", "3", problem="it is worse"), Item("MODIFIED", "n", "4")
-    assert [unread.is_news(item) for item in (bad, again, worse, good, bad)] == [True, False, True, False, True]
+    problems = ["it is odd", "it is odd", "it is worse", "", "it is odd"]
+    items = [Item[Thing]("MODIFIED", "n", str(number), problem=problem) for number, problem in enumerate(problems)]
+    assert [unread.is_news(item) for item in items] == [True, False, True, False, True]
 
 
 # --- what is asked next ----------------------------------------------------------------------------------------------

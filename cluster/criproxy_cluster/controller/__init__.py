@@ -2,8 +2,12 @@
 
 How it works
 ------------
-    leader ──▶ controller ──▶ fleet ──▶ policies, node_law ──▶ what is written to Nodes and ColocationPolicies
+    leader ──▶ controller ──▶ fleet ──▶ policies, node_law ──▶ queue ──▶ what is written to Nodes and ColocationPolicies
+                   ▲
+               follower (lists and watches)
 
-What is decided is pure: `lease_law` (who leads), `policies` (what is said to which nodes), `node_law` (what is written
-to one), `fleet` (which nodes a change concerns, and each policy's figures). `leader` and `controller` act.
+What is decided is pure: `lease_law` (who leads, and until when), `policies` (what is said to which nodes), `node_law`
+(what is written to one), `fleet` (which nodes a change concerns, and each policy's figures), and of the vocabulary
+`watching` (how lists and watches are read, and what is asked next). `leader`, `follower` and `controller` act; `queue`
+says who writes what next.
 """

@@ -10,6 +10,7 @@ from lightkube.config.models import Cluster, User
 from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import install_lease, node, until
+from cluster.tests.stepped import SteppedTime
 from criproxy_cluster.controller import leader as module
 from criproxy_cluster.controller import lease_law
 from criproxy_cluster.controller.leader import END_S, LEASE, Leader, WorkError
@@ -301,12 +302,12 @@ def test_no_write_leaves_after_the_term_though_requests_of_the_lease_hang(kube, 
     stepped(scenario())
 
 
-def test_no_write_leaves_after_the_machine_was_suspended(kube, stepped, log, short):
+def test_no_write_leaves_after_the_machine_was_suspended(kube, stepped, log, short, monkeypatch):
     async def scenario():
         install_lease(kube)
         async with writing(kube, log):
             kube.hangs = "leases"
-            module.time.suspended_s += 60.0
+            monkeypatch.setattr(SteppedTime, "suspended_s", 60.0)
             before = len(kube.seen("patch", "nodes"))
             await asyncio.sleep(5.0)
             assert len(kube.seen("patch", "nodes")) == before
@@ -321,7 +322,7 @@ def test_work_that_goes_on_writes_in_no_later_term(kube, stepped, log, short):
         install_lease(kube)
         kube.put("nodes", node("n1"))
         async with kube.client() as client:
-            writes, left = Writes(kube, client), []
+            writes, left = Writes(kube, client), list[asyncio.Task]()
 
             async def work():
                 if not left:
@@ -338,8 +339,8 @@ def test_work_that_goes_on_writes_in_no_later_term(kube, stepped, log, short):
             await until(lambda: one.leads)
             await asyncio.sleep(1.0)
             assert len(kube.seen("patch", "nodes")) == before
-            for one in (task, *left):
-                one.cancel()
+            for either in (task, *left):
+                either.cancel()
             await asyncio.wait((task,))
 
     stepped(scenario())
@@ -381,7 +382,7 @@ def test_the_follower_counts_from_after_the_answer(kube, stepped, log, short):
     stepped(scenario())
 
 
-def test_the_client_asks_right_before_the_bytes_are_sent():
+def test_the_client_asks_right_before_the_bytes_are_sent(log):
     """After the wait for a connection, which may be long: over HTTP, with a server that is slow to accept."""
 
     async def scenario():
@@ -393,7 +394,7 @@ def test_the_client_asks_right_before_the_bytes_are_sent():
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        checks = []
+        checks = list[None]()
 
         class Asked(module.Term):
             def check(self):
@@ -402,8 +403,7 @@ def test_the_client_asks_right_before_the_bytes_are_sent():
                     raise Trouble("this replica leads no more")
 
         async with client_of(f"http://127.0.0.1:{port}") as client:
-            module.keep_to_terms(client)
-            module._TERM.set(Asked(None))
+            module._TERM.set(Asked(Leader(client, SYSTEM, "a", forever, log)))
             with pytest.raises(Trouble, match="leads no more"):
                 await client.patch(NodeResource, "n1", {})
             assert len(checks) == 2
