@@ -1,6 +1,7 @@
 """Days on which something of the cluster's side is away, doubled or removed, against a real API server."""
 
 import asyncio
+import base64
 import json
 import signal
 import time
@@ -11,12 +12,13 @@ from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
 from cluster.integration.objects import CPU, POLICIES, policy, put_node, ready, until
+from criproxy_cluster.certificates.keeper import AUTHORITY, SERVING
 from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.lease_law import DURATION_S, RETRY_S
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
 from criproxy_cluster.vocabulary.times import rfc3339
 from integration.lab.clocks import wrong_clock
-from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica
+from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica, account_config, run
 from integration.lab.control_plane import ApiError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
@@ -101,7 +103,7 @@ def test_leader_that_was_frozen_leads_no_more_and_does_not_undo_what_came_since(
 def test_two_controllers_at_once_write_the_same_and_come_to_rest(plane):
     """Without a Lease between them, which is worse than anything that the Lease lets happen."""
     nodes = [put_node(plane, f"both-{number}", labels={"pool": "c"}) for number in range(10)]
-    config = KubeConfig.from_file(str(plane.account_kubeconfig(SYSTEM, "criproxy-cluster"))).get()
+    config = KubeConfig.from_file(str(plane.account_kubeconfig(SYSTEM, "criproxy-controller"))).get()
 
     async def both():
         log = structlog.wrap_logger(structlog.PrintLogger())
@@ -168,6 +170,7 @@ HURRY_AWAY_S = 30.0
 HURRY = f"from criproxy_cluster.controller import node_law; node_law.AWAY_S, node_law.TRUST_S = {HURRY_AWAY_S}, 16.0"
 """For a replica: a quarter of an hour is 30 s, and a node that lives says so each 8."""
 
+SECRETS = f"/api/v1/namespaces/{SYSTEM}/secrets"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
 
 
@@ -299,7 +302,7 @@ def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_l
     policies = [policy(f"outage-{cores}", {"pool": "f"}, {"cpu": {"reserve_cores": cores}}) for cores in (1, 2)]
     plane.call("POST", POLICIES, policies[0])
     replica = Replica(plane, "outage")
-    replica.start(before=HURRY, own_certificate=True)
+    replica.start(before=HURRY)
     try:
         replica.serve()
         until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 1}})
@@ -354,13 +357,18 @@ def lends(plane, node):
 
 
 @pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
-def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane, hours, converted):
-    plane.merge(f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls", {"data": None})
+def test_api_server_takes_the_certificate_of_a_job_with_a_wrong_clock(plane, hours, converted, tmp_path):
+    for name in (AUTHORITY, SERVING):
+        plane.merge(f"{SECRETS}/{name}", {"data": None})
+    environment = {"KUBECONFIG": str(account_config(plane, "criproxy-certificates", tmp_path))}
+    job = run(["certificates"], tmp_path / "log", {**environment, **wrong_clock(hours)})
+    until(lambda: not job.is_alive(), 60.0)
+    data = plane.call("GET", f"{SECRETS}/{SERVING}")["data"]
     replica = Replica(plane, f"certifies-{hours % 24}")
-    replica.start(wrong_clock(hours), own_certificate=True)
+    replica.mount({name: base64.b64decode(text) for name, text in data.items()})
+    replica.start()
     try:
         replica.serve()
-        until(lambda: "certificate_loaded" in replica.log.read_text())
         requests = until(converted)
         assert requests[CPU] == "1500"
     finally:

@@ -6,9 +6,10 @@ say, the rights of the replicas' account, too.
 
 import base64
 import json
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,56 @@ def install(plane: ControlPlane) -> None:
         plane.kubectl("apply", "--warnings-as-errors", "-k", str(MANIFESTS / name))
 
 
+def account_config(plane: ControlPlane, account: str, folder: Path) -> Path:
+    """A kubeconfig with the rights of an account of the manifests."""
+    config: dict[str, Any] = json.loads(plane.account_kubeconfig(SYSTEM, account).read_text())
+    config["contexts"][0]["context"]["namespace"] = SYSTEM
+    file = folder / f"{account}.conf"
+    file.write_text(json.dumps(config))
+    return file
+
+
+def run(arguments: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, before: str = "") -> Process:
+    """`criproxy-cluster` with these arguments."""
+    main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
+    environment = {"PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
+    return Process("criproxy-cluster", [sys.executable, "-c", main, *arguments], log, environment)
+
+
 def leader(plane: ControlPlane) -> str:
     """Whom the Lease names; "": nobody."""
     return str(plane.call("GET", LEASE)["spec"].get("holderIdentity", ""))
 
 
-class Replica:
-    """`criproxy-cluster run` with a certificate of the plane's authority. `process` is there once it was started."""
+class Processes:
+    """The processes of a replica, as one thing that lives and ends. `pid` is the controller's."""
 
-    process: Process
+    def __init__(self, webhook: Process, controller: Process) -> None:
+        self.webhook, self.controller = webhook, controller
+        self.pid = controller.pid
+
+    def stop(self) -> None:
+        for one in (self.controller, self.webhook):
+            one.stop()
+
+    def kill(self) -> None:
+        for one in (self.controller, self.webhook):
+            one.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        for one in (self.controller, self.webhook):
+            one.signal(number)
+
+    def is_alive(self) -> bool:
+        return self.controller.is_alive() and self.webhook.is_alive()
+
+
+class Replica:
+    """`criproxy-cluster webhook`, with a certificate of the plane's authority, and `criproxy-cluster controller`, with
+    the rights of its account. `process` is there once it was started.
+    """
+
+    process: Processes
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
         self._plane = plane
@@ -54,22 +96,16 @@ class Replica:
 
     @property
     def log(self) -> Path:
+        """Of both of its processes."""
         return self._folder / "log"
 
-    def start(self, env: Mapping[str, str] | None = None, *, before: str = "", own_certificate: bool = False) -> None:
-        """`env` is added to its environment, `before` is Python that it runs first.
-
-        With a certificate of its own, the API server is to find it by `serve`.
-        """
-        config: dict[str, Any] = json.loads(self._plane.account_kubeconfig(SYSTEM, "criproxy-cluster").read_text())
-        config["contexts"][0]["context"]["namespace"] = SYSTEM
-        kubeconfig = self._folder / "kubeconfig"
-        kubeconfig.write_text(json.dumps(config))
-        main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
-        command = [sys.executable, "-c", main, "run", "--port", str(self.port)]
-        certificates = [] if own_certificate else ["--certificates", str(self._folder)]
-        environment = {"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
-        self.process = Process("criproxy-cluster", [*command, *certificates], self.log, environment)
+    def start(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:
+        """`env` is added to its environment, `before` is Python that each process runs first."""
+        certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
+        webhook = run(["webhook", *certificates], self.log, env, before=before)
+        config = account_config(self._plane, "criproxy-controller", self._folder)
+        controller = run(["controller"], self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
+        self.process = Processes(webhook, controller)
 
     def leads(self) -> bool:
         return leader(self._plane).endswith(f"-{self.process.pid}")

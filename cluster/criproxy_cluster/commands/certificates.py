@@ -1,0 +1,25 @@
+"""`criproxy-cluster certificates`: makes what is due of the webhook's certificates, and ends."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+
+from lightkube.core.async_client import AsyncClient
+
+from criproxy_cluster.certificates.keeper import CertificateKeeper
+from criproxy_cluster.commands.logs import json_log
+from criproxy_cluster.requests import Trouble
+
+
+def main() -> int:
+    try:
+        asyncio.run(_keep())
+    except Trouble as trouble:
+        print(f"criproxy-cluster: {trouble}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _keep() -> None:
+    async with AsyncClient(field_manager="criproxy-cluster") as client:
+        await CertificateKeeper(client, client.namespace, json_log()).keep(datetime.now(UTC))
