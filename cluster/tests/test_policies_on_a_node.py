@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from cluster.tests.controller.test_fleet import WALL, policy
+from criproxy.concurrency.clock import Clock
 from criproxy.config import Config, OwnFiles
-from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiAnswer, ApiRequest
 from criproxy.kube.objects import Node
 from criproxy.kube.policy import PolicyFollower

@@ -17,7 +17,7 @@ from criproxy.vocabulary.presets import MARKS, OWN_MARK, Mark
 _SHOWN: Final = 80
 """Characters of a pod's own text that a reason repeats."""
 
-_CONFIG_SOURCE: Final = "kubernetes.io/config.source"
+CONFIG_SOURCE: Final = "kubernetes.io/config.source"
 """Set by kubelet on every pod: "api", or how it found a static one ("file", "http")."""
 
 
@@ -107,7 +107,7 @@ class OfflineRules(Struct, frozen=True):
 
 def is_static_system_pod(pod: Pod) -> bool:
     """Whether kubelet took the pod from a file or URL of the node, into kube-system."""
-    return pod.ref.namespace == "kube-system" and pod.annotations.get(_CONFIG_SOURCE, "api") != "api"
+    return pod.ref.namespace == "kube-system" and pod.annotations.get(CONFIG_SOURCE, "api") != "api"
 
 
 def _quoted(text: str) -> str:

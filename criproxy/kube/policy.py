@@ -37,14 +37,15 @@ import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Override, OwnFiles
-from criproxy.control.clock import Clock
+from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
-from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy, PolicyReport, merged, split
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, NodePolicy, PolicyReport, is_deep, merged, split
 
 T = TypeVar("T")
 
@@ -103,9 +104,12 @@ def parsed(text: str) -> NodePolicy:
     if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
         raise PolicyError(f"it has more than {MAX_POLICY_BYTES} bytes")
     try:
-        return msgspec.json.decode(text, type=NodePolicy)
+        found = msgspec.json.decode(text, type=NodePolicy)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
+    if is_deep(found.settings):
+        raise PolicyError(f"its settings are nested more than {MOST_DEEP} levels deep")
+    return found
 
 
 def parts_of(text: str, policy: NodePolicy) -> tuple[NodePolicy, ...]:
@@ -157,7 +161,7 @@ class PolicyFile:
 
     def write(self, in_force: InForce) -> None:
         """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        statefile.make_directory(self.path.parent)
         _write(self._parts, in_force.parts)
         _write(self.path, in_force.policy)
 
@@ -169,7 +173,7 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, content: object) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=statefile.private) as file:
         file.write(msgspec.json.encode(content))
         file.flush()
         os.fsync(file.fileno())
@@ -249,7 +253,7 @@ class PolicyFollower:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
             self.in_force = self._kept = await _apart("read the policy", self._file.read)
-        except (OSError, RuntimeError, StuckError, PolicyError) as error:
+        except (OSError, RuntimeError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
                 file=str(self._file.path),
@@ -366,7 +370,7 @@ class PolicyFollower:
         if in_force != self._kept:
             try:
                 await _apart("keep the policy", lambda: self._file.write(in_force))
-            except (OSError, RuntimeError, StuckError) as error:
+            except (OSError, RuntimeError) as error:
                 return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
             self._kept = in_force
         return ""

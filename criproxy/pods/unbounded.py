@@ -21,15 +21,15 @@ from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.worker import Worker
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.model.shown import Gauge, listed
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
+from criproxy.pods.stopping import ON_UNBOUNDED, Leave, PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
 
@@ -144,8 +144,8 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
                     "offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why, was_online=was
                 )
         self._logged = frozenset(found)
-        stops = self.shared.holds.stops
-        wanted = {one: (pod, _WHY) for one, (pod, _) in found.items() if one not in online and stops(ON_UNBOUNDED, pod)}
+        leaves = {one: Leave(pod, _WHY, ON_UNBOUNDED) for one, (pod, _) in found.items() if one not in online}
+        wanted = {one: leave for one, leave in leaves.items() if self.stopper.stands(leave)}
         await self.stopper.stop_all(wanted, patient=wanted.keys())
 
     async def _online(self) -> frozenset[str]:

@@ -22,6 +22,9 @@ PLURAL: Final = "colocationpolicies"
 MAX_POLICY_BYTES: Final = 64 * 1024
 """Of each annotation. All of an object together have 256 KiB. Source: apimachinery, TotalAnnotationSizeLimitB."""
 
+MOST_DEEP: Final = 16
+"""Levels of nesting in settings. What follows a value down has a stack that ends somewhere."""
+
 SCHEDULE: Final[Mapping[str, str]] = {
     "timeZone": "time_zone",
     "windows": "windows",
@@ -37,11 +40,19 @@ NODES_OWN: Final = (
     "colocation.on_unbounded",
     "colocation.presets",
     "colocation.rules",
+    "hardening.allow",
+    "hardening.capabilities",
+    "hardening.refuse_host_namespaces",
+    "hardening.refuse_host_paths",
+    "hardening.refuse_privileged",
+    "hardening.seccomp",
+    "hardening.verified_only",
     "pids.max_ratio",
 )
-"""Keys that a policy can't set, though a change of them needs no restart: which pods are offline, which pods are
-stopped as they run outside the box, and what holds while criproxy is down. A node's own file has them. What a policy
-says there has no effect, and the rest of it holds: refused as a whole, it would take its switch with it.
+"""Keys that a policy can't set, though a change of them needs no restart: which pods are offline, which are stopped as
+they run outside the box, what is kept from offline pods, and what holds while criproxy is down. A node's own file
+has them. What a policy says there has no effect, and the rest of it holds: refused as a whole, a policy of before would
+take its switch with it.
 """
 
 
@@ -90,3 +101,10 @@ def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
             ignored.append(key)
             left[section] = {other: value for other, value in table.items() if other != name}
     return left, tuple(ignored)
+
+
+def is_deep(value: object, levels: int = MOST_DEEP) -> bool:
+    """Whether a value, as read from JSON, is nested more than so many levels deep."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list) and (levels == 0 or any(is_deep(one, levels - 1) for one in value))

@@ -30,10 +30,11 @@ def install(plane: ControlPlane) -> None:
         plane.kubectl("apply", "--warnings-as-errors", "-k", str(MANIFESTS / name))
 
 
-def account_config(plane: ControlPlane, account: str, folder: Path) -> Path:
-    """A kubeconfig with the rights of an account of the manifests."""
+def account_config(plane: ControlPlane, account: str, folder: Path, server: str = "") -> Path:
+    """A kubeconfig with the rights of an account of the manifests. `server`: see `Replica`."""
     config: dict[str, Any] = json.loads(plane.account_kubeconfig(SYSTEM, account).read_text())
     config["contexts"][0]["context"]["namespace"] = SYSTEM
+    config["clusters"][0]["cluster"]["server"] = server or plane.url
     file = folder / f"{account}.conf"
     file.write_text(json.dumps(config))
     return file
@@ -81,8 +82,10 @@ class Replica:
 
     process: Processes
 
-    def __init__(self, plane: ControlPlane, name: str) -> None:
+    def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
+        """`server`: the URL by which it finds the API server; "": the plane's own."""
         self._plane = plane
+        self._server = server
         self._folder = plane.directory / name
         self._folder.mkdir(parents=True, exist_ok=True)
         (self.port,) = free_ports(1)
@@ -103,7 +106,7 @@ class Replica:
         """`env` is added to its environment, `before` is Python that each process runs first."""
         certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
         webhook = run(["webhook", *certificates], self.log, env, before=before)
-        config = account_config(self._plane, "criproxy-controller", self._folder)
+        config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
         controller = run(["controller"], self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
         self.process = Processes(webhook, controller)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules, Rule, Subject, Test
 from criproxy.model import Pod, PodRef
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, BudgetError, Holds, PodStopper
-from criproxy.pods.unbounded import WasOnline, WasOnlineFile, UnboundedPods
+from criproxy.pods.unbounded import UnboundedPods, WasOnline, WasOnlineFile
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off as offs
 from tests.fakes.pods import FakePodsRuntime
@@ -48,7 +48,7 @@ def bench(
     hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
     holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    stopper = PodStopper(runtime, shared.log, runtime)  # type: ignore[arg-type]
+    stopper = PodStopper(runtime, shared.log, runtime, holds)  # type: ignore[arg-type]
     return UnboundedPods(shared, stopper, file or NoFile(), rules), runtime  # type: ignore[arg-type]
 
 

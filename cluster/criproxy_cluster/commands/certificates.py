@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from lightkube.core.async_client import AsyncClient
 
 from criproxy_cluster.certificates.keeper import CertificateKeeper
-from criproxy_cluster.commands.logs import json_log
-from criproxy_cluster.requests import Trouble
+from criproxy_cluster.log import begin
+from criproxy_cluster.requests import Trouble, prepare
 
 
 def main() -> int:
@@ -22,4 +22,5 @@ def main() -> int:
 
 async def _keep() -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
-        await CertificateKeeper(client, client.namespace, json_log()).keep(datetime.now(UTC))
+        prepare(client)
+        await CertificateKeeper(client, client.namespace, begin()).keep(datetime.now(UTC))

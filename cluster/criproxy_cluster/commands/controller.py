@@ -6,15 +6,19 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from lightkube.core.async_client import AsyncClient
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.commands.logs import json_log
 from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.leader import Leader
+from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
+from criproxy_cluster.requests import prepare
+
+END_S: Final = 5
+"""All parts have ended: no longer after that does the process go on."""
 
 
 async def run(client: AsyncClient, log: FilteringBoundLogger) -> None:
@@ -48,10 +52,14 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def main() -> int:
-    asyncio.run(_run(json_log()))
+    asyncio.run(_run(begin()))
     return 0
 
 
 async def _run(log: FilteringBoundLogger) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
-        await run(client, log)
+        prepare(client)
+        try:
+            await run(client, log)
+        finally:
+            signal.alarm(END_S)  # whoever goes on though it was cancelled

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.commands.logs import json_log
+from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
 from criproxy_cluster.webhook.app import WebhookAnswers
 from criproxy_cluster.webhook.certificates import ServerCertificate
@@ -39,5 +39,5 @@ async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
 
 
 def main(settings: WebhookSettings) -> int:
-    asyncio.run(serve(settings, json_log()))
+    asyncio.run(serve(settings, begin()))
     return 0

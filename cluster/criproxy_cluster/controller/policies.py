@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary.names import SWITCH
-from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, SCHEDULE, NodePolicy, merged, split
+from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, SCHEDULE, NodePolicy, is_deep, merged, split
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
 _SWITCH: Final = "switch"
@@ -103,6 +103,8 @@ class Policy(Struct, frozen=True):
 
 def parsed(name: str, generation: int, spec: Any) -> Policy:
     """Raises PolicyError."""
+    if is_deep(spec):
+        raise PolicyError(f"spec: it is nested more than {MOST_DEEP} levels deep: no setting is")
     try:
         found = msgspec.convert(spec or {}, PolicySpec)
     except msgspec.ValidationError as error:
