@@ -1,7 +1,6 @@
 """Days on which something of the cluster's side is away, doubled or removed, against a real API server."""
 
 import asyncio
-import base64
 import json
 import signal
 import time
@@ -18,7 +17,7 @@ from criproxy_cluster.controller.lease_law import DURATION_S, RETRY_S
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
 from criproxy_cluster.vocabulary.times import rfc3339
 from integration.lab.clocks import wrong_clock
-from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica, account_config, run
+from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica
 from integration.lab.control_plane import ApiError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
@@ -239,6 +238,7 @@ def test_replica_that_leads_again_after_an_outage_withdraws_from_those_alone_tha
     for node in (lives, gone):
         said(plane, node, 0)
     replica = Replica(plane, "outage")
+    replica.certify()
     replica.start(before=HURRY)
     try:
         until(replica.leads)
@@ -302,6 +302,7 @@ def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_l
     policies = [policy(f"outage-{cores}", {"pool": "f"}, {"cpu": {"reserve_cores": cores}}) for cores in (1, 2)]
     plane.call("POST", POLICIES, policies[0])
     replica = Replica(plane, "outage")
+    replica.certify()
     replica.start(before=HURRY)
     try:
         replica.serve()
@@ -357,15 +358,11 @@ def lends(plane, node):
 
 
 @pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
-def test_api_server_takes_the_certificate_of_a_job_with_a_wrong_clock(plane, hours, converted, tmp_path):
+def test_api_server_takes_the_certificate_of_a_job_with_a_wrong_clock(plane, hours, converted):
     for name in (AUTHORITY, SERVING):
         plane.merge(f"{SECRETS}/{name}", {"data": None})
-    environment = {"KUBECONFIG": str(account_config(plane, "criproxy-certificates", tmp_path))}
-    job = run(["certificates"], tmp_path / "log", {**environment, **wrong_clock(hours)})
-    until(lambda: not job.is_alive(), 60.0)
-    data = plane.call("GET", f"{SECRETS}/{SERVING}")["data"]
     replica = Replica(plane, f"certifies-{hours % 24}")
-    replica.mount({name: base64.b64decode(text) for name, text in data.items()})
+    replica.certify(wrong_clock(hours))
     replica.start()
     try:
         replica.serve()

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.integration.objects import CPU, PODS, pod, until
 from criproxy_cluster.certificates.keeper import AUTHORITY, SERVING
-from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, account_config, own_address, run
+from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, account_config, own_address
 from integration.lab.control_plane import ApiError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
@@ -121,23 +121,9 @@ LOADED_S = 20.0
 CLIENTS = 4
 
 
-def keep(plane, folder, before=""):
-    """What the Job does, with the rights of its account."""
-    environment = {"KUBECONFIG": str(account_config(plane, "criproxy-certificates", folder))}
-    job = run(["certificates"], folder / "job.log", environment, before=before)
-    until(lambda: not job.is_alive(), 60.0)
-    assert job.exit_status == 0, (folder / "job.log").read_text()
-
-
-def mount_own(plane, replica):
-    data = plane.call("GET", f"{SECRETS}/{SERVING}")["data"]
-    replica.mount({name: base64.b64decode(text) for name, text in data.items()})
-
-
-def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(plane, converted, tmp_path):
+def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(plane, converted):
     replica = Replica(plane, "renews")
-    keep(plane, tmp_path)
-    mount_own(plane, replica)
+    replica.certify()
     replica.start(before=OFTEN)
     made, failed = [], []
     end_s = time.monotonic() + LOADED_S
@@ -159,8 +145,7 @@ def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(p
         for one in clients:
             one.start()
         while time.monotonic() < end_s - 2.0:
-            keep(plane, tmp_path, ALWAYS_DUE)
-            mount_own(plane, replica)
+            replica.certify(before=ALWAYS_DUE)
             time.sleep(1.5)  # kubelet takes a minute
         for one in clients:
             one.join()
@@ -168,7 +153,7 @@ def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(p
         replica.process.stop()
     print(f"{len(made)} pods, the slowest after {max(made):.2f} s; {len(failed)} failed")
     assert replica.log.read_text().count("certificate_loaded") >= 4
-    assert (tmp_path / "job.log").read_text().count("a new authority") >= 2
+    assert replica.log.read_text().count("a new authority") >= 2
     assert failed == []
     assert len(made) > 100
 

@@ -21,6 +21,8 @@ from integration.lab.process import Process
 MANIFESTS = CHECKOUT / "cluster" / "manifests"
 SYSTEM = "criproxy-system"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+SERVING = f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls"
+CERTIFIED_S = 60.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
 
 
@@ -109,6 +111,17 @@ class Replica:
         config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
         controller = run(["controller"], self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
         self.process = Processes(webhook, controller)
+
+    def certify(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:
+        """Its certificate is what `criproxy-cluster certificates` makes now: the API server finds it by `serve`.
+
+        Raises LabError.
+        """
+        account = {"KUBECONFIG": str(account_config(self._plane, "criproxy-certificates", self._folder))}
+        job = run(["certificates"], self.log, {**account, **(env or {})}, before=before)
+        job.wait_until(lambda: not job.is_alive(), CERTIFIED_S, "its certificate")
+        data = self._plane.call("GET", SERVING)["data"]
+        self.mount({name: base64.b64decode(text) for name, text in data.items()})
 
     def leads(self) -> bool:
         return leader(self._plane).endswith(f"-{self.process.pid}")
