@@ -31,10 +31,9 @@ async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, front.end)
     settle()  # what connections leave is looked for often, and soon found
-    keeping = asyncio.create_task(certificate.run())
-    try:
+    async with asyncio.TaskGroup() as parts:
+        keeping = parts.create_task(certificate.run())
         await front.serve(settings.address, settings.port)
-    finally:
         keeping.cancel()
 
 

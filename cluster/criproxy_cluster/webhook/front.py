@@ -176,14 +176,17 @@ class Front:
         """`address` "": all that there are, as a Pod of an IPv6 cluster has no other. Raises OSError."""
         listener = _listen(address, port)
         self.port = listener.getsockname()[1]
-        accepting = asyncio.create_task(self._accept(listener))
+        accepting, ending = asyncio.create_task(self._accept(listener)), asyncio.create_task(self._end.wait())
         try:
-            await self._end.wait()
+            await asyncio.wait([accepting, ending], return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()  # it never ends by itself: what it raises ends the process, which starts anew
             self._log.info("ends", connections=len(self._open), seconds=self._limits.lame_duck_s)
             await asyncio.sleep(self._limits.lame_duck_s)
         finally:
-            accepting.cancel()
-            await asyncio.wait([accepting])
+            for one in (accepting, ending):
+                one.cancel()
+            await asyncio.wait([accepting, ending])
             listener.close()
             for task in [one for one, connection in self._open.items() if not connection.asked]:
                 task.cancel()
