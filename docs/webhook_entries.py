@@ -36,7 +36,7 @@ _ENTRY: Final = """\
       matchLabels: {{{key}: {value}}}
 {but}    rules:
       - {{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods], scope: Namespaced}}
-    clientConfig: # its caBundle is written by the leader
+    clientConfig: # its caBundle is written by the Job of certificates
       service: {{name: criproxy-cluster, namespace: criproxy-system, path: /convert, port: 443}}
 """
 

@@ -5,7 +5,7 @@ How it works
     etcd, kube-apiserver    real, of the lab (integration/lab/control_plane.py); no kubelet, no leases, no controllers
     agents, a process       N nodes: publisher and watch of criproxy/kube, with each node's own certificate and a
                             connection for each request; what online uses is played from traces
-    replica, a process      `criproxy-cluster run`, with its manifests' rights: webhook, and controller, as it leads
+    replica, two processes  `criproxy-cluster webhook` and `controller`, with their manifests' rights
     webhook, a process      asks the replica to convert pods, open loop
     criproxy, a process     a real daemon with `[kubernetes]` on and 110 offline pods: what that costs a node
 

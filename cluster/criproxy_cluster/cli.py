@@ -33,16 +33,25 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--delete", metavar="NAME", action="append", default=[], help="a policy that would be deleted")
     plan.set_defaults(verb=_plan)
 
-    run = verbs.add_parser("run", help="run a replica in the cluster: the webhook, and the controller if it leads")
-    run.add_argument("--port", type=int, default=9443, help="of the webhook (default: %(default)s)")
-    run.add_argument(
+    webhook = verbs.add_parser("webhook", help="answer the API server, in the cluster: convert its offline pods")
+    webhook.add_argument("--port", type=int, default=9443, help="(default: %(default)s)")
+    webhook.add_argument(
         "--certificates",
         metavar="FOLDER",
         type=Path,
-        help="tls.crt and tls.key of cert-manager; without it, they are made here",
+        default=Path("/certificates"),
+        help="with tls.crt and tls.key (default: %(default)s)",
     )
-    _add_preset(run)
-    run.set_defaults(verb=_run)
+    _add_preset(webhook)
+    webhook.set_defaults(verb=_webhook)
+
+    controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
+    controller.set_defaults(verb=_controller)
+
+    certificates = verbs.add_parser(
+        "certificates", help="make what is due of the webhook's certificates, in the cluster, and end"
+    )
+    certificates.set_defaults(verb=_certificates)
     return parser
 
 
@@ -84,11 +93,22 @@ def _plan(chosen: argparse.Namespace) -> int:
     return 1 if found.changes else 0
 
 
-def _run(chosen: argparse.Namespace) -> int:
-    from criproxy_cluster.commands.run import RunSettings, main
+def _webhook(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.commands.webhook import WebhookSettings, main
 
-    conversion = ConversionSettings(names=NAMES[chosen.preset])
-    return main(RunSettings(conversion=conversion, port=chosen.port, certificates=chosen.certificates))
+    return main(WebhookSettings(chosen.certificates, ConversionSettings(names=NAMES[chosen.preset]), chosen.port))
+
+
+def _controller(_: argparse.Namespace) -> int:
+    from criproxy_cluster.commands.controller import main
+
+    return main()
+
+
+def _certificates(_: argparse.Namespace) -> int:
+    from criproxy_cluster.commands.certificates import main
+
+    return main()
 
 
 def _complain(problem: str, status: int = 1) -> int:

@@ -11,9 +11,7 @@ from typing import Final
 CLUSTER: Final = Path(__file__).resolve().parents[1]
 RELEASE: Final = "bookworm"
 PYTHON: Final = "3.11"
-PACKAGES: Final = ("base-files", "coreutils", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal")
-"""coreutils for /bin/sleep, which the Deployment runs before a replica stops."""
-
+PACKAGES: Final = ("base-files", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal")
 PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
 CODE: Final = "usr/lib/criproxy-cluster"
 USER: Final = 65532
@@ -42,7 +40,6 @@ SETTINGS: Final[Mapping[str, object]] = {
     "User": f"{USER}:{USER}",
     "Env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
     "Entrypoint": ["/usr/bin/criproxy-cluster"],
-    "Cmd": ["run"],
     "WorkingDir": "/",
 }
 

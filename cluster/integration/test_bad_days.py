@@ -11,6 +11,7 @@ from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
 from cluster.integration.objects import CPU, POLICIES, policy, put_node, ready, until
+from criproxy_cluster.certificates.keeper import AUTHORITY, SERVING
 from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.lease_law import DURATION_S, RETRY_S
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
@@ -101,7 +102,7 @@ def test_leader_that_was_frozen_leads_no_more_and_does_not_undo_what_came_since(
 def test_two_controllers_at_once_write_the_same_and_come_to_rest(plane):
     """Without a Lease between them, which is worse than anything that the Lease lets happen."""
     nodes = [put_node(plane, f"both-{number}", labels={"pool": "c"}) for number in range(10)]
-    config = KubeConfig.from_file(str(plane.account_kubeconfig(SYSTEM, "criproxy-cluster"))).get()
+    config = KubeConfig.from_file(str(plane.account_kubeconfig(SYSTEM, "criproxy-controller"))).get()
 
     async def both():
         log = structlog.wrap_logger(structlog.PrintLogger())
@@ -168,6 +169,7 @@ HURRY_AWAY_S = 30.0
 HURRY = f"from criproxy_cluster.controller import node_law; node_law.AWAY_S, node_law.TRUST_S = {HURRY_AWAY_S}, 16.0"
 """For a replica: a quarter of an hour is 30 s, and a node that lives says so each 8."""
 
+SECRETS = f"/api/v1/namespaces/{SYSTEM}/secrets"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
 
 
@@ -236,6 +238,7 @@ def test_replica_that_leads_again_after_an_outage_withdraws_from_those_alone_tha
     for node in (lives, gone):
         said(plane, node, 0)
     replica = Replica(plane, "outage")
+    replica.certify()
     replica.start(before=HURRY)
     try:
         until(replica.leads)
@@ -299,7 +302,8 @@ def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_l
     policies = [policy(f"outage-{cores}", {"pool": "f"}, {"cpu": {"reserve_cores": cores}}) for cores in (1, 2)]
     plane.call("POST", POLICIES, policies[0])
     replica = Replica(plane, "outage")
-    replica.start(before=HURRY, own_certificate=True)
+    replica.certify()
+    replica.start(before=HURRY)
     try:
         replica.serve()
         until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 1}})
@@ -354,13 +358,14 @@ def lends(plane, node):
 
 
 @pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
-def test_api_server_takes_the_certificate_of_a_replica_with_a_wrong_clock(plane, hours, converted):
-    plane.merge(f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls", {"data": None})
+def test_api_server_takes_the_certificate_of_a_job_with_a_wrong_clock(plane, hours, converted):
+    for name in (AUTHORITY, SERVING):
+        plane.merge(f"{SECRETS}/{name}", {"data": None})
     replica = Replica(plane, f"certifies-{hours % 24}")
-    replica.start(wrong_clock(hours), own_certificate=True)
+    replica.certify(wrong_clock(hours))
+    replica.start()
     try:
         replica.serve()
-        until(lambda: "certificate_loaded" in replica.log.read_text())
         requests = until(converted)
         assert requests[CPU] == "1500"
     finally:

@@ -8,11 +8,10 @@ import threading
 import time
 
 import pytest
-import yaml
 
 from cluster.integration.objects import CPU, PODS, pod, until
-from criproxy_cluster.webhook.certificates import SECRET
-from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, own_address
+from criproxy_cluster.certificates.keeper import AUTHORITY, SERVING
+from integration.lab.cluster_side import MANIFESTS, SYSTEM, WEBHOOKS, Replica, account_config, own_address
 from integration.lab.control_plane import ApiError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
@@ -39,20 +38,6 @@ def crd(kind):
     }
 
 
-def apply_overlay(plane):
-    """As `kubectl apply -k` of 1.21: that of 1.20 knows neither `patches` nor a folder in `resources`."""
-    overlay = yaml.safe_load((OVERLAY / "kustomization.yaml").read_text())
-    assert overlay["resources"] == ["../base", "certificate.yaml"]
-    plane.kubectl("apply", "-k", str(MANIFESTS / "base"))
-    plane.kubectl("apply", "-f", str(OVERLAY / "certificate.yaml"))
-    for one in overlay["patches"]:
-        found = yaml.safe_load((OVERLAY / one["path"]).read_text() if "path" in one else one["patch"])
-        target = one.get("target") or {"kind": found["kind"], "name": found["metadata"]["name"]}
-        how = "json" if isinstance(found, list) else "strategic"
-        where = (target["kind"], target["name"], "-n", SYSTEM)
-        plane.kubectl("patch", *where, "--type", how, "-p", json.dumps(found))
-
-
 def issue(plane, number):
     """As cert-manager does: the Secret that its Certificate names, and the bundle where the annotation asks for it."""
     wanted = plane.call("GET", f"/apis/cert-manager.io/v1/namespaces/{SYSTEM}/certificates/criproxy-cluster")["spec"]
@@ -75,26 +60,29 @@ def issue(plane, number):
 
 
 def mounted(plane):
-    """The files of the container's --certificates, as kubelet would mount them, of a pod of the Deployment."""
+    """The files of /certificates, as kubelet would mount them, of a pod of the webhook's Deployment."""
 
-    def arguments():
+    def spec_of_a_pod():
         pods = plane.call("GET", PODS_OF_SYSTEM)["items"]
-        return next((one["spec"] for one in pods if "--certificates" in one["spec"]["containers"][0]["args"]), None)
+        specs = [one["spec"] for one in pods if one["metadata"]["name"].startswith("criproxy-webhook-")]
+        return next((one for one in specs if secret_of(one) == "criproxy-cert-manager-tls"), None)
 
-    spec = until(arguments)
-    (container,) = spec["containers"]
-    folder = container["args"][container["args"].index("--certificates") + 1]
-    name = next(one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder)
-    volume = next(one for one in spec["volumes"] if one["name"] == name)
-    data = plane.call("GET", f"{SECRETS}/{volume['secret']['secretName']}")["data"]
+    data = plane.call("GET", f"{SECRETS}/{secret_of(until(spec_of_a_pod))}")["data"]
     return {name: base64.b64decode(text) for name, text in data.items()}
+
+
+def secret_of(spec):
+    (container,) = spec["containers"]
+    name = next(one["name"] for one in container["volumeMounts"] if one["mountPath"] == "/certificates")
+    return next(one for one in spec["volumes"] if one["name"] == name)["secret"]["secretName"]
 
 
 def test_replica_serves_with_cert_manager_s_certificate_from_the_secret_and_takes_up_a_new_one(plane, converted):
     for kind in ("Issuer", "Certificate"):
         plane.kubectl("apply", "-f", "-", stdin=json.dumps(crd(kind)))
         until(lambda kind=kind: plane.exists(f"/apis/cert-manager.io/v1/{kind.lower()}s"))
-    apply_overlay(plane)
+    plane.kubectl("delete", "-k", str(MANIFESTS / "base"), "--ignore-not-found")
+    plane.kubectl("apply", "--warnings-as-errors", "-k", str(OVERLAY))
     replica = Replica(plane, "cert-manager")
     for number in range(2):
         issued = issue(plane, number)
@@ -105,7 +93,7 @@ def test_replica_serves_with_cert_manager_s_certificate_from_the_secret_and_take
         until(lambda issued=issued: served(replica) == issued)
         until(lambda: (converted() or {}).get(CPU) == "1500")
     try:
-        assert "data" not in plane.call("GET", f"{SECRETS}/{SECRET}"), "it makes none of its own"
+        assert not plane.exists(f"{SECRETS}/{AUTHORITY}") and not plane.exists(f"{SECRETS}/{SERVING}")
     finally:
         replica.process.stop()
     plane.kubectl("apply", "-k", str(MANIFESTS / "base"))
@@ -123,7 +111,7 @@ def served(replica):
 
 ALWAYS_DUE = """
 from datetime import timedelta
-from criproxy_cluster.webhook import authority
+from criproxy_cluster.certificates import authority
 authority.CERTIFICATE_LEFT = authority.CERTIFICATE_LIFE - timedelta(seconds=2)
 authority.AUTHORITY_LEFT = authority.AUTHORITY_LIFE - timedelta(seconds=5)
 """
@@ -135,7 +123,8 @@ CLIENTS = 4
 
 def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(plane, converted):
     replica = Replica(plane, "renews")
-    replica.start(before=OFTEN + ALWAYS_DUE, own_certificate=True)
+    replica.certify()
+    replica.start(before=OFTEN)
     made, failed = [], []
     end_s = time.monotonic() + LOADED_S
 
@@ -155,13 +144,24 @@ def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(p
         clients = [threading.Thread(target=make, args=(client,)) for client in range(CLIENTS)]
         for one in clients:
             one.start()
+        while time.monotonic() < end_s - 2.0:
+            replica.certify(before=ALWAYS_DUE)
+            time.sleep(1.5)  # kubelet takes a minute
         for one in clients:
             one.join()
     finally:
         replica.process.stop()
-    log = replica.log.read_text()
     print(f"{len(made)} pods, the slowest after {max(made):.2f} s; {len(failed)} failed")
-    assert log.count("certificate_loaded") >= 4
-    assert log.count("a new authority") >= 2
+    assert replica.log.read_text().count("certificate_loaded") >= 4
+    assert replica.log.read_text().count("a new authority") >= 2
     assert failed == []
     assert len(made) > 100
+
+
+@pytest.mark.parametrize("account", ["criproxy-webhook", "criproxy-controller"])
+def test_neither_webhook_nor_controller_may_read_the_authority_s_key_or_choose_the_webhook(plane, account, tmp_path):
+    config = account_config(plane, account, tmp_path)
+    for what in (f"secrets/{AUTHORITY}", "mutatingwebhookconfigurations/criproxy-cluster"):
+        for verb in ("get", "patch", "update", "delete"):
+            with pytest.raises(Exception, match="no"):
+                plane.kubectl("auth", "can-i", verb, what, "-n", SYSTEM, "--kubeconfig", str(config), "-q")

@@ -106,21 +106,25 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
         {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
         {"name": "KUBERNETES_SERVICE_PORT", "value": plane.url.rpartition(":")[2]},
     ]
-    container = {"name": "criproxy-cluster", "env": environment}
-    template = {"spec": {"hostNetwork": True, "containers": [container]}}
-    patch = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "criproxy-cluster", "namespace": SYSTEM},
-        "spec": {"replicas": 1, "template": template},
-    }
+
+    def on_the_host(api, kind, name, container):
+        """One of it, on the host's network, which finds the API server there."""
+        template = {"spec": {"hostNetwork": True, "containers": [{"name": container, "env": environment}]}}
+        spec = {"replicas": 1, "template": template} if kind == "Deployment" else {"template": template}
+        return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}, "spec": spec}
+
+    workloads = (
+        on_the_host("apps/v1", "Deployment", "criproxy-webhook", "webhook"),
+        on_the_host("apps/v1", "Deployment", "criproxy-controller", "controller"),
+        on_the_host("batch/v1", "Job", "criproxy-certificates", "certificates"),
+    )
     level = {"pod-security.kubernetes.io/enforce": "privileged", "pod-security.kubernetes.io/warn": "privileged"}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM, "labels": level}}
     shutil.copytree(MANIFESTS / "base", lab / "base")
     (overlay := lab / "overlay").mkdir()
     kustomization = {
         "resources": ["../base"],
-        "patches": [{"patch": yaml.safe_dump(one)} for one in (patch, namespace)],
+        "patches": [{"patch": yaml.safe_dump(one)} for one in (*workloads, namespace)],
     }
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     plane.kubectl("apply", "--warnings-as-errors", "-k", str(overlay))
@@ -130,8 +134,14 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
     assert requests["kubernetes.io/batch-cpu"] == "1500"
     (webhook, *_) = plane.call("GET", WEBHOOK)["webhooks"]
     assert webhook["clientConfig"]["service"]["name"] == "criproxy-cluster"
-    assert webhook["clientConfig"]["caBundle"], "by the leader, which has made the certificate"
-    (running,) = plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
-    (status,) = running["status"]["containerStatuses"]
-    assert (status["ready"], status["restartCount"]) == (True, 0)
-    assert status["image"].endswith(f"criproxy-cluster:{version()}")
+    assert webhook["clientConfig"]["caBundle"], "by the Job, which has made the certificate"
+    pods = plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    running = {
+        one["metadata"]["labels"]["app.kubernetes.io/name"]: one["status"]["containerStatuses"][0]
+        for one in pods
+        if one["status"]["phase"] == "Running"
+    }
+    assert running.keys() >= {"criproxy-webhook", "criproxy-controller"}
+    for status in running.values():
+        assert (status["ready"], status["restartCount"]) == (True, 0)
+        assert status["image"].endswith(f"criproxy-cluster:{version()}")

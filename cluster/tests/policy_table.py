@@ -59,6 +59,7 @@ def _of_settings(*, good: bool) -> Iterator[tuple[str, Setting, object]]:
     """A name for each value that stands at a bound, or just outside."""
     for setting in _settable():
         low, high, choices = setting.bounds.ge, setting.bounds.le, _choices(setting)
+        values: list[object]
         least = 1 if isinstance(low, int) else 0.001
         if low is not None and high is not None:
             outside = [low - least, high + least, *([0] if low > 0 else [])]

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, running, status, until
+from cluster.tests.certificates.test_keeper import REQUIRED
+from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, status, until
 from cluster.tests.fake_kube import patched
-from cluster.tests.webhook.test_serving import REQUIRED
-from criproxy_cluster.commands.run import SERVICE, RunSettings
+from criproxy_cluster.certificates.keeper import AUTHORITY, CONFIGURATION, SERVICE, SERVING, CertificateKeeper
+from criproxy_cluster.cli import main
+from criproxy_cluster.commands.webhook import WebhookSettings
 from criproxy_cluster.controller.leader import LEASE, Leader
 from criproxy_cluster.controller.policies import parsed
 from criproxy_cluster.requests import Trouble
@@ -23,7 +25,6 @@ from criproxy_cluster.vocabulary.names import PRESSURE
 from criproxy_cluster.vocabulary.presets import LABELS
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.app import CONVERT
-from criproxy_cluster.webhook.certificates import CONFIGURATION, SECRET, CertificateKeeper
 from criproxy_cluster.webhook.conversion import ConversionSettings
 
 MARKS = tuple(mark for marks in LABELS.values() for mark in marks)
@@ -37,6 +38,11 @@ def load(folder):
 
 def of_kind(kind):
     return [one for one in load(_BASE) if one["kind"] == kind]
+
+
+def named(kind, name):
+    (found,) = [one for one in of_kind(kind) if one["metadata"]["name"] == name]
+    return found
 
 
 def test_every_manifest_is_in_its_kustomization():
@@ -60,7 +66,7 @@ def test_there_is_an_entry_for_each_mark_and_a_pod_is_sent_once():
 def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     (configuration,) = of_kind("MutatingWebhookConfiguration")
     (service,) = of_kind("Service")
-    (deployment,) = of_kind("Deployment")
+    deployment = named("Deployment", "criproxy-webhook")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     for one in configuration["webhooks"]:
         assert one["objectSelector"]["matchLabels"] and one["failurePolicy"] == "Fail"
@@ -68,25 +74,60 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
         found = one["clientConfig"]["service"]
         assert (found["name"], found["path"]) == (SERVICE, CONVERT) == (service["metadata"]["name"], CONVERT)
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
-    assert container["ports"][0]["containerPort"] == RunSettings().port
+    assert container["ports"][0]["containerPort"] == WebhookSettings(Path("/")).port
+    (policy,) = [one for one in of_kind("NetworkPolicy") if one["spec"].get("ingress")]
+    assert policy["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"]
+    assert policy["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": container["ports"][0]["name"]}]}]
     marks = {(mark.key, mark.value) for mark in MARKS}
     assert not marks & deployment["spec"]["template"]["metadata"]["labels"].items(), "it would wait for itself"
 
 
-def test_a_namespace_that_enforces_the_restricted_standard_takes_the_replicas():
+def test_a_namespace_that_enforces_the_restricted_standard_takes_all_pods():
     """Source: Kubernetes, "Pod Security Standards", Restricted."""
-    (deployment,) = of_kind("Deployment")
-    spec = deployment["spec"]["template"]["spec"]
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in spec["containers"]:
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert all("emptyDir" in volume for volume in spec["volumes"])
+    for spec in pod_specs().values():
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert all("emptyDir" in volume or "secret" in volume for volume in spec.get("volumes", ()))
+
+
+def pod_specs():
+    """Of each workload, by kind and name."""
+    found = {}
+    for one in load(_BASE):
+        spec = one.get("spec") or {}
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            found[one["kind"], one["metadata"]["name"]] = spec["template"]["spec"]
+    return found
+
+
+def test_who_answers_requests_has_no_credential_and_no_key_but_its_own():
+    spec = pod_specs()["Deployment", "criproxy-webhook"]
+    assert spec["automountServiceAccountToken"] is False
+    account = named("ServiceAccount", spec["serviceAccountName"])
+    assert account["automountServiceAccountToken"] is False
+    bound = {subject["name"] for one in load(_BASE) for subject in one.get("subjects", ())}
+    assert account["metadata"]["name"] not in bound
+    assert [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume] == [SERVING]
+    (policy,) = [one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "criproxy-webhook"]
+    assert "Egress" in policy["spec"]["policyTypes"] and "egress" not in policy["spec"], "it asks nobody"
+    others = {one["serviceAccountName"] for (_, name), one in pod_specs().items() if name != "criproxy-webhook"}
+    assert others == {CONTROLLER, CERTIFICATES}
+
+
+@pytest.mark.parametrize("workload", pod_specs(), ids=" ".join)
+def test_containers_run_verbs_that_there_are(workload, capsys):
+    (container,) = pod_specs()[workload]["containers"]
+    with pytest.raises(SystemExit) as ended:
+        main([*container["args"], "--help"])
+    assert ended.value.code == 0 and container["args"][0] in capsys.readouterr().out
 
 
 def test_names_are_those_of_the_code():
-    assert {one["metadata"]["name"] for one in of_kind("Secret")} == {SECRET}
+    assert {one["metadata"]["name"] for one in of_kind("Secret")} == {AUTHORITY, SERVING}
     assert {one["metadata"]["name"] for one in of_kind("Lease")} == {LEASE}
     assert {one["metadata"]["name"] for one in of_kind("PriorityClass")} == {ConversionSettings().priority_class}
     (crd,) = of_kind("CustomResourceDefinition")
@@ -164,12 +205,16 @@ def test_no_key_is_left_without_a_value(file):
     assert [place for one in yaml.safe_load_all(file.read_text()) for place in without_a_value(one)] == []
 
 
-def rights(objects=None):
+CONTROLLER, CERTIFICATES = "criproxy-controller", "criproxy-certificates"
+
+
+def rights(account):
     """(verb, resource), or with the only name that it is for."""
+    bindings = [one for one in load(_BASE) if account in [subject["name"] for subject in one.get("subjects", ())]]
+    roles = [named(one["roleRef"]["kind"], one["roleRef"]["name"]) for one in bindings]
     return {
         (verb, resource, name) if name else (verb, resource)
-        for role in objects or load(_BASE)
-        if role["kind"] in ("ClusterRole", "Role")
+        for role in roles
         for rule in role["rules"]
         for verb in rule["verbs"]
         for resource in rule["resources"]
@@ -178,58 +223,67 @@ def rights(objects=None):
 
 
 def with_cert_manager():
-    """The base as the overlay's JSON patches make it, and what it has of its own."""
+    """The base as the overlay's patches make it, and what it has of its own."""
     folder = _BASE.parent / "cert-manager"
     overlay = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert overlay["resources"] == ["../base", "certificate.yaml"]
     objects = [*load(_BASE), *yaml.safe_load_all((folder / "certificate.yaml").read_text())]
     for patch in overlay["patches"]:
-        if "target" not in patch:
-            continue
-        kind, name = patch["target"]["kind"], patch["target"]["name"]
+        change = yaml.safe_load(patch["patch"])
+        kind, name = (
+            (patch["target"]["kind"], patch["target"]["name"])
+            if "target" in patch
+            else (change["kind"], change["metadata"]["name"])
+        )
         (target,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-        assert all(patched(target, change) for change in yaml.safe_load(patch["patch"]))
+        if "target" in patch:
+            assert all(patched(target, one) for one in change)
+        else:
+            assert change["$patch"] == "delete"
+            objects.remove(target)
     return objects
 
 
-def test_with_cert_manager_a_replica_has_the_rights_for_a_certificate_of_its_own_no_more(kube, log, tmp_path):
-    left = rights(with_cert_manager())
-    own = {("get", "secrets"), ("update", "secrets")} | {
-        (verb, "mutatingwebhookconfigurations") for verb in ("get", "patch")
+def test_with_cert_manager_nobody_has_the_rights_to_make_a_certificate():
+    objects = with_cert_manager()
+    resources = {
+        resource for one in objects for rule in one.get("rules") or () for resource in rule.get("resources", ())
     }
-    assert left == {right for right in rights() if right[:2] not in own}
-    (configuration,) = [one for one in with_cert_manager() if one["kind"] == "MutatingWebhookConfiguration"]
+    assert not {"secrets", "mutatingwebhookconfigurations"} & resources
+    assert not [one for one in objects if CERTIFICATES in str(one) and one["kind"] != "NetworkPolicy"]
+    (configuration,) = [one for one in objects if one["kind"] == "MutatingWebhookConfiguration"]
     assert "cert-manager.io/inject-ca-from" in configuration["metadata"]["annotations"]
-
-    async def scenario():
-        install(kube)
-        kube.allowed = left
-        async with running(kube, log, tmp_path):
-            await until(lambda: annotation(kube, "n1") and status(kube, "all").get("nodes") == 1)
-        assert all(kube.may(*request) for request in kube.requests)
-
-    asyncio.run(scenario())
+    (deployment,) = [
+        one for one in objects if one["metadata"]["name"] == "criproxy-webhook" and one["kind"] == "Deployment"
+    ]
+    (certificate,) = [one for one in objects if one["kind"] == "Certificate"]
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    assert certificate["spec"]["secretName"] in [one["secret"]["secretName"] for one in volumes if "secret" in one]
 
 
 def install(kube):
     """A cluster in which there is something to do for every right."""
     webhooks = [{"name": "offline.colocation.criproxy.io", "clientConfig": {}, **REQUIRED}]
     kube.put("mutatingwebhookconfigurations", {"metadata": {"name": CONFIGURATION}, "webhooks": webhooks})
-    kube.put("secrets", {"metadata": {"name": SECRET}}, "criproxy-system")
+    for name in (AUTHORITY, SERVING):
+        kube.put("secrets", {"metadata": {"name": name}}, "criproxy-system")
     kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
     kube.put("colocationpolicies", policy("all", settings={"cpu": {"reserve_cores": 1}}))
     held = {"type": "ColocationReady", "status": "True", "reason": "Held", "lastHeartbeatTime": rfc3339(time.time())}
     kube.put("nodes", node("n1", allocatable={CPU: "5"}, conditions=[held]))
 
 
+async def certified(kube, log):
+    async with kube.client() as client:
+        await CertificateKeeper(client, "criproxy-system", log).keep(datetime.now(UTC))
+
+
 async def all_done(kube, log):
-    """A leader of all parts, until a change of each kind has come to pass."""
+    """A leader, until a change of each kind has come to pass."""
     async with kube.client() as client, controlling(kube, log):
         leader = Leader(client, "criproxy-system", "a", asyncio.Event().wait, log)  # type: ignore[arg-type]
-        keeper = CertificateKeeper(client, "criproxy-system", SERVICE, log)
         task = asyncio.create_task(leader.run())
         try:
-            await keeper.keep(datetime.now(UTC))
             await until(lambda: leader.leads)
             await until(lambda: annotation(kube, "n1"))
             await until(lambda: kube.get("nodes", "n1")["spec"]["taints"][0]["key"] == PRESSURE)
@@ -255,7 +309,7 @@ def test_a_replica_that_is_told_to_stop_gives_its_lease_back(kube, tmp_path):
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     root = Path(__file__).parent.parent
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig"), "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "criproxy_cluster", "run", "--port", "0"]
+    command = [sys.executable, "-m", "criproxy_cluster", "controller"]
     replica = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
     def holder():
@@ -276,26 +330,37 @@ def soon(monkeypatch):
     monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 0.4)
 
 
-def test_all_rights_are_used_and_no_other(kube, log, soon):
-    install(kube)
-    kube.allowed = rights()
+WORK = {CONTROLLER: all_done, CERTIFICATES: certified}
 
-    asyncio.run(all_done(kube, log))
+
+@pytest.mark.parametrize("account", WORK)
+def test_all_rights_are_used_and_no_other(account, kube, log, soon):
+    install(kube)
+    kube.allowed = rights(account)
+
+    asyncio.run(WORK[account](kube, log))
 
     assert all(kube.may(*request) for request in kube.requests)
     used = {*kube.requests, *((verb, what) for verb, what, _ in kube.requests)}
-    assert rights() <= used
+    assert rights(account) <= used
 
 
-@pytest.mark.parametrize("missing", sorted(rights()), ids=" ".join)
+@pytest.mark.parametrize(
+    ("account", "missing"),
+    [(account, right) for account in WORK for right in sorted(rights(account))],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 @pytest.mark.usefixtures("soon")
-def test_without_one_of_its_rights_something_is_not_done(missing, kube, stepped, log, monkeypatch):
+def test_without_one_of_its_rights_something_is_not_done(account, missing, kube, stepped, log, monkeypatch):
     """In time: without a watch, lists tell of all, now and then."""
     monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 30.0)
     install(kube)
-    kube.allowed = rights() - {missing}
+    kube.allowed = rights(account) - {missing}
 
-    with pytest.raises((AssertionError, Trouble)) as failed:
-        stepped(all_done(kube, log))
-
-    assert "it did not come to pass" in str(failed.value) or "403" in str(failed.value)
+    try:
+        stepped(WORK[account](kube, log))
+    except (AssertionError, Trouble) as error:
+        assert "it did not come to pass" in str(error) or "403" in str(error)
+    else:
+        assert missing[0] == "watch", "lists, again and again, do its work"
+        assert not all(kube.may(*request) for request in kube.requests)

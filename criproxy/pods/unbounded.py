@@ -34,42 +34,42 @@ from criproxy.pods.stopping import ON_UNBOUNDED, Leave, PodStopper
 _WHY: Final = "it is offline and runs outside the box"
 
 
-class Started(Struct, frozen=True):
+class WasOnline(Struct, frozen=True):
     """The `rules` that held last, and the sandboxes outside the box that they, or rules before them, found `online`."""
 
     rules: OfflineRules | None = None
     online: frozenset[str] = frozenset()
 
-    def now(self, rules: OfflineRules, outside: Mapping[str, Pod]) -> "Started":
+    def now(self, rules: OfflineRules, outside: Mapping[str, Pod]) -> "WasOnline":
         """The same, when these pods run and these rules hold."""
         online = self.online & outside.keys()
         if self.rules is not None and self.rules != rules:
             online |= {one for one, pod in outside.items() if self.rules.why(pod) is None}
-        return Started(rules, online)
+        return WasOnline(rules, online)
 
 
-class StartedFile(Struct):
-    """What outlives a restart of `Started`."""
+class WasOnlineFile(Struct):
+    """What outlives a restart of `WasOnline`."""
 
     path: Path
     worker: Worker
     log: FilteringBoundLogger
 
-    async def read(self, rules: OfflineRules, outside: Mapping[str, Pod]) -> Started:
+    async def read(self, rules: OfflineRules, outside: Mapping[str, Pod]) -> WasOnline:
         """As it was left; nothing, where there is no such file. Raises OSError and CgroupError.
 
         Where a file is damaged, nobody knows who was online, so all that run now are taken for it.
         """
         try:
             data = await self.worker.run("read which pods were online", self.path.read_bytes)
-            return msgspec.json.decode(data, type=Started)
+            return msgspec.json.decode(data, type=WasOnline)
         except FileNotFoundError:
-            return Started()
+            return WasOnline()
         except ValueError as error:
             self._trouble("read", str(error))
-            return Started(rules, frozenset(outside))
+            return WasOnline(rules, frozenset(outside))
 
-    async def write(self, started: Started) -> None:
+    async def write(self, started: WasOnline) -> None:
         """Whatever fails is told: it is kept for this process all the same."""
         try:
             await self.worker.run("write which pods were online", lambda: self._write(msgspec.json.encode(started)))
@@ -101,9 +101,9 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     shared: PodsShared
     stopper: PodStopper
-    file: StartedFile
+    file: WasOnlineFile
     rules: OfflineRules | None = None
-    _started: Started | None = None
+    _started: WasOnline | None = None
     """None: not read yet."""
     _logged: frozenset[str] = frozenset()
     _wake: Wake = field(default_factory=Wake)
@@ -113,7 +113,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     @classmethod
     def made(cls, ports: Ports) -> "UnboundedPods":
-        file = StartedFile(ports.run_path.with_suffix(".online"), ports.looks, ports.shared.log)
+        file = WasOnlineFile(ports.run_path.with_suffix(".online"), ports.looks, ports.shared.log)
         return cls(ports.shared, ports.shared.stopper(), file)
 
     def configure(self, now: NodeSettings) -> None:

@@ -6,9 +6,10 @@ say, the rights of the replicas' account, too.
 
 import base64
 import json
+import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from integration.lab.process import Process
 MANIFESTS = CHECKOUT / "cluster" / "manifests"
 SYSTEM = "criproxy-system"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+SERVING = f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls"
+CERTIFIED_S = 60.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"
 
 
@@ -29,20 +32,62 @@ def install(plane: ControlPlane) -> None:
         plane.kubectl("apply", "--warnings-as-errors", "-k", str(MANIFESTS / name))
 
 
+def account_config(plane: ControlPlane, account: str, folder: Path, server: str = "") -> Path:
+    """A kubeconfig with the rights of an account of the manifests. `server`: see `Replica`."""
+    config: dict[str, Any] = json.loads(plane.account_kubeconfig(SYSTEM, account).read_text())
+    config["contexts"][0]["context"]["namespace"] = SYSTEM
+    config["clusters"][0]["cluster"]["server"] = server or plane.url
+    file = folder / f"{account}.conf"
+    file.write_text(json.dumps(config))
+    return file
+
+
+def run(arguments: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, before: str = "") -> Process:
+    """`criproxy-cluster` with these arguments."""
+    main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
+    environment = {"PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
+    return Process("criproxy-cluster", [sys.executable, "-c", main, *arguments], log, environment)
+
+
 def leader(plane: ControlPlane) -> str:
     """Whom the Lease names; "": nobody."""
     return str(plane.call("GET", LEASE)["spec"].get("holderIdentity", ""))
 
 
-class Replica:
-    """`criproxy-cluster run` with a certificate of the plane's authority. `process` is there once it was started."""
+class Processes:
+    """The processes of a replica, as one thing that lives and ends. `pid` is the controller's."""
 
-    process: Process
+    def __init__(self, webhook: Process, controller: Process) -> None:
+        self.webhook, self.controller = webhook, controller
+        self.pid = controller.pid
+
+    def stop(self) -> None:
+        for one in (self.controller, self.webhook):
+            one.stop()
+
+    def kill(self) -> None:
+        for one in (self.controller, self.webhook):
+            one.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        for one in (self.controller, self.webhook):
+            one.signal(number)
+
+    def is_alive(self) -> bool:
+        return self.controller.is_alive() and self.webhook.is_alive()
+
+
+class Replica:
+    """`criproxy-cluster webhook`, with a certificate of the plane's authority, and `criproxy-cluster controller`, with
+    the rights of its account. `process` is there once it was started.
+    """
+
+    process: Processes
 
     def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
         """`server`: the URL by which it finds the API server; "": the plane's own."""
         self._plane = plane
-        self._server = server or plane.url
+        self._server = server
         self._folder = plane.directory / name
         self._folder.mkdir(parents=True, exist_ok=True)
         (self.port,) = free_ports(1)
@@ -56,23 +101,27 @@ class Replica:
 
     @property
     def log(self) -> Path:
+        """Of both of its processes."""
         return self._folder / "log"
 
-    def start(self, env: Mapping[str, str] | None = None, *, before: str = "", own_certificate: bool = False) -> None:
-        """`env` is added to its environment, `before` is Python that it runs first.
+    def start(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:
+        """`env` is added to its environment, `before` is Python that each process runs first."""
+        certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
+        webhook = run(["webhook", *certificates], self.log, env, before=before)
+        config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
+        controller = run(["controller"], self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
+        self.process = Processes(webhook, controller)
 
-        With a certificate of its own, the API server is to find it by `serve`.
+    def certify(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:
+        """Its certificate is what `criproxy-cluster certificates` makes now: the API server finds it by `serve`.
+
+        Raises LabError.
         """
-        config: dict[str, Any] = json.loads(self._plane.account_kubeconfig(SYSTEM, "criproxy-cluster").read_text())
-        config["contexts"][0]["context"]["namespace"] = SYSTEM
-        config["clusters"][0]["cluster"]["server"] = self._server
-        kubeconfig = self._folder / "kubeconfig"
-        kubeconfig.write_text(json.dumps(config))
-        main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
-        command = [sys.executable, "-c", main, "run", "--port", str(self.port)]
-        certificates = [] if own_certificate else ["--certificates", str(self._folder)]
-        environment = {"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
-        self.process = Process("criproxy-cluster", [*command, *certificates], self.log, environment)
+        account = {"KUBECONFIG": str(account_config(self._plane, "criproxy-certificates", self._folder))}
+        job = run(["certificates"], self.log, {**account, **(env or {})}, before=before)
+        job.wait_until(lambda: not job.is_alive(), CERTIFIED_S, "its certificate")
+        data = self._plane.call("GET", SERVING)["data"]
+        self.mount({name: base64.b64decode(text) for name, text in data.items()})
 
     def leads(self) -> bool:
         return leader(self._plane).endswith(f"-{self.process.pid}")

@@ -12,7 +12,7 @@ from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules, Rule, Subject, Te
 from criproxy.model import Pod, PodRef
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, BudgetError, Holds, PodStopper
-from criproxy.pods.unbounded import Started, StartedFile, UnboundedPods
+from criproxy.pods.unbounded import UnboundedPods, WasOnline, WasOnlineFile
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off as offs
 from tests.fakes.pods import FakePodsRuntime
@@ -30,17 +30,17 @@ class NoFile:
     """Where nothing was left, and nothing is."""
 
     def __init__(self) -> None:
-        self.written = Started()
+        self.written = WasOnline()
 
-    async def read(self, *_: object) -> Started:
+    async def read(self, *_: object) -> WasOnline:
         return self.written
 
-    async def write(self, started: Started) -> None:
+    async def write(self, started: WasOnline) -> None:
         self.written = started
 
 
 def bench(
-    settings: Settings, *names: str, held_off: str = "", file: NoFile | StartedFile | None = None
+    settings: Settings, *names: str, held_off: str = "", file: NoFile | WasOnlineFile | None = None
 ) -> tuple[UnboundedPods, FakePodsRuntime]:
     outside = {"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}}
     runtime = FakePodsRuntime(outside=outside)
@@ -106,9 +106,9 @@ ALL = OfflineRules((Rule(Subject.NAMESPACE, "", Test.PREFIX, "b"), DEFAULT_RULE)
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[StartedFile]:
+def file(tmp_path: Path) -> Iterator[WasOnlineFile]:
     worker = Worker("test", 5.0)
-    yield StartedFile(tmp_path / "criproxy.online", worker, structlog.get_logger())
+    yield WasOnlineFile(tmp_path / "criproxy.online", worker, structlog.get_logger())
     worker.close()
 
 
@@ -146,7 +146,7 @@ def test_pod_that_starts_past_criproxy_under_the_new_rules_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("off_between", [False, True])
-def test_who_was_online_is_known_after_a_restart_with_other_rules(file: StartedFile, off_between: bool) -> None:
+def test_who_was_online_is_known_after_a_restart_with_other_rules(file: WasOnlineFile, off_between: bool) -> None:
     async def scenario() -> None:
         before, _ = bench(REPORT, "a", file=file)
         await before.look()
@@ -159,7 +159,7 @@ def test_who_was_online_is_known_after_a_restart_with_other_rules(file: StartedF
     asyncio.run(scenario())
 
 
-def test_damaged_file_makes_nobody_offline(file: StartedFile) -> None:
+def test_damaged_file_makes_nobody_offline(file: WasOnlineFile) -> None:
     async def scenario() -> None:
         file.path.write_bytes(b"{")
         unbounded, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
@@ -173,7 +173,7 @@ def test_damaged_file_makes_nobody_offline(file: StartedFile) -> None:
     asyncio.run(scenario())
 
 
-def test_file_that_can_t_be_read_stops_nobody(file: StartedFile) -> None:
+def test_file_that_can_t_be_read_stops_nobody(file: WasOnlineFile) -> None:
     file.path.mkdir()
     unbounded, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
     with pytest.raises(IsADirectoryError):

@@ -1,10 +1,10 @@
-"""The webhook: offline pods are made to ask for what nodes lend. Each replica serves it.
+"""The webhook: offline pods are made to ask for what nodes lend. Each of its replicas serves it.
 
 How it works
 ------------
-    the API server ──▶ app ──▶ admission ──▶ conversion ──▶ jsonpatch ──▶ the answer
+    the API server ──▶ front ──▶ app ──▶ admission ──▶ conversion ──▶ jsonpatch ──▶ the answer
 
-What is decided is pure: `conversion` (what becomes of a pod), `admission` (the answer), `jsonpatch`, `authority` (which
-certificate is to be made next; it makes them, too). `app` serves over HTTP, and `certificates` keeps those that it
-serves with; where they are our own, the leader writes them.
+What is decided is pure: `conversion` (what becomes of a pod), `admission` (the answer), `jsonpatch`. `front` is HTTP
+and its limits, `app` what is served, and `certificates` takes up those that it is served with. It asks nobody, and has
+no credential: what the API server sends is all that it knows.
 """

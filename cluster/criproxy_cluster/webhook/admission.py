@@ -45,7 +45,7 @@ class Review(Struct, frozen=True, rename="camel"):
     request: Question
 
 
-def answer(body: bytes, settings: ConversionSettings) -> bytes:
+def answer(body: bytes | bytearray, settings: ConversionSettings) -> bytes:
     """The AdmissionReview with the response, as JSON. Raises ReviewError."""
     try:
         review = msgspec.json.decode(body, type=Review)

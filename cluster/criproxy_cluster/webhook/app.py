@@ -1,22 +1,17 @@
-"""The webhook's HTTP side: a bounded body in, an answer out. What is answered is `admission`'s."""
+"""What the webhook serves: reviews, and whether it is well. What is answered to a review is `admission`'s."""
 
-import asyncio
 from typing import Final, Protocol
 
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.webhook.admission import ReviewError, answer
 from criproxy_cluster.webhook.conversion import ConversionSettings
+from criproxy_cluster.webhook.front import Reply
 
-MAX_BODY_BYTES: Final = 4 << 20
-"""The API server takes objects of 3 MiB at most; a pod that etcd takes has 1.5 MiB."""
-
-BODY_S: Final = 10.0
-"""Within which a body has to come: the API server waits no longer for an answer."""
+MAX_BODY_BYTES: Final = 3 << 20
+"""The API server takes objects of 3 MiB at most; a pod that etcd takes has 1.5 MiB. What is read of such a body may
+take 25 times as much memory.
+"""
 
 CONVERT: Final = "/convert"
 
@@ -28,54 +23,44 @@ class IsReady(Protocol):
     def ready(self) -> bool: ...
 
 
-class _TooLong(Exception):
-    pass
+class WebhookAnswers:
+    def __init__(self, settings: ConversionSettings, readiness: IsReady, log: FilteringBoundLogger) -> None:
+        self._settings = settings
+        self._readiness = readiness
+        self._log = log
 
+    @property
+    def most_bytes(self) -> int:
+        return MAX_BODY_BYTES
 
-def make_app(settings: ConversionSettings, readiness: IsReady, log: FilteringBoundLogger) -> Starlette:
-    async def convert(request: Request) -> Response:
+    def answer(self, method: str, path: str, body: bytes | bytearray, *, ending: bool) -> Reply:
+        match method, path:
+            case "POST", "/convert":
+                return self._convert(body)
+            case "GET" | "HEAD", "/healthz":
+                return Reply(200, b"ok\n")
+            case "GET" | "HEAD", "/readyz":
+                return self._ready(ending)
+            case _, "/convert" | "/healthz" | "/readyz":
+                return _wrong(405, f"{path} has no such method")
+            case _:
+                return _wrong(404, f"there are {CONVERT}, /healthz and /readyz")
+
+    def _convert(self, body: bytes | bytearray) -> Reply:
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await _body(request)
-        except _TooLong:
-            return _wrong(413, f"more than {MAX_BODY_BYTES} bytes")
-        except TimeoutError:
-            return _wrong(408, f"the body did not come within {BODY_S:.0f} s")
-        except ClientDisconnect:
-            return _wrong(400, "the client went away")
-        try:
-            return Response(answer(body, settings), media_type="application/json")
+            return Reply(200, answer(body, self._settings), "application/json")
         except ReviewError as error:
-            log.warning("review_not_read", error=str(error))
+            self._log.warning("review_not_read", error=str(error))
             return _wrong(400, str(error))
+        except Exception as error:  # a fault of ours must not take the replica with it
+            self._log.error("review_failed", exc_info=error)
+            return _wrong(500, f"{type(error).__name__}: {error}")
 
-    async def healthy(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def ready(_: Request) -> Response:
-        return PlainTextResponse("ok\n") if readiness.ready else _wrong(503, "there is no certificate yet")
-
-    return Starlette(
-        routes=[
-            Route(CONVERT, convert, methods=["POST"]),
-            Route("/healthz", healthy),
-            Route("/readyz", ready),
-        ]
-    )
+    def _ready(self, ending: bool) -> Reply:
+        if ending:
+            return _wrong(503, "this replica ends")
+        return Reply(200, b"ok\n") if self._readiness.ready else _wrong(503, "there is no certificate yet")
 
 
-async def _body(request: Request) -> bytes:
-    length = request.headers.get("content-length", "0")
-    if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
-        raise _TooLong
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _TooLong
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _wrong(status: int, why: str) -> Response:
-    return PlainTextResponse(f"criproxy: {why}\n", status_code=status)
+def _wrong(status: int, why: str) -> Reply:
+    return Reply(status, f"criproxy: {why}\n".encode(errors="replace"))

@@ -11,7 +11,7 @@ import pytest
 from lightkube.core.generic_client import GenericClient
 from structlog.testing import CapturingLogger
 
-from criproxy_cluster.commands.run import RunSettings, beside, run
+from criproxy_cluster.commands.controller import beside, run
 from criproxy_cluster.controller import controller as module
 from criproxy_cluster.controller import follower
 from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller
@@ -501,11 +501,10 @@ def test_events_that_come_at_once_are_worked_off_one_by_one(kube, log, monkeypat
 
 
 @asynccontextmanager
-async def running(kube, log, folder):
+async def running(kube, log):
     """A whole replica."""
     async with kube.client() as client:
-        settings = RunSettings(address="127.0.0.1", port=0, certificates=folder)
-        task = asyncio.create_task(run(settings, client, log))
+        task = asyncio.create_task(run(client, log))
         try:
             yield task
         finally:
@@ -523,7 +522,7 @@ def holder(kube):
 
 @pytest.mark.usefixtures("short")
 def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_nodes_alone(
-    kube, stepped, log, tmp_path, monkeypatch
+    kube, stepped, log, monkeypatch
 ):
     """They could not report either, and do so some time after it is back."""
     monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 4.0)
@@ -533,7 +532,7 @@ def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_
         install_lease(kube)
         kube.put("nodes", node("n1", {"pool": "night"}, **lending(rfc3339(time.time()))))
         put_policy(kube, "night", **NIGHT)
-        async with running(kube, log, tmp_path):
+        async with running(kube, log):
             await until(lambda: settings(kube, "n1"))
             before = len(kube.seen("list", "nodes"))
             kube.fail(".*", 503, 10_000)
@@ -550,7 +549,7 @@ def test_a_replica_that_leads_again_after_the_api_server_was_away_leaves_living_
 
 
 @pytest.mark.usefixtures("short")
-def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, stepped, log, tmp_path, monkeypatch):
+def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, stepped, log, monkeypatch):
     """A policy that another one has seen go is not written back, though the list of policies takes its time."""
     monkeypatch.setattr("criproxy_cluster.requests.MOST_PAUSE_S", 0.1)
 
@@ -559,7 +558,7 @@ def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, stepp
         kube.put("nodes", node("n1", {"pool": "night"}))
         put_policy(kube, "night", **NIGHT)
         put_policy(kube, "other", **NIGHT)
-        async with running(kube, log, tmp_path):
+        async with running(kube, log):
             me = await until(lambda: settings(kube, "n1") and status(kube, "other").get("nodes") == 1 and holder(kube))
             kube.put("leases", {"metadata": {"name": LEASE}, "spec": {"holderIdentity": "b"}}, "criproxy-system")
             await asyncio.sleep(0.4)
@@ -580,9 +579,7 @@ def test_a_replica_that_leads_again_knows_nothing_of_the_time_before(kube, stepp
 
 
 @pytest.mark.usefixtures("short")
-def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(
-    kube, stepped, log, tmp_path, monkeypatch
-):
+def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(kube, stepped, log, monkeypatch):
     led: list = []
 
     class Noted(Controller):
@@ -590,12 +587,12 @@ def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(
             super().__init__(*arguments)
             led.append((weakref.ref(self._fleet), sum(fleet() is not None for fleet, _ in led)))
 
-    monkeypatch.setattr("criproxy_cluster.commands.run.Controller", Noted)
+    monkeypatch.setattr("criproxy_cluster.commands.controller.Controller", Noted)
 
     async def scenario():
         install_lease(kube)
         kube.put("nodes", node("n1", {SWITCH: "off"}))
-        async with running(kube, log, tmp_path):
+        async with running(kube, log):
             await until(lambda: settings(kube, "n1"))
             kube.put("leases", {"metadata": {"name": LEASE}, "spec": {"holderIdentity": "b"}}, "criproxy-system")
             await until(lambda: len(led) == 2)

@@ -96,11 +96,14 @@ def start(labs: Sequence[Path], sizes: Sizes) -> Cluster:
         plane.start()
     with step("the cluster's side of criproxy: its manifests, and the webhook and controller"):
         install(plane)
-        plane.kubectl("-n", SYSTEM, "scale", "deployment/criproxy-cluster", "--replicas=0")  # it is a process here
+        plane.kubectl("-n", SYSTEM, "scale", "deployment", "--all", "--replicas=0")  # they are processes here
         replica = Replica(plane, "webhook")
         replica.start()
         replica.take_webhooks()
-    parts: dict[str, Process | Containerd | Criproxy | Kubelet] = {"the webhook": replica.process}
+    parts: dict[str, Process | Containerd | Criproxy | Kubelet] = {
+        "the webhook": replica.process.webhook,
+        "the controller": replica.process.controller,
+    }
     (signals := labs[0] / "signals").mkdir()
     nodes = []
     # On one machine, the control plane and node 2's box must not take from node 1's online pod.

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from criproxy_cluster.webhook.authority import (
+from criproxy_cluster.certificates.authority import (
     AUTHORITY_LEFT,
     AUTHORITY_LIFE,
     CERTIFICATE_LEFT,

@@ -2,8 +2,8 @@
 
 How it works
 ------------
-All is in one Secret: `ca.crt` (the authorities, newest first), `ca.key` (of the newest), `tls.crt` and `tls.key`.
-`next_step` says what is to be done, given the Secret and the bundle that the webhook's configuration has, which is what
+One Secret has `ca.crt` (the authorities, newest first) and `ca.key` (of the newest), another `tls.crt` and `tls.key`.
+`next_step` says what is to be done, given the two and the bundle that the webhook's configuration has, which is what
 the API server trusts:
 
 1. no authority, or the newest ends within a year, or has not begun: a new one before the others, which stay while they
@@ -13,10 +13,10 @@ the API server trusts:
    newest authority.
 
 A certificate is thus only ever signed by an authority that the API server trusts already, and the old one stays valid
-meanwhile: no call fails when keys are rotated. What is damaged in the Secret counts as missing.
+meanwhile: no call fails when keys are rotated. What is damaged in a Secret counts as missing.
 
 Clocks differ: what is made is valid since `EARLIER`, so that an API server whose clock is that much behind takes it.
-What a replica with a clock that was further ahead has made is replaced by the next that leads.
+What was made by a clock that was further ahead is replaced the next time.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Step(Enum):
 
 
 class Tls(Struct, frozen=True):
-    """The Secret's four entries, PEM; b"" for what is missing."""
+    """The four entries of both Secrets, PEM; b"" for what is missing."""
 
     authorities: bytes = b""
     authority_key: bytes = b""
@@ -60,17 +60,12 @@ class Tls(Struct, frozen=True):
         return cls(*(entries.get(name, b"") for name in ("ca.crt", "ca.key", "tls.crt", "tls.key")))
 
     @property
-    def entries(self) -> dict[str, bytes]:
-        return {
-            "ca.crt": self.authorities,
-            "ca.key": self.authority_key,
-            "tls.crt": self.certificate,
-            "tls.key": self.key,
-        }
+    def of_authority(self) -> dict[str, bytes]:
+        return {"ca.crt": self.authorities, "ca.key": self.authority_key}
 
     @property
-    def usable(self) -> bool:
-        return bool(self.certificate and self.key)
+    def of_server(self) -> dict[str, bytes]:
+        return {"tls.crt": self.certificate, "tls.key": self.key}
 
 
 def next_step(tls: Tls, trusted: bytes, now: datetime) -> Step:

@@ -1,0 +1,42 @@
+"""`criproxy-cluster webhook`: answers the API server, and asks nobody. It has no credential of the cluster's."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
+
+from criproxy_cluster.log import begin
+from criproxy_cluster.memory import settle
+from criproxy_cluster.webhook.app import WebhookAnswers
+from criproxy_cluster.webhook.certificates import ServerCertificate
+from criproxy_cluster.webhook.conversion import ConversionSettings
+from criproxy_cluster.webhook.front import Front
+
+
+class WebhookSettings(Struct, frozen=True):
+    """`certificates`: a folder with tls.crt and tls.key. `address`: see `Front.serve`."""
+
+    certificates: Path
+    conversion: ConversionSettings = ConversionSettings()
+    port: int = 9443
+    address: str = ""
+
+
+async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
+    """Until SIGTERM, and what follows it."""
+    certificate = ServerCertificate(settings.certificates, log)
+    front = Front(WebhookAnswers(settings.conversion, certificate, log), certificate.context, log)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, front.end)
+    settle()  # what connections leave is looked for often, and soon found
+    async with asyncio.TaskGroup() as parts:
+        keeping = parts.create_task(certificate.run())
+        await front.serve(settings.address, settings.port)
+        keeping.cancel()
+
+
+def main(settings: WebhookSettings) -> int:
+    asyncio.run(serve(settings, begin()))
+    return 0
