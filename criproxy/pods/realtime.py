@@ -38,7 +38,7 @@ class RealtimeWatch(Part, Struct):
 
     @classmethod
     def made(cls, ports: Ports) -> "RealtimeWatch":
-        return cls(ports.shared, ports.stops, RealtimeThreads(Tree()), ports.looks)
+        return cls(ports.shared, ports.stops, RealtimeThreads(Tree()), ports.workers["node-looks"])
 
     async def look(self) -> None:
         placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.running_pods}
