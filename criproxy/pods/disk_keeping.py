@@ -13,6 +13,7 @@ from criproxy.cgroup.disk_keepers import DiskKeepers, Keeper, Kept
 from criproxy.cgroup.disk_weight import DiskWeight, DiskWeights
 from criproxy.cgroup.tree import Tree
 from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.closing import all_tried
 from criproxy.concurrency.workers import Workers
 from criproxy.model.modes import LimitsUse
 from criproxy.model.shown import Gauge, listed
@@ -77,14 +78,7 @@ class DiskKeeping(Part, Struct, eq=False):
         return self.keeper not in (None, "leave") or (self.keeper == "leave" and self.keepers.has_changed_some)
 
     async def look(self) -> None:
-        failure: Exception | None = None
-        try:
-            await self._keep()
-        except Exception as error:  # but no cancel, which must not wait for another thread
-            failure = error
-        await self._see()
-        if failure is not None:
-            raise failure
+        await all_tried(self._keep(), self._see())
 
     async def _keep(self) -> None:
         keeper, log = self.keeper, self.shared.log
