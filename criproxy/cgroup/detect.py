@@ -52,7 +52,7 @@ def _check_rights(tree: Tree, proc: str) -> None:
                 "runtime as root on the host"
             )
     with if_there():
-        status = dict(line.partition(":")[::2] for line in tree.read(f"{proc}/self/status").splitlines())
+        status = dict(line.partition(":")[::2] for line in files.lines_of(tree.read(f"{proc}/self/status")))
         user = status["Uid"].split()[1]
         if user != "0" and not int(status["CapEff"], 16) & 1 << _CAP_DAC_OVERRIDE:
             raise CgroupError(f"criproxy runs as user {user}, who may not write the machine's cgroups: run it as root")

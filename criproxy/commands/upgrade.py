@@ -121,8 +121,8 @@ def _listener(path: Path) -> int | None:
 def _takes_the_signal(pid: int) -> bool:
     """Whether it handles SIGUSR2, which would end it otherwise. Source: proc(5), SigCgt."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1)

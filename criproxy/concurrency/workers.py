@@ -32,6 +32,7 @@ TABLE: Final[Mapping[str, WorkerRow]] = {
     "pods-logs": WorkerRow("a disk with pods' logs"),
     "kubelets-config": WorkerRow("the disk with kubelet's config"),
     "hold-offs": WorkerRow("/run, for what operators have said"),
+    "pods-online": WorkerRow("/run, for which pods were online", writes=True),
 }
 
 REST_S: Final = 3.0

@@ -33,8 +33,8 @@ from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
+from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
-from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon import settings as settings_of
@@ -66,16 +66,19 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.control_loop import ControlLoop
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.host_paths import HostPaths
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
@@ -207,6 +210,7 @@ class Daemon:
         """What is known of the pods that run, and done with them; returns what the parts have of it."""
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
+        self._host_paths = HostPaths(settings.config.kubelet.root_dir)
         self._holds = Holds(clock, self._hold_offs, settings.stops_by)
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         cluster = self._kubernetes if settings.config.kubernetes.enabled else None
@@ -241,32 +245,29 @@ class Daemon:
             counters=self._metrics,
             log=self._log,
         )
-        self._loop = Loop(
-            self._box,
-            CapacityReader(Path(cpuset) if cpuset else None).read,
-            self._clock,
-            settings_of.loop(settings),
-            observer=self._recorder,
-            log=self._log,
-            guard=self._guard,
-            kept_free=relief.kept_free,
-            on_sample=relief.sampled,
-        )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint)
         self._interference = InterferenceWatch(
             shared,
             self._box,
             _signal_reader(self._clock),
-            self._loop,
-            self._guard,
             relief,
             eviction,
             one_of(parts, ServiceChecks),
             disks,
             self._checkpointer.hurry,
         )
-        self._round = Round([relief, self._interference, disks, *parts], self._clock, self._log)
+        self._loop = ControlLoop(
+            shared,
+            self._box,
+            CapacityReader(Path(cpuset) if cpuset else None).read,
+            Decider(loop_settings(settings), self._log),
+            self._recorder,
+            self._guard,
+            relief,
+            self._interference,
+        )
+        self._round = Round([self._loop, relief, disks, *parts], self._clock, self._log)
         self._round.configure(settings)
 
     def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
@@ -281,6 +282,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             kubelets_driver=self._kubelets_driver,
             holds=self._holds,
+            host_paths=self._host_paths,
             counters=self._metrics,
             log=self._log,
         )
@@ -322,6 +324,7 @@ class Daemon:
                 Threads(self._workers),
                 self._cpu_manager,
                 self._guard,
+                self._interference,
                 *self._round.parts,
                 self._round,
                 self._kubernetes,
@@ -375,7 +378,6 @@ class Daemon:
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
         return (
-            self._loop.run(),
             self._guard.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
@@ -391,7 +393,6 @@ class Daemon:
         of = settings_of
         self._box.configure(of.box(settings))
         self._placing.configure(of.placing(settings, child_quota=self._child_quota))
-        self._loop.configure(of.loop(settings))
         self._guard.configure(of.guard(settings))
         self._holds.configure(settings.stops_by)
         self._reconciler.configure(of.reconciler(settings))
@@ -434,18 +435,14 @@ class Daemon:
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
         if self._upgrades.ladder is not None:
-            self._interference.restore(self._upgrades.ladder, 0.0)
+            self._loop.harm.restore(self._upgrades.ladder, 0.0)
             return
-        load = self._checkpointer.load(self._remember, self._wait_for_checkpoint)
+        load = self._checkpointer.load(self._remember, self._loop.wait_for_checkpoint)
         loading = self._tasks.attempt("load the checkpoint", load)
         await asyncio.wait((loading,), timeout=_LOAD_S)
 
-    def _wait_for_checkpoint(self, waits: bool) -> None:
-        self._loop.wait_for_checkpoint(waits)
-        self._interference.wait_for_checkpoint(waits)
-
     def _remembered(self) -> Remembered:
-        return Remembered(self._loop.checkpoint(), self._interference.checkpoint())
+        return Remembered(self._loop.predictors(), self._interference.checkpoint())
 
     def _remember(self, remembered: Remembered, shift_s: float) -> None:
         if not self._upgrades.learned:
@@ -464,6 +461,7 @@ class Daemon:
             ("close the box", self._box.close),
             ("close the CPU manager", self._cpu_manager.close),
             ("close the reader of processes", self._proc_cgroups.close),
+            ("close the reader of paths", self._host_paths.close),
             ("close the parts", self._round.close),
             ("close the threads", self._workers.close),
             ("close the thread for the config", self._reload.close),

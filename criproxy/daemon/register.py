@@ -19,7 +19,6 @@ from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.pod_limits import PodLimitsUpkeep
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
-from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -33,7 +32,6 @@ PARTS: Final[tuple[type[Part], ...]] = (
     OverheadWatch,
     PlacementCheck,
     UnboundedPods,
-    RealtimeWatch,
 )
 
 OTHERS: Final[tuple[type[Shows], ...]] = (

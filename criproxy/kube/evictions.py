@@ -53,10 +53,10 @@ from criproxy.kube.objects import (
     Involved,
     Node,
     ObjectError,
-    PodList,
     decoded,
     eviction,
     path,
+    pods_of,
     pods_path,
     status_of,
 )
@@ -261,7 +261,7 @@ class Evictor:
     async def pods(self) -> tuple[BoundPod, ...]:
         """All that are bound to this node; () when the server does not tell. Raises UnreachableError or ObjectError."""
         answer = await self._client.ask(ApiRequest("GET", pods_path(self._node.name)))
-        return decoded(answer.body, PodList).items if answer.meaning is Meaning.DONE else ()
+        return pods_of(answer.body) if answer.meaning is Meaning.DONE else ()
 
     async def evict(
         self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0, still: Callable[[], bool] = lambda: True

@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from criproxy.cgroup.files import kernel_text
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
@@ -185,7 +186,7 @@ class OverheadReader(Struct):
 
     def _in_box(self, pid: int, box: str) -> bool:
         try:
-            return not astray((self.proc / str(pid) / "cgroup").read_text(errors="replace"), box)
+            return not astray(kernel_text((self.proc / str(pid) / "cgroup").read_bytes()), box)
         except (FileNotFoundError, ProcessLookupError):
             return False
 
