@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from structlog.typing import FilteringBoundLogger
@@ -18,6 +18,26 @@ def is_cancelled() -> bool:
     """Whether somebody cancels the task that asks. A CancelledError without that is a fault of what was awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def all_tried(*steps: Awaitable[object]) -> None:
+    """Await each, in order; what the first of them raises is raised once all were tried. A cancel ends it at once:
+    what is cancelled begins nothing more.
+    """
+    failure: Exception | None = None
+    left = list(steps)
+    try:
+        while left:
+            try:
+                await left.pop(0)
+            except Exception as error:
+                failure = failure or error
+    finally:
+        for one in left:
+            if inspect.iscoroutine(one):
+                one.close()
+    if failure is not None:
+        raise failure
 
 
 async def done_all(log: FilteringBoundLogger, *steps: CleaningStep) -> None:

@@ -55,6 +55,8 @@ class Worker:
         self._running: _Job[Any] | None = None
         self._blocked: _Job[Any] | None = None
         self.timeouts = 0
+        self.resting = False
+        """It takes no jobs for now: another process does its work."""
         # A daemon thread: one that is blocked in the kernel must not keep the process from ending.
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
@@ -64,6 +66,15 @@ class Worker:
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         """The job's result, or its exception. Raises StuckError, which names `what`."""
+        if self.resting:
+            raise StuckError(f"cannot {what}: another criproxy does the work of {self._name} by now")
+        return await self._run(what, job)
+
+    async def drained(self) -> None:
+        """Wait until all that was asked for by now is done. Raises StuckError."""
+        await self._run(f"finish the work of {self._name}", lambda: None)
+
+    async def _run(self, what: str, job: Callable[[], T]) -> T:
         if self.stuck:
             raise StuckError(f"cannot {what}: an earlier call of {self._name} is still blocked in the kernel")
         loop = asyncio.get_running_loop()
@@ -92,3 +103,25 @@ class Worker:
         while call := self._calls.get():
             self._running = call
             call.carry_out()
+
+
+class Apart:
+    """For rare calls: each has a thread of its own, which ends with it. While one hangs, all others fail at once."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._last: Worker | None = None
+
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        """The job's result, or its exception. Raises StuckError, also when the machine has no more threads."""
+        if self._last is not None and self._last.stuck:
+            return await self._last.run(what, job)
+        try:
+            worker = self._last = Worker(self._name, self._timeout_s)
+        except RuntimeError as error:
+            raise StuckError(f"cannot {what}: the machine has no more threads") from error
+        try:
+            return await worker.run(what, job)
+        finally:
+            worker.close()

@@ -24,6 +24,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import Apart
 from criproxy.control import statefile
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
@@ -182,11 +183,16 @@ def _decode(data: bytes) -> Document:
     return msgspec.json.decode(data, type=Document)
 
 
+_WRITE_S: Final = 60.0
+"""What a disk takes to write the file and sync it; one that hangs costs one thread, and the log says so."""
+
+
 class Checkpointer(Struct):
     """Writes what `states` gives each minute, and soon after `hurry`, off the event loop."""
 
     file: CheckpointFile
     _trouble: Trouble = field(default_factory=Trouble)
+    _apart: Apart = field(default_factory=lambda: Apart("checkpoint", _WRITE_S))
     _loading: bool = False
     _hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -244,7 +250,7 @@ class Checkpointer(Struct):
         remembered = states()
         path = str(self.file.path)
         with self._trouble.logged_by(lambda e: self.file.log.warning("checkpoint_failed", file=path, error=str(e))):
-            await run_apart("checkpoint", lambda: self.file.write(remembered, durable=durable))
+            await self._apart.run("write", lambda: self.file.write(remembered, durable=durable))
 
     async def save_last(self, states: States) -> None:
         """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.

@@ -30,7 +30,7 @@ from criproxy.clients.runtime import PodsRuntime
 from criproxy.clients.services import ServiceAsker
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.closing import done_all
-from criproxy.concurrency.worker import Worker
+from criproxy.concurrency.workers import Workers
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.decider import Decider
@@ -42,7 +42,7 @@ from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.daemon.kubernetes import KubernetesPart, load_first
-from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog, run_apart
+from criproxy.daemon.lifecycle import ActiveParts, Tasks, Threads, Watchdog, run_apart
 from criproxy.daemon.register import OTHERS, PARTS
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.round import Round, one_of
@@ -88,8 +88,6 @@ from criproxy.pods.unbounded import UnboundedPods
 
 if TYPE_CHECKING:
     from criproxy.kubelet.process import KubeletSearch
-
-_LOOK_TIMEOUT_S: Final = 10.0
 
 _LOAD_S: Final = 1.0
 """How long kubelet's calls wait at most for a disk with the checkpoint on it."""
@@ -152,9 +150,9 @@ class Daemon:
         self._tasks = Tasks(self._log)
         timetable = Timetable(config)
         stage = timetable.stage(self._clock.wall_s())
-        self._disk_reader = Worker("disk-reader", _LOOK_TIMEOUT_S)  # pods' logs, kubelet's config: a disk may hang
+        self._workers = Workers()
         file = Path(config.proxy.listen_path).with_suffix(".hold-offs")
-        self._hold_offs = HoldOffs(file, self._disk_reader, self._clock, self._log)
+        self._hold_offs = HoldOffs(file, self._workers["hold-offs"], self._clock, self._log)
         self._hold_offs.read()
         held_off = self._hold_offs.why_box()
         settings = NodeSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
@@ -167,7 +165,7 @@ class Daemon:
         self._inventory = Inventory(runtime, driver)
         cpus = CpusOfBox(self._inventory)
         cores = WholeCores(Topology(Tree(), root_cpuset(driver)), cpus.own, cpus.exclusive)
-        self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores)
+        self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores, workers=self._workers)
         self._recorder = Recorder(
             self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
         )
@@ -213,7 +211,6 @@ class Daemon:
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
         self._host_paths = HostPaths(settings.config.kubelet.root_dir)
-        self._looks = Worker("node-looks", _LOOK_TIMEOUT_S)
         self._holds = Holds(clock, self._hold_offs, settings.stops_by)
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         cluster = self._kubernetes if settings.config.kubernetes.enabled else None
@@ -228,8 +225,7 @@ class Daemon:
             self._reconciler,
             ServiceAsker(runtime, settings.config.interference.prometheus_server),
             self._proc_cgroups,
-            self._looks,
-            self._disk_reader,
+            self._workers,
             Path(settings.config.proxy.listen_path),
         )
 
@@ -238,7 +234,7 @@ class Daemon:
         shared, disks = ports.shared, DiskBounds(ports.shared, self._box)
         eviction = PodEviction(shared, self._box, shared.stopper())
         hard = _EvictionHardReader(settings.config.proxy.listen_path)
-        relief = MemoryRelief(shared, self._box, eviction, hard, self._disk_reader)
+        relief = MemoryRelief(shared, self._box, eviction, hard, self._workers["kubelets-config"])
         parts = [part.made(ports) for part in PARTS]
         cpuset = root_cpuset(driver)
         self._guard = CpuGuard(
@@ -325,6 +321,7 @@ class Daemon:
                 self._hold_offs,
                 self._bypass,
                 self._reload,
+                Threads(self._workers),
                 self._cpu_manager,
                 self._guard,
                 self._interference,
@@ -365,6 +362,7 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
+            workers=self._workers,
             reload=self._reload,
             remembered=self._remembered,
             active=self._active,
@@ -465,8 +463,7 @@ class Daemon:
             ("close the reader of processes", self._proc_cgroups.close),
             ("close the reader of paths", self._host_paths.close),
             ("close the parts", self._round.close),
-            ("close the thread for looks", self._looks.close),
-            ("close the thread for files", self._disk_reader.close),
+            ("close the threads", self._workers.close),
             ("close the thread for the config", self._reload.close),
             ("release the sockets", self._active.release_sockets),
         )

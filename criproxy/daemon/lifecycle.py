@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -11,6 +11,8 @@ from msgspec import Struct, field
 
 from criproxy.concurrency.closing import STRAY
 from criproxy.concurrency.worker import Worker
+from criproxy.concurrency.workers import TABLE, Workers
+from criproxy.model.shown import Gauge, Shows
 from criproxy.observe.listener import Listener, Serve
 from criproxy.observe.notify import Notifier
 
@@ -98,6 +100,25 @@ async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Threads(Shows, Struct, frozen=True):
+    """Shows which of the threads hang."""
+
+    GAUGES = (
+        Gauge(
+            "thread_stuck",
+            "Whether a thread waits for the kernel or a disk for longer than its time limit",
+            lambda one: {name: float(name in one.workers.stuck) for name in TABLE},
+            "thread",
+        ),
+    )
+
+    workers: Workers
+
+    def problems(self) -> Iterator[str]:
+        for name in self.workers.stuck:
+            yield f"the thread {name} hangs: it waits for {TABLE[name].may_wait_for}"
 
 
 class Watchdog(Struct):

@@ -5,6 +5,7 @@ from typing import Final
 from criproxy.control.guard import CpuGuard
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.kubernetes import KubernetesPart
+from criproxy.daemon.lifecycle import Threads
 from criproxy.daemon.round import Round
 from criproxy.model.shown import Shows
 from criproxy.pods.cache_share import CacheShare
@@ -36,6 +37,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
 OTHERS: Final[tuple[type[Shows], ...]] = (
     HoldOffs,
     Bypass,
+    Threads,
     CpuGuard,
     MemoryRelief,
     InterferenceWatch,

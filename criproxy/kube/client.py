@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from criproxy.concurrency.clock import Clock
-from criproxy.concurrency.worker import StuckError, Worker
+from criproxy.concurrency.worker import Apart, StuckError
 from criproxy.kube.connection import TlsConnection, connected, resolve
 from criproxy.kube.credential import Access, Credential, CredentialError
 from criproxy.kube.http1 import Head, ResponseError, ResponseReader
@@ -98,6 +98,7 @@ class ApiClient:
         self._clock = clock
         self._luck = luck
         self._timeouts = timeouts or Timeouts()
+        self._files = Apart("kube", self._timeouts.files_s)
 
     async def ask(self, request: ApiRequest) -> ApiAnswer:
         """One try. Raises UnreachableError."""
@@ -165,15 +166,9 @@ class ApiClient:
     async def _connected(self) -> AsyncIterator[tuple[TlsConnection, Access]]:
         """Files and names are read in a thread, which may hang."""
         try:
-            worker = Worker("kube", self._timeouts.files_s)
-        except RuntimeError as error:
-            raise OSError("the machine has no more threads") from error
-        try:
-            access, addresses = await worker.run("read the credential and find the API server", self._prepared)
+            access, addresses = await self._files.run("read the credential and find the API server", self._prepared)
         except StuckError as error:
             raise OSError(str(error)) from error
-        finally:
-            worker.close()
         async with connected(access, addresses, self._timeouts.connect_s) as connection:
             yield connection, access
 

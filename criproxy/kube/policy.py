@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -38,7 +38,7 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
-from criproxy.concurrency.worker import StuckError, Worker
+from criproxy.concurrency.worker import Apart
 from criproxy.config import Override, OwnFiles
 from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
@@ -217,6 +217,7 @@ class PolicyFollower:
         self._client = client
         self._node = node
         self._own, self._file = files[0], PolicyFile(files[1])
+        self._files = Apart("policy", _DISK_S)
         self._taker = taker
         self._clock = clock
         self._luck = luck
@@ -252,8 +253,8 @@ class PolicyFollower:
     async def remember(self) -> None:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
-            self.in_force = self._kept = await _apart("read the policy", self._file.read)
-        except (OSError, RuntimeError, PolicyError) as error:
+            self.in_force = self._kept = await self._files.run("read the policy", self._file.read)
+        except (OSError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
                 file=str(self._file.path),
@@ -285,7 +286,7 @@ class PolicyFollower:
         if texts != self._judged:
             try:
                 await self._judge(*texts)
-            except (RuntimeError, StuckError) as error:
+            except TimeoutError as error:
                 return self._failed(f"the policy can't be checked: {error}")
         trouble = "; ".join(filter(None, (await self._keep(), await self._tell(node))))
         if trouble:
@@ -296,7 +297,7 @@ class PolicyFollower:
     async def _judge(self, text: str, parts_text: str) -> None:
         found = Judged(in_force=NONE)
         if text:
-            found = await _apart("check the policy", lambda: self._checked(text, parts_text))
+            found = await self._files.run("check the policy", lambda: self._checked(text, parts_text))
         self._judged = text, parts_text
         taken = found.in_force if found.in_force is not None and found.in_force != self.in_force else None
         if taken is not None:
@@ -369,8 +370,8 @@ class PolicyFollower:
         in_force = self.in_force
         if in_force != self._kept:
             try:
-                await _apart("keep the policy", lambda: self._file.write(in_force))
-            except (OSError, RuntimeError) as error:
+                await self._files.run("keep the policy", lambda: self._file.write(in_force))
+            except OSError as error:
                 return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
             self._kept = in_force
         return ""
@@ -397,12 +398,3 @@ class PolicyFollower:
             self._log.warning("policy_trouble", reason=why, consequence="tried again")
         self._trouble = why
         return True
-
-
-async def _apart(what: str, job: Callable[[], T]) -> T:
-    """In a thread that nobody waits for when the process ends. Raises what the job does, RuntimeError or StuckError."""
-    worker = Worker("policy", _DISK_S)
-    try:
-        return await worker.run(what, job)
-    finally:
-        worker.close()

@@ -38,7 +38,7 @@ class CacheShare(Part, Struct):
 
     @classmethod
     def made(cls, ports: Ports) -> "CacheShare":
-        return cls(ports.shared, ports.box, Resctrl(Tree()), ports.looks)
+        return cls(ports.shared, ports.box, Resctrl(Tree()), ports.workers["cache-share"])
 
     def configure(self, now: NodeSettings) -> None:
         self.limits = cache_asked(now)

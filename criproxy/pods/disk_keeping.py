@@ -13,13 +13,13 @@ from criproxy.cgroup.disk_keepers import DiskKeepers, Keeper, Kept
 from criproxy.cgroup.disk_weight import DiskWeight, DiskWeights
 from criproxy.cgroup.tree import Tree
 from criproxy.concurrency.clock import Wake
-from criproxy.concurrency.worker import Worker
+from criproxy.concurrency.closing import all_tried
+from criproxy.concurrency.workers import Workers
 from criproxy.model.modes import LimitsUse
 from criproxy.model.shown import Gauge, listed
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
-_TIMEOUT_S: Final = 10.0
 _REMEDY: Final = "set io.weight, or choose the scheduler bfq for these disks: docs/disks.md"
 _EQUALS: Final = "there, offline pods read and write as equals of online ones"
 
@@ -49,20 +49,18 @@ class DiskKeeping(Part, Struct, eq=False):
     box: Box
     keepers: DiskKeepers
     weights: DiskWeights
-    looks: Worker
+    workers: Workers
     keeper: Keeper | None = None
     kept: Kept = Kept()
     found: tuple[DiskWeight, ...] = ()
     """What keeps each disk to the weight, as far as the kernel says."""
-    _worker: Worker | None = None
-    """A thread of its own: to switch a disk waits for what it has under way. None: nothing was to be done yet."""
     _wake: Wake = field(default_factory=Wake)
 
     @classmethod
     def made(cls, ports: Ports) -> "DiskKeeping":
         weights = DiskWeights(Tree())
         keepers = DiskKeepers(Tree(), ports.run_path.with_suffix(".disks"), weights)
-        return cls(ports.shared, ports.box, keepers, weights, ports.looks)
+        return cls(ports.shared, ports.box, keepers, weights, ports.workers)
 
     def configure(self, now: NodeSettings) -> None:
         keeper = keeper_asked(now)
@@ -80,10 +78,7 @@ class DiskKeeping(Part, Struct, eq=False):
         return self.keeper not in (None, "leave") or (self.keeper == "leave" and self.keepers.has_changed_some)
 
     async def look(self) -> None:
-        try:
-            await self._keep()
-        finally:
-            await self._see()
+        await all_tried(self._keep(), self._see())
 
     async def _keep(self) -> None:
         keeper, log = self.keeper, self.shared.log
@@ -91,9 +86,7 @@ class DiskKeeping(Part, Struct, eq=False):
             self.kept = Kept()
             return
         before = self.kept
-        if self._worker is None:
-            self._worker = Worker("disk-keepers", _TIMEOUT_S)
-        self.kept = await self._worker.run("switch disks", lambda: self.keepers.keep(keeper))
+        self.kept = await self.workers["disk-keepers"].run("switch disks", lambda: self.keepers.keep(keeper))
         if self.kept.switched:
             log.info("disk_weight_switched", disks=dict(self.kept.switched), reason=f"io.weight = {keeper}")
         if self.kept.failures and self.kept.failures != before.failures:
@@ -104,17 +97,13 @@ class DiskKeeping(Part, Struct, eq=False):
         if not version:
             return
         before = self.found
-        self.found = await self.looks.run("look at disks", lambda: self.weights.read(version, path))
+        self.found = await self.workers["node-looks"].run("look at disks", lambda: self.weights.read(version, path))
         if self.found == before:
             return
         if in_force := {one.name: one.kept_by for one in self.found if one.kept_by}:
             self.shared.log.info("disk_weight_in_force", disks=in_force)
         if left := {one.name: one.why for one in self.found if not one.kept_by}:
             self.shared.log.info("disk_weight_not_in_force", disks=left, remedy=_REMEDY)
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
 
     def disks(self) -> tuple[DiskWeight, ...]:
         """Which disks keep to the weight; of the others why not, and why one could not be switched."""

@@ -252,7 +252,7 @@ class OverheadWatch(Part, Struct):
 
     @classmethod
     def made(cls, ports: Ports) -> "OverheadWatch":
-        return cls(ports.shared, ports.stops, OverheadReader(), ports.disk_reader)
+        return cls(ports.shared, ports.stops, OverheadReader(), ports.workers["pods-logs"])
 
     def configure(self, now: NodeSettings) -> None:
         self.max_cores = now.config.colocation.runtime_max_cores

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.concurrency.clock import Wake
-from criproxy.concurrency.worker import Worker
+from criproxy.concurrency.workers import Workers
 from criproxy.config import Config
 from criproxy.control.interference.service_checks import ServiceAnswer, ServiceCheck
 from criproxy.control.policy import PolicySettings
@@ -125,8 +125,8 @@ class AsksServices(Protocol):
 
 
 class Ports(Struct, frozen=True):
-    """What every part may have of the node. `looks` is a thread for short readings, `disk_reader` one that a disk may
-    block. `run_path`: criproxy's socket; what must survive a restart, but not a boot, lies beside it.
+    """What every part may have of the node. `run_path`: criproxy's socket; what must survive a restart, but not a boot,
+    lies beside it.
     """
 
     shared: PodsShared
@@ -135,8 +135,7 @@ class Ports(Struct, frozen=True):
     stops: StopsPods
     services: AsksServices
     proc_cgroups: ProcCgroupReader
-    looks: Worker
-    disk_reader: Worker
+    workers: Workers
     run_path: Path
 
 

@@ -28,6 +28,7 @@ from criproxy.cgroup.driver import CgroupDriver, ContainerLimits, all_done
 from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_placement
 from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.closing import all_tried
 from criproxy.model import Asked, LimitChange, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import Part, Ports
@@ -130,10 +131,7 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
         placed = {one.id: one for one in self.shared.inventory.placed if not hold_offs.covers(one.pod)}
         pods = {id: one for id, one in placed.items() if id in ripe or (everything and id not in self._later)}
         of_containers = placed if everything else {id: one for id, one in placed.items() if id in due or id in ripe}
-        try:
-            await self._carry(pods)
-        finally:
-            await self._settle(of_containers)
+        await all_tried(self._carry(pods), self._settle(of_containers))
 
     async def _carry(self, pods: dict[str, Sandbox]) -> None:
         places = [parse_placement(one.placement) for one in pods.values() if one.placement]

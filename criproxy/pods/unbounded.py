@@ -113,7 +113,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     @classmethod
     def made(cls, ports: Ports) -> "UnboundedPods":
-        file = WasOnlineFile(ports.run_path.with_suffix(".online"), ports.looks, ports.shared.log)
+        file = WasOnlineFile(ports.run_path.with_suffix(".online"), ports.workers["pods-online"], ports.shared.log)
         return cls(ports.shared, ports.shared.stopper(), file)
 
     def configure(self, now: NodeSettings) -> None:

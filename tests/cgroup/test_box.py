@@ -907,6 +907,53 @@ def test_settle_waits_for_a_write_whose_caller_has_gone(box: Box, driver: FakeDr
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("apart", ["", "cgroup-disks"], ids=["reader", "disks"])
+def test_settle_waits_for_what_other_threads_do_whose_caller_has_gone(box: Box, driver: FakeDriver, apart: str) -> None:
+    """A kill, or a bound on a disk."""
+    gate, did = threading.Event(), list[str]()
+
+    def job(*_: object) -> None:
+        gate.wait(5.0)
+        did.append("done")
+
+    async def play() -> None:
+        await box.pods.admit(A, 0)
+        asked = box.writes("bound disks", job, apart=apart) if apart else box.reads("kill a pod", job)
+        cut = asyncio.create_task(asked)
+        await asyncio.sleep(0.01)
+        cut.cancel()
+        settled = asyncio.create_task(box.settle())
+        await asyncio.sleep(0.01)
+        assert not settled.done()
+        gate.set()
+        await settled
+        assert did == ["done"]
+
+    asyncio.run(play())
+
+
+def test_limit_that_is_written_while_the_box_settles_has_no_memory_sink_afterwards(
+    box: Box, driver: FakeDriver
+) -> None:
+    driver.in_use = 500 << 20
+
+    async def play() -> None:
+        await box.pods.admit(A, 0)
+        await box.apply(DECIDED)
+        driver.gate.clear()
+        applied = asyncio.create_task(box.apply(LOW))
+        await asyncio.sleep(0.01)
+        settled = asyncio.create_task(box.settle())
+        await asyncio.sleep(0.01)
+        driver.gate.set()
+        await settled
+        await asyncio.gather(applied, return_exceptions=True)
+        await asyncio.sleep(0.02)
+        assert not driver.reclaiming.is_set()
+
+    asyncio.run(play())
+
+
 def test_sweep_keeps_a_pod_that_was_admitted_again(box: Box, clock: FakeClock) -> None:
     run(lambda: box.pods.admit(A, 0))
     clock.now += STARTING_S + 1

@@ -1,10 +1,11 @@
 """Cleaning up: all of it, whatever fails; and a cancel comes through."""
 
 import asyncio
+from collections.abc import Coroutine
 
 import pytest
 
-from criproxy.concurrency.closing import STRAY, done_all
+from criproxy.concurrency.closing import STRAY, all_tried, done_all
 from tests.fakes.log import FakeLog
 
 
@@ -65,3 +66,40 @@ def test_cancel_is_raised_once_all_is_done(within: bool) -> None:
     asyncio.run(play())
     assert one.did == ["wait", "fail", "well"]
     assert one.errors == [("fail", "no free descriptor")]
+
+
+# --- several things to do ------------------------------------------------------------------------------------------
+
+
+def test_all_are_tried_and_the_first_failure_is_raised() -> None:
+    did: list[str] = []
+
+    async def do(what: str, *, fails: bool) -> None:
+        did.append(what)
+        if fails:
+            raise OSError(what)
+
+    with pytest.raises(OSError, match="first"):
+        asyncio.run(all_tried_of(do("first", fails=True), do("second", fails=True), do("third", fails=False)))
+    assert did == ["first", "second", "third"]
+
+
+async def all_tried_of(*steps: Coroutine[object, object, None]) -> None:
+    await all_tried(*steps)
+
+
+def test_what_is_cancelled_begins_nothing_more() -> None:
+    one = Cleaning()
+
+    async def more() -> None:
+        one.did.append("more")
+
+    async def play() -> None:
+        task = asyncio.create_task(all_tried_of(one.wait(), more()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    assert one.did == ["wait"]

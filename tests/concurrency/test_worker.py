@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from criproxy.concurrency.worker import StuckError, Worker
+from criproxy.concurrency.worker import Apart, StuckError, Worker
 from tests.fakes.waiting import until
 
 
@@ -143,3 +143,35 @@ def test_job_that_timed_out_in_the_queue_blocks_nothing_once_its_turn_has_passed
         assert worker.timeouts == 3
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+# --- rare calls ----------------------------------------------------------------------------------------------------
+
+
+def test_rare_calls_that_hang_take_one_thread_however_often_they_are_tried() -> None:
+    gate, apart = threading.Event(), Apart("rare", 0.02)
+
+    async def scenario() -> int:
+        for _ in range(5):
+            with pytest.raises(StuckError):
+                await apart.run("read", gate.wait)
+        hung = [thread.name for thread in threading.enumerate()].count("rare")
+        gate.set()
+        while True:
+            try:
+                assert await apart.run("read", lambda: 7) == 7
+            except StuckError:
+                await asyncio.sleep(0.001)
+            else:
+                return hung
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 1
+
+
+def test_rare_call_without_a_thread_to_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    with pytest.raises(StuckError, match="cannot read: the machine has no more threads"):
+        asyncio.run(Apart("rare", 1.0).run("read", lambda: 7))

@@ -188,6 +188,9 @@ class Nobody:
     def __getattr__(self, name: str) -> "Nobody":
         return Nobody()
 
+    def __getitem__(self, _: object) -> "Nobody":
+        return Nobody()
+
     def __call__(self, *_: object, **__: object) -> "Nobody":
         return Nobody()
 

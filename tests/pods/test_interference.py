@@ -64,7 +64,7 @@ class Node:
     spares_memory: bool = True
     uses: tuple[float, float, float] | None = None
     """Cores that online, the box and others use; None: not known."""
-    spent: CpuSpent = CpuSpent(0.0, 0.0, 0.0, 0.0, 0.0, 4)
+    spent: CpuSpent = field(default_factory=lambda: CpuSpent(0.0, 0.0, 0.0, 0.0, 0.0, 4))
     memory_waits: Callable[[Mapping[str, float]], float] | None = None
     path: str | None = "/offline"
     disk_limits: dict[str, DiskRate | None] = field(default_factory=dict)

@@ -11,7 +11,8 @@
 What a feature reads or writes by itself lives with the feature: `Box.reads` and `Box.writes` carry out its job, with
 driver and path, on the right thread.
 
-**Threads.** The event loop only asks and waits, never longer than a time-out; the work is done by `Worker`s:
+**Threads.** The event loop only asks and waits, never longer than a time-out; the work is done by the
+`Workers` of `concurrency.workers`:
 
 | thread | does | may wait for |
 |---|---|---|

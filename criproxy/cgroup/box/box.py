@@ -16,6 +16,7 @@ from criproxy.cgroup.naming import BoxPath
 from criproxy.cgroup.topology import WholeCores
 from criproxy.cgroup.tree import GONE
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.workers import Workers
 from criproxy.model import MEMORY, UNLIMITED, LimitChange, Limits, Unlimited, UsageReading
 from criproxy.model.cpulist import Cpus, format_cpus
 
@@ -69,12 +70,13 @@ class Box:
         clock: Clock,
         *,
         cores: WholeCores | None = None,
+        workers: Workers | None = None,
         timeout_s: float = 10.0,
     ) -> None:
         self._driver = driver
         self._version = driver.version
         self._clock = clock
-        self._threads = BoxThreads(timeout_s)
+        self._threads = BoxThreads(workers or Workers(timeout_s))
         self._limits = BoxLimits(driver, settings, cpus, cores, clock)
         self.pods = BoxPods(driver, self._limits, self._threads, clock)
         self.memory = BoxMemory(driver, self._limits, self.pods, self._threads, clock)
@@ -143,9 +145,11 @@ class Box:
             return await self._threads.writer.run("lift limits", job)
 
     async def settle(self) -> None:
-        """Wait until what was asked for has been written, as far as no memory must be reclaimed. Raises CgroupError."""
-        await self.memory.stop()
-        await self._threads.writer.run("finish", lambda: None)
+        """Wait until what was asked for has been written and killed, as far as no memory must be reclaimed, and no step
+        of that is under way. Raises StuckError.
+        """
+        async with self.memory.at_rest():  # until the writes are done: each of them has memory sink
+            await self._threads.drained()
 
     # --- for features ----------------------------------------------------------------------------------------------
 

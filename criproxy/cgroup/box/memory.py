@@ -45,7 +45,7 @@ class BoxMemory:
         self.last: Held | None = None
         """As of the last reading of usage; None: not read yet."""
         self._sinking: asyncio.Task[None] | None = None
-        self._at_rest = False
+        self._at_rest = 0
         self._failure: CgroupError | None = None
         """Of the last reclaim."""
         self._sink_to: int | None = None
@@ -82,12 +82,12 @@ class BoxMemory:
     @contextlib.asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
         """Within this, no limit begins to sink; what was under way has ended before, or has been waited for a while."""
-        self._at_rest = True
+        self._at_rest += 1
         try:
             await self.stop()
             yield
         finally:
-            self._at_rest = False
+            self._at_rest -= 1
 
     def halt(self) -> None:
         """Let no further step begin."""

@@ -1,44 +1,50 @@
 """The threads of the box: what may wait in the kernel is done there, and what of it hangs blinds nothing else."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.worker import StuckError, Worker
+from criproxy.concurrency.workers import Workers
 from criproxy.model import AdmissionError
 
 T = TypeVar("T")
 
+_DISK_S: Final = 1.0
+
 
 class BoxThreads:
-    """`timeout_s` bounds each call. What each thread does stands in the package's docstring."""
+    """What each thread does stands in the package's docstring, and what it may wait for in `concurrency.workers`."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self.writer = Worker("cgroup-writer", timeout_s)
-        self.reader = Worker("cgroup-reader", timeout_s)
-        self.reclaimer = Worker("cgroup-reclaimer", timeout_s)
-        self._apart: dict[str, Worker] = {}
-        self._timeout_s = timeout_s
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self.writer = workers["cgroup-writer"]
+        self.reader = workers["cgroup-reader"]
+        self.reclaimer = workers["cgroup-reclaimer"]
 
     def apart(self, name: str) -> Worker:
         """A thread of this name, which begins when it is asked for first."""
-        if name not in self._apart:
-            self._apart[name] = Worker(name, self._timeout_s)
-        return self._apart[name]
+        return self._workers[name]
 
     @property
     def timeouts(self) -> int:
         """How many calls have hung so far."""
-        return sum(one.timeouts for one in self._all)
+        return self._workers.timeouts
+
+    async def drained(self) -> None:
+        """Wait until what was asked for by now is done, but for reclaim. What hangs at a disk is not waited for long.
+        Raises StuckError.
+        """
+        await self._workers.drained("cgroup-writer", "cgroup-reader")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISK_S):
+                await self._workers.drained("cgroup-disks")
 
     def close(self) -> None:
         """End the threads, each after the jobs that wait for it."""
-        for one in self._all:
-            one.close()
-
-    @property
-    def _all(self) -> tuple[Worker, ...]:
-        return (self.writer, self.reader, self.reclaimer, *self._apart.values())
+        self._workers.close()
 
 
 async def for_request(what: str, job: Callable[[], None], worker: Worker) -> None:

@@ -16,6 +16,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
+from criproxy.concurrency.workers import Workers
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
 from criproxy.daemon.checkpoint import Remembered
@@ -63,6 +64,7 @@ class Upgrades(Struct):
     cpu_manager: CpuManager
     reconciler: Reconciler
     holds: Holds
+    workers: Workers
     reload: Reload
     remembered: Callable[[], Remembered]
     active: ActiveParts
@@ -178,6 +180,7 @@ class Upgrades(Struct):
         self.holds.rest()
         try:
             await self.box.settle()
+            await self.workers.rest()  # after this, nothing is written by any thread
         except (CgroupError, StuckError) as error:
             raise UpgradeError(f"{error}: try again") from error
         remembered = self.remembered()
@@ -189,6 +192,7 @@ class Upgrades(Struct):
         """Let what writes work, if it does not. What fails of it keeps nothing else from working."""
         await done_all(
             self.log,
+            ("let the threads write", self.workers.resume),
             ("let pods in", self.admissions.resume),
             ("follow kubelet's CPU manager", self.cpu_manager.resume),
             ("judge which pods may start", self.holds.resume),

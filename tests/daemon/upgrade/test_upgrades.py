@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from criproxy.concurrency.workers import Workers
 from criproxy.control.interference.ladder import LadderState
 from criproxy.control.interference.responder import ResponderState
 from criproxy.daemon.checkpoint import Remembered
@@ -87,6 +88,7 @@ def made(did: list[str], tasks: Tasks, socket: Did, predecessor: Any = None, **p
         cpu_manager=CpuManager(did),  # type: ignore[arg-type]
         reconciler=Waits(did),  # type: ignore[arg-type]
         holds=holds,
+        workers=Workers(),
         reload=parts.get("reload", part),
         remembered=lambda: Remembered({}, STATE),
         active=parts.get("active", part),
