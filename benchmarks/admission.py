@@ -19,7 +19,7 @@ from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.naming import PodParent, parse_kubelet_parent
 from criproxy.cgroup.tree import Tree
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.model import UNLIMITED
 
 _ROUNDS = 9

@@ -28,7 +28,7 @@ from benchmarks.node import (
     wake_ups,
 )
 from benchmarks.table import table
-from criproxy.fronts.http2.client.core import Client
+from criproxy.clients.http2.core import Client
 from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process
@@ -203,7 +203,7 @@ def run(directories: Mapping[str, Path]) -> tuple[Sequence[Start], Sequence[Memo
     """`directories`: a lab's for each engine. Each has a runtime of its own, which lists its pods."""
     with ExitStack() as ends:
         proxies = {
-            name: NodeCriproxy(directory, ends.enter_context(backend(directory)), name)
+            name: NodeCriproxy(directory, ends.enter_context(backend(directory)).socket, name)
             for name, directory in directories.items()
         }
         print("measuring starts …", file=sys.stderr)

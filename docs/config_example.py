@@ -11,6 +11,8 @@ from criproxy.config.settings import Config
 from criproxy.config.text import toml
 
 _WIDTH: Final = 100
+_ON_A_LINE: Final = 3
+"""Items of a list."""
 
 _HEAD: Final = """\
 criproxy's settings, each at its default: an empty file means the same as this one.
@@ -53,6 +55,11 @@ def _assignment(setting: Setting) -> Iterator[str]:
     elif setting.item_example and setting.default:
         yield f"{setting.name} = ["
         yield from (f"    {toml(rule)}," for rule in setting.default)
+        yield "]"
+    elif isinstance(setting.default, tuple) and len(setting.default) > _ON_A_LINE:
+        items = ", ".join(map(toml, setting.default))
+        yield f"{setting.name} = ["
+        yield from textwrap.wrap(f"{items},", _WIDTH - 4, initial_indent="    ", subsequent_indent="    ")
         yield "]"
     else:
         yield f"{setting.name} = {toml(setting.default)}"

@@ -42,7 +42,7 @@ from msgspec.inspect import (
 )
 
 from criproxy.config.schema import Setting, settings
-from criproxy.config.settings import Config, ResourceTable, RuleTable, WindowTable
+from criproxy.config.settings import Config, ResourceTable, WindowTable
 from criproxy.control.resources import RESOURCES
 from criproxy.vocabulary.policy import SCHEDULE
 
@@ -55,8 +55,6 @@ _WIDTH: Final = 120
 _SHORT: Final = 80
 _KEEPS_UNKNOWN: Final = "x-kubernetes-preserve-unknown-fields"
 _RULES: Final = "x-kubernetes-validations"
-_MOST_RULES: Final = 1024
-"""Of offline pods. More don't fit into the 32 KiB of a policy; CEL must know how many there can be."""
 
 
 def _rule(rule: str, message: str, field: str = "") -> Schema:
@@ -64,21 +62,6 @@ def _rule(rule: str, message: str, field: str = "") -> Schema:
 
 
 _BETWEEN: Final[Mapping[type, tuple[Schema, ...]]] = {
-    RuleTable: (
-        _rule(
-            "[has(self.label), has(self.annotation), has(self.__namespace__) && self.__namespace__]"
-            ".exists_one(given, given)",
-            "a rule has exactly one subject: write label with its key, annotation with its key, or namespace: true",
-        ),
-        _rule(
-            "[has(self.equals), has(self.prefix), has(self.present) && self.present].exists_one(given, given)",
-            "a rule has exactly one test: write equals with a value, prefix with the start of one, or present: true",
-        ),
-        _rule(
-            "!(has(self.__namespace__) && self.__namespace__ && has(self.present) && self.present)",
-            "every pod would be offline: write equals or prefix beside namespace: true",
-        ),
-    ),
     WindowTable: (
         _rule('self.start != "24:00"', "a window starts on its day: write a time from 00:00 to 23:59", "start"),
         _rule('self.end != "00:00"', 'midnight ends a day: write "24:00"', "end"),
@@ -138,7 +121,10 @@ def crd(text: str) -> str:
 
 
 def _settings() -> Schema:
-    about = "Sections and keys of the nodes' config file. What needs a restart can't be set from here."
+    about = (
+        "Sections and keys of the nodes' config file. What needs a restart can't be set from here, nor which pods are "
+        "offline, which of them are stopped, and what holds while criproxy is down."
+    )
     sections: dict[str, dict[str, Schema]] = {}
     for setting in _settable():
         sections.setdefault(setting.section, {})[setting.name] = _of_setting(setting)
@@ -148,7 +134,7 @@ def _settings() -> Schema:
 
 
 def _settable() -> Iterator[Setting]:
-    return (setting for setting in settings() if not setting.needs_restart)
+    return (setting for setting in settings() if not setting.of_the_node)
 
 
 def _spec_schedule() -> Schema:
@@ -173,8 +159,7 @@ def _table(keys: Mapping[str, Schema], about: str | None, *rules: Schema) -> Sch
 def _of_setting(setting: Setting) -> Schema:
     is_zone = setting.key == "schedule.time_zone"
     made = _TIME_ZONE if is_zone else _of_type(type_info(setting.type), setting.name)
-    most = {"maxItems": _MOST_RULES} if setting.key == "colocation.rules" else {}
-    return {"description": setting.description, **made, **most}
+    return {"description": setting.description, **made}
 
 
 def _of_type(kind: Type, name: str) -> Schema:
@@ -203,8 +188,6 @@ def _of_type(kind: Type, name: str) -> Schema:
             keys = {field.name: _of_type(field.type, field.name) for field in kind.fields}
             required = [field.name for field in kind.fields if field.required]
             made = {**_table(keys, None, *_BETWEEN[kind.cls]), "required": required or None}
-        case UnionType(types=(FloatType() as number, LiteralType(values=(word,)))):
-            made = _number_or_word(number, str(word))
         case UnionType(types=(inner, NoneType())):
             made = _of_type(inner, name)
         case _:
@@ -221,19 +204,6 @@ def _least(number: FloatType) -> list[Schema] | None:
     if least is None or float(least).is_integer():
         return None
     return [_rule(f"self >= {least}", f"write {least:g} or more")]
-
-
-def _number_or_word(number: FloatType, word: str) -> Schema:
-    """Without a type, as a structural schema has no such union: each bound is of one type, and the rest is left out."""
-    return {
-        _KEEPS_UNKNOWN: True,
-        "minimum": number.ge,
-        "maximum": number.le,
-        "pattern": f"^{word}$",
-        "maxItems": 0,
-        "maxProperties": 0,
-        "not": {"enum": [False, True, [], {}]},
-    }
 
 
 # --- unknown keys ----------------------------------------------------------------------------------------------------
@@ -294,7 +264,7 @@ def unknown_keys(crd_text: str) -> str:
     made = yaml.safe_load(crd_text)["spec"]
     spec = made["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     keys = dict(_tables(spec, "spec"))
-    node_keys = [f"spec.settings.{one.key}" for one in settings() if one.needs_restart]
+    node_keys = [f"spec.settings.{one.key}" for one in settings() if one.of_the_node]
     sections = {one.section: None for one in settings()}
     node_keys += [f"spec.settings.{one}" for one in sections if one not in keys["spec.settings"]]
     group, plural = made["group"], made["names"]["plural"]

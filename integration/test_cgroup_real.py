@@ -25,7 +25,7 @@ from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import Tree
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 

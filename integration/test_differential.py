@@ -612,7 +612,12 @@ class Site:
 
     def proxied(self, api: Api, engine: str, rules: list[dict[str, object]] | None = None) -> Record:
         switch = {"enabled": True} | ({"rules": rules} if rules else {})
-        config: Config = {"proxy": {"engine": engine}, "colocation": switch, "control": QUICK}
+        config: Config = {
+            "proxy": {"engine": engine},
+            "colocation": switch,
+            "control": QUICK,
+            "hardening": {"allow": [{"label": "app", "present": True}]},  # some are privileged
+        }
         proxy = Criproxy(self.runtime.directory, self.runtime.socket, config)
         proxy.start()
         record = run(proxy.socket, api, self.place)

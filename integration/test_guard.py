@@ -22,7 +22,7 @@ from criproxy.cgroup.kernel_files import CPU_USAGE
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.tree import Tree
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.guard import CpuGuard, GuardSettings
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from criproxy.model import UNLIMITED

@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 from msgspec import Struct
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.observe.http import HttpServer
 from criproxy.observe.listener import Listener, TcpAddress, UnixAddress
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes

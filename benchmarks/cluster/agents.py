@@ -39,7 +39,7 @@ from msgspec import Struct
 from benchmarks.cluster.load import Course, NodeLoad, course
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.trace import Trace, example
-from criproxy.control.clock import Clock, Wake
+from criproxy.concurrency.clock import Clock, Wake
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiClient, ApiRequest, Asks, UnreachableError
 from criproxy.kube.credential import Access, Credential
 from criproxy.kube.extended_resources import LONGER_RATIO, Offer, PublishSettings, wanted

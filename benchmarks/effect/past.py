@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.predictor import make_predictor
 from criproxy.control.resources import RESOURCES
 from criproxy.control.series import PredictorSettings

@@ -9,17 +9,18 @@ import msgspec
 import pytest
 
 from cluster.tests.controller.test_fleet import WALL, policy
-from criproxy.config import OwnFiles
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
+from criproxy.config import Config, OwnFiles
 from criproxy.kube.client import ApiAnswer, ApiRequest
 from criproxy.kube.objects import Node
 from criproxy.kube.policy import PolicyFollower
 from criproxy_cluster.controller.fleet import Fleet
 from criproxy_cluster.objects import NodeObject, view
-from criproxy_cluster.vocabulary.names import SWITCH
+from criproxy_cluster.vocabulary.names import POLICY, POLICY_STATUS, SWITCH
 from tests.fakes.log import FakeLog
 
 TYPO = policy("a", priority=1, settings={"cpu": {"watermark": 0.5}})
+DEFAULT = Config().colocation.rules
 OFF = policy("b", priority=1000, enabled=False)
 
 
@@ -126,3 +127,26 @@ def test_policy_that_is_put_right_is_in_force(together):
     together.sets(policy("a", generation=2, settings={"cpu": {"watermark_ratio": 0.5}}))
     assert together.figures("a")["inForce"] == together.figures("b")["inForce"] == 1
     assert "cpu.watermark_ratio" in together.follower.status().keys
+
+
+def test_policy_of_before_holds_but_for_what_is_the_node_s_own_and_says_so(together):
+    rules = [{"namespace": True, "prefix": "kube-"}]
+    before = policy(
+        "a", settings={"colocation": {"rules": rules, "on_unbounded": "evict"}, "cpu": {"reserve_cores": 2}}
+    )
+    together.sets(before)
+    assert together.figures("a") == {"nodes": 1, "inForce": 1, "refused": 0, "waiting": 0}
+    ignored = ["spec.settings.colocation.on_unbounded", "spec.settings.colocation.rules"]
+    assert together.fleet.status("a")["ignored"] == ignored
+    assert together.follower.in_force.policy.settings == {"colocation": {}, "cpu": {"reserve_cores": 2}}
+
+
+def test_node_heeds_no_annotation_that_says_who_is_offline(together):
+    """As a controller of before writes it, or anybody who may write to Nodes."""
+    rules = [{"namespace": True, "prefix": "kube-"}]
+    text = json.dumps({"version": "1", "name": "x", "settings": {"colocation": {"rules": rules}}})
+    together.metadata["annotations"][POLICY] = text
+    together.follower.saw(msgspec.json.decode(together._node(), type=Node))
+    assert not asyncio.run(together.follower.look())
+    assert together.follower._own.load(together.follower.in_force.overrides).config.colocation.rules == DEFAULT
+    assert json.loads(together.metadata["annotations"][POLICY_STATUS])["ignored"] == ["colocation.rules"]

@@ -34,12 +34,13 @@ def refused_by_node(tmp_path):
     (tmp_path / "config.toml").write_text(FILE)
 
     def refused(spec) -> list[str]:
-        """What controller and node together have against it."""
+        """What controller and node together refuse of it, or do not heed."""
         try:
             policy = parsed("p", 1, spec)
         except PolicyError as error:
             return [str(error)]
-        return [str(error) for error in load(tmp_path / "config.toml", [Override("p", policy.settings)]).errors]
+        errors = load(tmp_path / "config.toml", [Override("p", policy.settings)]).errors
+        return [*policy.ignored, *map(str, errors)]
 
     return refused
 

@@ -10,8 +10,8 @@ from criproxy.cgroup.systemd.units import SystemdUnits
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
 from criproxy.cgroup.v2 import V2Hierarchy
+from criproxy.concurrency.clock import Clock
 from criproxy.model import rootless
-from criproxy.model.clock import MonotonicClock
 
 _NEEDED_V1 = ("cpu", "cpuacct", "memory")
 _NEEDED_V2 = ("cpu", "memory")
@@ -38,7 +38,7 @@ def detect(tree: Tree, proc: str = "/proc") -> KernelDriver:
     return KernelDriver(_version(tree, proc), tree, proc)
 
 
-def detect_signals(tree: Tree, clock: MonotonicClock, proc: str = "/proc") -> SignalReader:
+def detect_signals(tree: Tree, clock: Clock, proc: str = "/proc") -> SignalReader:
     """What reads the signals of interference of what is mounted. Raises as `detect`."""
     return SignalReader(_version(tree, proc).access, tree, clock, proc)
 
@@ -52,7 +52,7 @@ def _check_rights(tree: Tree, proc: str) -> None:
                 "runtime as root on the host"
             )
     with if_there():
-        status = dict(line.partition(":")[::2] for line in tree.read(f"{proc}/self/status").splitlines())
+        status = dict(line.partition(":")[::2] for line in files.lines_of(tree.read(f"{proc}/self/status")))
         user = status["Uid"].split()[1]
         if user != "0" and not int(status["CapEff"], 16) & 1 << _CAP_DAC_OVERRIDE:
             raise CgroupError(f"criproxy runs as user {user}, who may not write the machine's cgroups: run it as root")

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.disk_weight import Disk, DiskWeights, parse_costed
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.files import kernel_text, lines_of
 from criproxy.cgroup.tree import Tree
 
 Keeper = Literal["leave", "io.cost", "bfq"]
@@ -102,7 +103,7 @@ class DiskKeepers(Struct, frozen=True):
 
     def _remembered(self) -> list[ChangedDisk]:
         try:
-            lines = self.record.read_text().splitlines()
+            lines = lines_of(kernel_text(self.record.read_bytes()))
         except FileNotFoundError:
             return []
         found = (_LINE.fullmatch(line) for line in lines)

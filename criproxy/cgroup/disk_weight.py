@@ -64,7 +64,7 @@ def judge(disk: Disk, lowest: Collection[str], costed: Collection[str]) -> DiskW
 
 def parse_costed(qos: str) -> frozenset[str]:
     """The disks with io.cost switched on, of the root's io.cost.qos. Source: cgroup-v2.rst, io.cost.qos."""
-    return frozenset(line.split()[0] for line in qos.splitlines() if "enable=1" in line.split())
+    return frozenset(line.split()[0] for line in files.lines_of(qos) if "enable=1" in line.split())
 
 
 class DiskWeights(Struct, frozen=True):
@@ -103,12 +103,16 @@ class DiskWeights(Struct, frozen=True):
             return ""
 
     def disks(self) -> list[Disk]:
-        """What has no other device beneath it, has a size, and is none of those that are no disks."""
+        """What has no other device beneath it, has a size, and is none of those that are no disks.
+
+        A hidden one (`nvme0c0n1`) is a path to another, which has all that is read and written. Source:
+        drivers/nvme/host/multipath.c; Documentation/ABI/stable/sysfs-block, hidden.
+        """
         found = []
         for directory in sorted(self.sys_block.glob("*")):
             if _NO_DISK.match(directory.name) or any((directory / "slaves").glob("*")):
                 continue
-            if (self._attribute(directory, "size") or "0") == "0":
+            if (self._attribute(directory, "size") or "0") == "0" or self._attribute(directory, "hidden") == "1":
                 continue
             scheduler = self._attribute(directory, "queue/scheduler")
             chosen = _CHOSEN.search(scheduler)
@@ -120,6 +124,6 @@ class DiskWeights(Struct, frozen=True):
     @staticmethod
     def _attribute(directory: Path, name: str) -> str:
         try:
-            return (directory / name).read_text().strip()
+            return files.kernel_text((directory / name).read_bytes()).strip()
         except OSError:
             return ""

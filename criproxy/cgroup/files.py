@@ -33,6 +33,21 @@ _PAGE_BYTES: Final = mmap.PAGESIZE
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
+def kernel_text(data: bytes) -> str:
+    """What a file of /proc or /sys holds. Its lines end in a line feed alone: no other byte of a name is one's end.
+
+    Whoever makes a mount, a cgroup or a process gives it its name, of any bytes but a few that the kernel escapes. What
+    is no UTF-8 comes out again as it came in (surrogateescape), as in names of files.
+    """
+    return data.decode(errors="surrogateescape")
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of such a file, but for empty ones at its ends."""
+    text = text.strip("\n")
+    return text.split("\n") if text else []
+
+
 class Mounts(Struct, frozen=True):
     """Where the cgroup hierarchies are mounted whose root is visible here.
 
@@ -51,24 +66,24 @@ def parse_mounts(mountinfo: str) -> Mounts:
     """
     v1: dict[str, str] = {}
     v2: str | None = None
-    for line in mountinfo.split("\n"):
+    for line in lines_of(mountinfo):
         mount, _, filesystem = line.partition(" - ")
         match mount.split(" "), filesystem.split(" "):
             case [_, _, _, "/", mount_point, *_], ["cgroup2", *_]:
-                v2 = v2 or _unescaped(mount_point)
+                v2 = v2 or unescaped(mount_point)
             case [_, _, _, "/", mount_point, *_], ["cgroup", _, options]:
                 for controller in _V1_HIERARCHIES.intersection(options.split(",")):
-                    v1.setdefault(controller, _unescaped(mount_point))
+                    v1.setdefault(controller, unescaped(mount_point))
     return Mounts(v1, v2)
 
 
-def _unescaped(name: str) -> str:
+def unescaped(name: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), name)
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:
     """Lines of `KEY VALUE`, as in cpu.stat and memory.stat. Source: Documentation/admin-guide/cgroup-v2.rst, Format."""
-    return {key: int(value) for key, _, value in (line.partition(" ") for line in text.splitlines())}
+    return {key: int(value) for key, _, value in (line.partition(" ") for line in lines_of(text))}
 
 
 def node_working_set_bytes(meminfo: str) -> int:
@@ -91,7 +106,7 @@ def parse_pressure(text: str) -> dict[str, float]:
     Source: Documentation/accounting/psi.rst, Pressure interface.
     """
     totals_s = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         kind, *fields = line.split()
         totals_s[kind] = int(dict(field.split("=", 1) for field in fields)["total"]) / 1e6
     return totals_s
@@ -100,7 +115,7 @@ def parse_pressure(text: str) -> dict[str, float]:
 def parse_nested_keyed(text: str) -> dict[str, dict[str, str]]:
     """Lines of `KEY NAME=VALUE …`, as in io.stat. Source: Documentation/admin-guide/cgroup-v2.rst, Format."""
     found = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         key, *fields = line.split()
         found[key] = dict(field.split("=", 1) for field in fields if "=" in field)
     return found
@@ -137,7 +152,7 @@ def parse_blkio(text: str) -> dict[str, int]:
     Source: Documentation/admin-guide/cgroup-v1/blkio-controller.rst.
     """
     sums: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         disk, *rest = line.split()
         if ":" in disk and len(rest) == 2 and rest[0] in ("Read", "Write"):
             sums[disk] = sums.get(disk, 0) + int(rest[1])
@@ -155,14 +170,20 @@ class DiskStat(Struct, frozen=True):
 _SECTOR_BYTES: Final = 512
 """In this file, whatever the disk has."""
 
+_DISK: Final = re.compile(r" *(\d+) +(\d+) (.+?)((?: \d+){7})(?= |$)", re.ASCII)
+"""Numbers, the name, which may be anything, and the first seven counts."""
+
 
 def parse_diskstats(text: str) -> dict[str, DiskStat]:
-    """By the disk's number. Source: Documentation/admin-guide/iostats.rst."""
+    """By the disk's number; a line of another form is skipped. Source: Documentation/admin-guide/iostats.rst."""
     found = {}
-    for line in text.splitlines():
-        major, minor, name, reads, merged_reads, read, _, writes, merged_writes, written, *_ = line.split()
-        operations = int(reads) + int(merged_reads) + int(writes) + int(merged_writes)
-        found[f"{major}:{minor}"] = DiskStat(name, (int(read) + int(written)) * _SECTOR_BYTES, operations)
+    for line in lines_of(text):
+        if (match := _DISK.match(line)) is None:
+            continue
+        number, name, counts = f"{match[1]}:{match[2]}", match[3], [int(one) for one in match[4].split()]
+        reads, merged_reads, read, _, writes, merged_writes, written = counts
+        operations = reads + merged_reads + writes + merged_writes
+        found[number] = DiskStat(name, (read + written) * _SECTOR_BYTES, operations)
     return found
 
 
@@ -196,7 +217,7 @@ def memory_parts(stat: Mapping[str, int], prefix: str, anon: str) -> tuple[int, 
 def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:
     """How long each CPU that is online was idle, waiting for a disk included. Source: proc(5), /proc/stat."""
     idle_s = {}
-    for line in stat.splitlines():
+    for line in lines_of(stat):
         name, *ticks = line.split(maxsplit=6)
         if not name.startswith("cpu"):
             break

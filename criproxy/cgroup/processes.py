@@ -1,20 +1,17 @@
 """What /proc and the cgroups tell of processes, without a wait for the process itself, which may be starved.
 
-Which cgroups a process is in (its proc cgroup), its parent, CPU time and start, and which threads run in real time.
+Which cgroups a process is in (its proc cgroup), its parent, its CPU time and when it started.
 """
 
-import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.cgroup import files
-from criproxy.cgroup.driver import checked_pod
 from criproxy.cgroup.naming import directory_of
-from criproxy.cgroup.tree import Tree, if_there
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 
 _BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
 _BOUNDING_V2: Final = ("",)
@@ -30,7 +27,7 @@ def astray(cgroups: str, box: str) -> str:
     `cgroups` is what /proc/PID/cgroup says. Source: cgroups(7), /proc/pid/cgroup.
     """
     paths: dict[str, str] = {}
-    for line in cgroups.splitlines():
+    for line in files.lines_of(cgroups):
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.removesuffix(_DELETED))
     within = f"{directory_of(box)}/"
@@ -43,8 +40,10 @@ def astray(cgroups: str, box: str) -> str:
         if not path.startswith(within):
             elsewhere.setdefault(path, []).append(controller)
     if list(elsewhere.values()) == [bounding]:
-        return next(iter(elsewhere))
-    return ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
+        words = next(iter(elsewhere))
+    else:
+        words = ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
+    return words.encode(errors="surrogateescape").decode(errors="backslashreplace")  # a path may be no UTF-8
 
 
 class ProcCgroupReader:
@@ -58,7 +57,7 @@ class ProcCgroupReader:
         self._worker = Worker("cgroup-verifier", timeout_s)
 
     async def read(self, pids: Collection[int]) -> dict[int, str]:
-        """The file of each process that is there. Raises CgroupError when the kernel does not answer."""
+        """The file of each process that is there. Raises StuckError when the kernel does not answer."""
         return await self._worker.run("read the cgroups of processes", lambda: self._read(tuple(pids))) if pids else {}
 
     def close(self) -> None:
@@ -68,7 +67,7 @@ class ProcCgroupReader:
         found = {}
         for pid in pids:
             try:
-                found[pid] = (self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+                found[pid] = files.kernel_text((self._proc / str(pid) / "cgroup").read_bytes())
             except (FileNotFoundError, ProcessLookupError):
                 continue
         return found
@@ -91,7 +90,7 @@ class ProcessStat(Struct, frozen=True):
 def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
     """None: there is no such process. Raises OSError."""
     try:
-        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        text = files.kernel_text((proc / str(pid) / "stat").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # a command's name may hold anything, brackets too
@@ -100,44 +99,3 @@ def read_stat(proc: Path, pid: int, ticks_per_s: int) -> ProcessStat | None:
         cpu_s=(int(fields[_USER]) + int(fields[_SYSTEM])) / ticks_per_s,
         started=int(fields[_STARTED]),
     )
-
-
-# --- real time -------------------------------------------------------------------------------------------------------
-
-_POLICIES: Final[Mapping[int, str]] = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR: "SCHED_RR", 6: "SCHED_DEADLINE"}
-"""Source: sched(7); include/uapi/linux/sched.h."""
-
-_RESET_ON_FORK: Final = 0x40000000
-
-
-class RealtimeThreads(Struct, frozen=True):
-    """Looks at every thread in the pods' cgroups: not for the event loop, as each cgroup is read."""
-
-    tree: Tree
-    proc: str = "/proc"
-
-    def read(self, placements: Mapping[str, str]) -> dict[str, str]:
-        """In words what runs in real time, by sandbox id; `placements`: by sandbox id. Raises CgroupError."""
-        mounts = files.parse_mounts(self.tree.read(f"{self.proc}/self/mountinfo"))
-        mount, name = (mounts.v1["cpu"], "tasks") if "cpu" in mounts.v1 else (mounts.v2 or "", "cgroup.threads")
-        found = {}
-        for sandbox_id, placement in placements.items():
-            for directory in self.tree.below(mount + checked_pod(placement)[1]):
-                if words := self._first(f"{directory}/{name}"):
-                    found[sandbox_id] = words
-                    break
-        return found
-
-    def _first(self, file: str) -> str:
-        """The first such thread of a cgroup; "": there is none."""
-        threads: list[str] = []
-        with if_there():
-            threads = self.tree.read(file).split()
-        for thread in threads:
-            try:
-                policy = os.sched_getscheduler(int(thread)) & ~_RESET_ON_FORK
-            except ProcessLookupError:
-                continue
-            if policy in _POLICIES:
-                return f"thread {thread} runs under {_POLICIES[policy]}"
-        return ""

@@ -105,7 +105,8 @@ class Resctrl(Struct, frozen=True):
         caches = {name: self._parts(name) for name in here if name.startswith(LLC)}
         steps = self._steps() if BANDWIDTH in here else None
         want = bounded(here, caches, limits.llc_ratio, steps, limits.bandwidth_ratio)
-        if not same(want, "\n".join(line for line in held.splitlines() if line.split(":")[0].strip() in _named(want))):
+        lines = (line for line in files.lines_of(held) if line.split(":")[0].strip() in _named(want))
+        if not same(want, "\n".join(lines)):
             self.tree.write(file, want)
         return want
 

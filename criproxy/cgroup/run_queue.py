@@ -23,7 +23,7 @@ from criproxy.cgroup import files
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.tree import GONE, Tree
-from criproxy.model.clock import MonotonicClock
+from criproxy.concurrency.clock import Clock
 from criproxy.model.signals import Missing, RunQueue, ThreadTimes
 
 MOST_THREADS: Final = 64
@@ -55,7 +55,7 @@ _ENDED: Final = (*GONE, errno.ESRCH)
 class RunQueueSampler:
     """Of the threads below one cgroup, from a thread of its own; every failure is a `Missing` or one thread less."""
 
-    def __init__(self, access: FileAccess, tree: Tree, clock: MonotonicClock, proc: str) -> None:
+    def __init__(self, access: FileAccess, tree: Tree, clock: Clock, proc: str) -> None:
         self._access = access
         self._tree = tree
         self._proc = proc

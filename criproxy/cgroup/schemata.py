@@ -13,6 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.cgroup.files import lines_of
+
 LLC: Final = "L3"
 BANDWIDTH: Final = "MB"
 
@@ -46,7 +48,7 @@ def bandwidth_percent(steps: BandwidthSteps, ratio: float) -> int:
 def parse_schemata(text: str) -> dict[str, dict[str, str]]:
     """By resource (L3, L3CODE, MB …), what each cache or controller has, by its id. Raises ValueError."""
     found: dict[str, dict[str, str]] = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
+    for line in filter(None, map(str.strip, lines_of(text))):
         name, colon, domains = line.partition(":")
         if not colon:
             raise ValueError(f"{line!r} is no line of schemata")

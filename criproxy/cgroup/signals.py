@@ -23,8 +23,8 @@ from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, Tree
 from criproxy.cgroup.work import ProcessorCounters, WorkReader
+from criproxy.concurrency.clock import Clock
 from criproxy.model import PIDS
-from criproxy.model.clock import MonotonicClock
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -56,7 +56,7 @@ class SignalReader:
         self,
         access: FileAccess,
         tree: Tree,
-        clock: MonotonicClock,
+        clock: Clock,
         proc: str = "/proc",
         counters: ProcessorCounters | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class SignalReader:
             self._work.stop()
         online = _understood(lambda: checked_path(parse_box(box).online))
         if isinstance(online, Missing):
-            return SignalReading(online, online, online, online, online, online, online, online)
+            return SignalReading.without(online)
         cpu = self._stall(rows.CPU_PRESSURE, online)
         return SignalReading(
             cpu=cpu,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.files import kernel_text
 
 # A cgroup that was removed between opening and reading one of its files answers ENODEV.
 GONE = (errno.ENOENT, errno.ENODEV)
@@ -274,8 +275,7 @@ class Tree:
 
 
 def _text(data: bytes) -> str:
-    """Bytes that are no UTF-8 stay what they are, as in names of files: whoever makes a mount or a process names it."""
-    return data.decode(errors="surrogateescape").strip()
+    return kernel_text(data).strip()
 
 
 def _failed(operation: str, error: OSError) -> CgroupError:

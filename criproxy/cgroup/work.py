@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import checked_path
 from criproxy.cgroup.tree import Tree
-from criproxy.model.clock import MonotonicClock
+from criproxy.concurrency.clock import Clock
 from criproxy.model.cpulist import parse_cpus
 from criproxy.model.signals import Missing, Work, WorkReading
 
@@ -109,7 +109,7 @@ class WorkReader:
         self,
         access: FileAccess,
         tree: Tree,
-        clock: MonotonicClock,
+        clock: Clock,
         counters: ProcessorCounters | None = None,
         online: str = "/sys/devices/system/cpu/online",
     ) -> None:

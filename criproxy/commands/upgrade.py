@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from criproxy.fronts.cri.runtime import version_at
-from criproxy.fronts.http2.client.connection import CallError
+from criproxy.clients.http2.connection import CallError
+from criproxy.clients.link import version_at
 from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
 from criproxy.observe.status import Status, from_json
@@ -121,8 +121,8 @@ def _listener(path: Path) -> int | None:
 def _takes_the_signal(pid: int) -> bool:
     """Whether it handles SIGUSR2, which would end it otherwise. Source: proc(5), SigCgt."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1)

@@ -10,8 +10,8 @@ import random
 from pathlib import Path
 from typing import Final
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config import Config
-from criproxy.control.clock import Clock
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiClient, ApiRequest, UnreachableError
 from criproxy.kube.credential import KUBECONFIG, Credential, CredentialError, node_name
 from criproxy.kube.objects import Condition, Node, ObjectError, decoded, path, status_of, status_patch

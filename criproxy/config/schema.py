@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from criproxy.config.settings import Config, WindowTable
 from criproxy.control.resources import RESOURCES, Resource
+from criproxy.vocabulary.policy import NODES_OWN
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
@@ -46,6 +47,11 @@ class Setting(Struct, frozen=True):
     @property
     def needs_restart(self) -> bool:
         return bool(self.extra.get("restart"))
+
+    @property
+    def of_the_node(self) -> bool:
+        """Whether no ColocationPolicy may set it."""
+        return self.needs_restart or self.key in NODES_OWN
 
     @property
     def expects(self) -> str:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks import HookSettings
 from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidth
+from criproxy.hooks.hardening import CAPABILITIES, HOST_PATHS, Hardening, plain
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.vocabulary.presets import MARKS, NAMES
 
@@ -150,9 +151,8 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Literal["report", "evict"],
         doc(
             "What becomes of a running offline pod that is found outside the box (the runtime put it "
-            "elsewhere, somebody moved it, or it started while criproxy was bypassed), or that runs in real time past "
-            "the box's limits: the log, the metrics and `criproxy status` show it (report), or it is stopped as "
-            "well, so that it starts anew (evict)."
+            "elsewhere, somebody moved it or a process of it, or it started while criproxy was bypassed): the log, the "
+            "metrics and `criproxy status` show it (report), or it is stopped as well, so that it starts anew (evict)."
         ),
     ] = "report"
     on_runtime_overload: Annotated[
@@ -343,6 +343,70 @@ class Network(Struct, frozen=True, kw_only=True):
         Annotated[_BitsPerS, doc("To a pod: its annotation kubernetes.io/ingress-bandwidth. Not set: no such bound.")]
         | None
     ) = None
+
+
+_Capability = Annotated[str, Meta(pattern=r"^[A-Za-z_]{1,40}$")]
+_HostPath = Annotated[str, Meta(pattern=r"^/[^\x00]*$")]
+
+
+class HardeningTable(Struct, frozen=True, kw_only=True):
+    """What no cgroup bounds and is kept from offline pods therefore: see docs/refused.md, What may leave the box."""
+
+    seccomp: Annotated[
+        bool,
+        doc(
+            "Offline containers without a seccomp profile, or with Unconfined, get the runtime's (RuntimeDefault): "
+            "without one, a pod can use up the kernel's keys, and no container starts on the node any more."
+        ),
+    ] = True
+    capabilities: Annotated[
+        tuple[_Capability, ...],
+        doc(
+            "What offline containers may add; the rest of what they ask for is cut. ALL: nothing is cut but SYS_NICE, "
+            "by which a thread runs in real time.",
+            expects="a list of capabilities, such as NET_RAW",
+        ),
+    ] = CAPABILITIES
+    refuse_privileged: Annotated[bool, doc("Whether an offline pod with a privileged container is refused.")] = True
+    refuse_host_namespaces: Annotated[
+        tuple[Literal["network", "pid", "ipc"], ...],
+        doc("An offline pod with any of these of the node's namespaces (hostNetwork, hostPID, hostIPC) is refused."),
+    ] = ("network", "pid", "ipc")
+    refuse_host_paths: Annotated[
+        tuple[_HostPath, ...],
+        doc(
+            "An offline container with a hostPath volume of one of these, in one, or above one is refused, also where "
+            "a link or a bind mount leads there. Kubelet's own volumes for the pod always pass.",
+            expects="a list of absolute paths",
+        ),
+    ] = HOST_PATHS
+    allow: Annotated[
+        tuple[RuleTable, ...],
+        doc(
+            "Pods that pass all of this, by rules as those of colocation.rules. Whoever may create a pod may give it "
+            "any label, so a namespace is the better rule.",
+            expects="a list of tables, each with one subject and one test",
+            example='{ namespace = true, equals = "gpu-drivers" }',
+        ),
+    ] = ()
+    verified_only: Annotated[
+        bool,
+        doc(
+            "Whether an offline container whose cgroup can't be known (a runtime of virtual machines) is a problem in "
+            "the status, and not only a number."
+        ),
+    ] = False
+
+    def of_hooks(self) -> Hardening:
+        capabilities = frozenset(map(plain, self.capabilities))
+        return Hardening(
+            self.seccomp,
+            capabilities,
+            self.refuse_privileged,
+            frozenset(self.refuse_host_namespaces),
+            self.refuse_host_paths,
+            tuple(table.rule for table in self.allow),
+        )
 
 
 class Control(Struct, frozen=True, kw_only=True):
@@ -669,6 +733,7 @@ class Config(Struct, frozen=True, kw_only=True):
     pids: Pids = Pids()
     io: Io = Io()
     network: Network = Network()
+    hardening: HardeningTable = HardeningTable()
     cpuset: Cpuset = Cpuset()
     cache: Cache = Cache()
     control: Control = Control()
@@ -681,7 +746,8 @@ class Config(Struct, frozen=True, kw_only=True):
     def hooks(self, *, child_quota: bool) -> HookSettings:
         """What the hooks go by on a node whose kernel takes a CPU quota in the box, or does not."""
         network = self.network
-        return HookSettings(child_quota, Bandwidth(network.max_egress_bits_per_s, network.max_ingress_bits_per_s))
+        most = Bandwidth(network.max_egress_bits_per_s, network.max_ingress_bits_per_s)
+        return HookSettings(child_quota, most, self.hardening.of_hooks())
 
 
 def _socket_path(value: str) -> str:

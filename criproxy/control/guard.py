@@ -36,7 +36,7 @@ from typing import Any, Final, Protocol
 import structlog
 from msgspec import Struct, field
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook, UsageSample, acquitted, watch
 from criproxy.model import UNLIMITED, Counters, GuardCeiling
 from criproxy.model.shown import Counter, Gauge, Shows

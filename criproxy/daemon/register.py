@@ -5,6 +5,7 @@ from typing import Final
 from criproxy.control.guard import CpuGuard
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.kubernetes import KubernetesPart
+from criproxy.daemon.round import Round
 from criproxy.model.shown import Shows
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_pinning import CpuPinning
@@ -17,7 +18,6 @@ from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.pod_limits import PodLimitsUpkeep
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
-from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.unbounded import UnboundedPods
 
@@ -31,8 +31,15 @@ PARTS: Final[tuple[type[Part], ...]] = (
     OverheadWatch,
     PlacementCheck,
     UnboundedPods,
-    RealtimeWatch,
 )
 
-OTHERS: Final[tuple[type[Shows], ...]] = (HoldOffs, Bypass, CpuGuard, MemoryRelief, InterferenceWatch, KubernetesPart)
+OTHERS: Final[tuple[type[Shows], ...]] = (
+    HoldOffs,
+    Bypass,
+    CpuGuard,
+    MemoryRelief,
+    InterferenceWatch,
+    Round,
+    KubernetesPart,
+)
 """What else shows itself. The daemon makes these by hand: others have them for ports, or they take no looks."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from criproxy.hooks.bandwidth import Bandwidth, BandwidthHook
+from criproxy.hooks.hardening import Hardening, HardeningHook
 from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
 
@@ -49,15 +50,22 @@ class HookSettings(Struct, frozen=True):
     """What hooks go by beside the request.
 
     `child_quota` is whether the kernel takes a CPU quota on a child of the box (cgroup v1 does not, reliably), and
-    `bandwidth` the most that the node allows an offline pod of the network.
+    `bandwidth` the most that the node allows an offline pod of the network. `hardening`: what it keeps from one.
     """
 
     child_quota: bool
     bandwidth: Bandwidth = Bandwidth()
+    hardening: Hardening = Hardening()
 
 
 def offline_chain(settings: HookSettings) -> Chain:
     """The hooks of an offline pod."""
     return Chain(
-        (PlacementHook(), ResourcesHook(settings.child_quota), RealtimeHook(), BandwidthHook(settings.bandwidth))
+        (
+            PlacementHook(),
+            ResourcesHook(settings.child_quota),
+            HardeningHook(settings.hardening),
+            RealtimeHook(),
+            BandwidthHook(settings.bandwidth),
+        )
     )

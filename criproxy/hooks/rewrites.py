@@ -96,7 +96,7 @@ class RealtimeHook(Struct, frozen=True):
     name: ClassVar[str] = "realtime"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
-        asked = {name.upper().removeprefix("CAP_") for name in request.added_capabilities}
+        asked = {name.upper().removeprefix("CAP_") for name in request.security.added_capabilities}
         if asked & _GIVING:
             yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
 

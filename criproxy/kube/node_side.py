@@ -6,8 +6,8 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config import OwnFiles
-from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiClient
 from criproxy.kube.credential import Credential
 from criproxy.kube.events import EventWriter

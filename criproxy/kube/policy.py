@@ -17,6 +17,8 @@ status. What was accepted, the whole or its parts, then has this life:
 - it is written to disk, so that a node without an API server starts with it. While it can't be (a full disk), it is in
   force all the same, the trouble is told, and it is tried again;
 - an annotation that was removed is a policy without settings: the file alone holds;
+- what only the node's own file may say (`NODES_OWN`: which pods are offline, which are stopped) has no effect, whoever
+  has written it there; the report and the status name it;
 - while the file has had errors since criproxy began, no policy is accepted, as there is nothing to lay it above;
 - a Node that is gone, or an API server that is away, changes nothing.
 
@@ -35,14 +37,15 @@ import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.worker import StuckError, Worker
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Override, OwnFiles
-from criproxy.control.clock import Clock
+from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
-from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy, PolicyReport, merged
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, NodePolicy, PolicyReport, is_deep, merged, split
 
 T = TypeVar("T")
 
@@ -60,7 +63,7 @@ class PolicyError(ValueError):
 
 def _override(policy: NodePolicy) -> Override:
     said = f"policy {policy.name or 'without a name'} ({policy.version or 'without a version'})"
-    return Override(said, policy.settings)
+    return Override(said, split(policy.settings)[0])
 
 
 class InForce(Struct, frozen=True):
@@ -76,13 +79,18 @@ class InForce(Struct, frozen=True):
     def overrides(self) -> tuple[Override, ...]:
         return tuple(_override(one) for one in self.parts or (self.policy,) if one.settings)
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The keys that only the node's own file may have (`NODES_OWN`)."""
+        return split(self.policy.settings)[1]
+
 
 NONE: Final = InForce()
 """The file alone holds."""
 
 
 class PolicyStatus(Struct, frozen=True):
-    """For people. `problems` are of what was refused; `trouble`: it can't be checked, kept or reported."""
+    """For people. `problems` are of what was refused or ignored; `trouble`: it can't be checked, kept or reported."""
 
     name: str
     version: str
@@ -96,9 +104,12 @@ def parsed(text: str) -> NodePolicy:
     if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
         raise PolicyError(f"it has more than {MAX_POLICY_BYTES} bytes")
     try:
-        return msgspec.json.decode(text, type=NodePolicy)
+        found = msgspec.json.decode(text, type=NodePolicy)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
+    if is_deep(found.settings):
+        raise PolicyError(f"its settings are nested more than {MOST_DEEP} levels deep")
+    return found
 
 
 def parts_of(text: str, policy: NodePolicy) -> tuple[NodePolicy, ...]:
@@ -150,7 +161,7 @@ class PolicyFile:
 
     def write(self, in_force: InForce) -> None:
         """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        statefile.make_directory(self.path.parent)
         _write(self._parts, in_force.parts)
         _write(self.path, in_force.policy)
 
@@ -162,7 +173,7 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, content: object) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=statefile.private) as file:
         file.write(msgspec.json.encode(content))
         file.flush()
         os.fsync(file.fileno())
@@ -221,9 +232,11 @@ class PolicyFollower:
         self.in_force = NONE
 
     def status(self) -> PolicyStatus:
-        policy = (NONE if self._own.errors else self.in_force).policy  # without a file in order, none holds
-        keys = (f"{section}.{key}" for section, table in policy.settings.items() for key in table)
-        problems = self._report.problems if self._report else ()
+        in_force = NONE if self._own.errors else self.in_force  # without a file in order, none holds
+        policy, settings = in_force.policy, split(in_force.policy.settings)[0]
+        keys = (f"{section}.{key}" for section, table in settings.items() for key in table)
+        ignored = (f"{key}: only this node's own file may set it: it has no effect" for key in in_force.ignored)
+        problems = (*(self._report.problems if self._report else ()), *ignored)
         return PolicyStatus(policy.name, policy.version, tuple(keys), problems, self._trouble)
 
     def saw(self, node: Node | None) -> None:
@@ -240,7 +253,7 @@ class PolicyFollower:
         """Take up the policy of the last time. To be called before `run`; never raises."""
         try:
             self.in_force = self._kept = await _apart("read the policy", self._file.read)
-        except (OSError, RuntimeError, StuckError, PolicyError) as error:
+        except (OSError, RuntimeError, PolicyError) as error:
             self._log.warning(
                 "policy_not_remembered",
                 file=str(self._file.path),
@@ -295,6 +308,8 @@ class PolicyFollower:
         if taken is not None:
             version, name, keys = taken.policy.version, taken.policy.name, list(self.status().keys)
             self._log.info("policy_taken", version=version, name=name, settings=keys)
+            if taken.ignored:
+                self._log.warning("policy_keys_ignored", version=version, name=name, settings=list(taken.ignored))
             self._taker.policy_changed()
 
     def _holds(self, found: Judged) -> str:
@@ -346,7 +361,8 @@ class PolicyFollower:
         before = self.in_force.policy
         another = found.in_force is None and found.policy != before and not self._own.errors
         instead = before.version if another else ""
-        return PolicyReport(found.policy.version, not found.problems, found.problems, instead, found.refused)
+        ignored = split(found.policy.settings)[1]
+        return PolicyReport(found.policy.version, not found.problems, found.problems, instead, found.refused, ignored)
 
     async def _keep(self) -> str:
         """Write what is in force to disk, unless it is there. Returns what went wrong; "": nothing."""
@@ -354,7 +370,7 @@ class PolicyFollower:
         if in_force != self._kept:
             try:
                 await _apart("keep the policy", lambda: self._file.write(in_force))
-            except (OSError, RuntimeError, StuckError) as error:
+            except (OSError, RuntimeError) as error:
                 return f"the policy is in force, but can't be kept for a restart ({self._file.path}): {error}"
             self._kept = in_force
         return ""

@@ -35,6 +35,13 @@ _FLAGS: Final = {HARD: "--eviction-hard", SOFT: "--eviction-soft"}
 
 _MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
 _ENTRY: Final = re.compile(r"""["']?(?<![\w.])([\w.]++)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
+_BEFORE: Final = re.compile(r"\A\ufeff?(?:[ \t]*(?:(?:---[ \t]*)?(?:#.*)?)(?:\r?\n|\Z))*+[ \t]*+(?=\{)|\A\ufeff")
+"""What may stand before a file's content, where that is JSON: comments, the document's begin, and a byte order mark."""
+
+_KEY: Final = re.compile(r"""["']?(\w+)["']?[ \t]*:(?:\s|$)|(---)[ \t]*(?:#|$)""", re.ASCII)
+_BELOW: Final = re.compile(r"[ \t#}\]]|- |-?$|\.\.\.")
+"""A line that is no key: indented, empty, a comment, the end of what began above, or an item of a list."""
+
 _COMMENT: Final = re.compile(r"(?:^|[ \t])#.*$", re.MULTILINE)
 
 
@@ -78,17 +85,36 @@ class Thresholds(Struct, frozen=True):
 
 
 def of_file(text: str) -> Thresholds:
-    """Raises ValueError where `hard` is not to be read."""
-    if text.lstrip().startswith("{"):
+    """Raises ValueError where `hard` is not to be read, or may be there in a form that is not read here."""
+    text = _BEFORE.sub("", text)
+    if text.startswith("{"):
         root = json.loads(text)
         of, merged = partial(_of_json, root), root.get("mergeDefaultEvictionSettings") is True
     else:
+        _check_keys(text)
         of, merged = partial(_of_yaml, text), bool(_MERGED.search(text))
     hard = of(HARD)
     try:
         return Thresholds(hard, of(SOFT), merged)
     except ValueError as error:
         return Thresholds(hard, None, merged, str(error))
+
+
+def _check_keys(text: str) -> None:
+    """Each line at the edge is a key, once each, or belongs to the one before, so that a key not found is not there.
+
+    Raises ValueError.
+    """
+    keys = set[str]()
+    for line in text.splitlines():
+        if _BELOW.match(line) and (keys or not line.strip() or line[0] == "#"):
+            continue
+        key = _KEY.match(line)
+        if key is not None and key[2] and not keys:
+            continue
+        if key is None or key[2] or key[1] in keys:
+            raise ValueError(f"it is written in a way that criproxy does not read: {line[:60]!r}")
+        keys.add(key[1])
 
 
 def _of_yaml(text: str, key: str) -> dict[str, str] | None:
@@ -132,7 +158,10 @@ def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
     sources: dict[str, str] = {}
     merged, problem = False, ""
     for path in configuration(words, root):
-        there = of_file((root / path.lstrip("/")).read_text(errors="replace"))
+        try:
+            there = of_file((root / path.lstrip("/")).read_text(errors="replace"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {error}") from error
         merged |= there.merged
         problem = problem or (there.problem and f"{path}: {there.problem}")
         for key, entries in ((HARD, there.hard), (SOFT, there.soft)):

@@ -130,8 +130,8 @@ class KubeletSearch(Struct):
 
 def _is_the_nodes(process: Path) -> bool:
     """By what everybody may read; its namespace's link needs a right to trace it. Source: proc_pid_status(5)."""
-    fields = dict(line.partition(":")[::2] for line in (process / "status").read_text().splitlines())
-    return len(fields.get("NSpid", "1").split()) == 1 and fields.get("Uid", "0").split()[0] == "0"
+    fields = dict(line.partition(b":")[::2] for line in (process / "status").read_bytes().split(b"\n"))
+    return len(fields.get(b"NSpid", b"1").split()) == 1 and fields.get(b"Uid", b"0").split()[0] == b"0"
 
 
 def configured(words: Sequence[str], root: Path, key: str) -> tuple[str, str]:

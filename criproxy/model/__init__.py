@@ -75,12 +75,24 @@ HIGHEST_SHARES: Final = 262144
 """Source: Linux, kernel/sched/sched.h, MAX_SHARES."""
 
 
+class ContainerKind(enum.StrEnum):
+    """When a container runs: with the others; before them, alone but for sidecars; or all the time, started before."""
+
+    MAIN = "container"
+    INIT = "init container"
+    SIDECAR = "sidecar"
+
+
 class Asked(Struct, frozen=True):
-    """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing."""
+    """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing.
+
+    `kind` is a container's.
+    """
 
     cpu_shares: int = 0
     memory_bytes: int = 0
     cpu_limit_millicores: int = 0
+    kind: ContainerKind = ContainerKind.MAIN
 
 
 class AdmissionError(Exception):
@@ -111,13 +123,27 @@ class Target(enum.StrEnum):
     CONTAINER = "container"
 
 
+class Security(Struct, frozen=True):
+    """What a sandbox or a container asks for that no cgroup bounds. Source: CRI LinuxContainerSecurityContext, Mount.
+
+    `host_namespaces` are those of the node that it shares: `network`, `pid`, `ipc`. `unconfined`: no seccomp profile is
+    set for it. `added_capabilities` are as CRI has them (`SYS_NICE`, `ALL`). `host_paths` are the node's files and
+    folders that it mounts, kubelet's own for it among them.
+    """
+
+    privileged: bool = False
+    host_namespaces: tuple[str, ...] = ()
+    unconfined: bool = False
+    added_capabilities: tuple[str, ...] = ()
+    host_paths: tuple[str, ...] = ()
+
+
 class PodRequest(Struct, frozen=True):
     """The facts of one rewrite: one sandbox or one container of one of kubelet's requests.
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
-    `added_capabilities` are those that the container asks for, as CRI has them (`SYS_NICE`, `ALL`).
     `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
-    `annotations` are the pod's, {} where the request does not carry the pod.
+    `pod` is None where the request does not carry the pod.
     """
 
     operation: Operation
@@ -125,16 +151,22 @@ class PodRequest(Struct, frozen=True):
     placement: str
     resources: Resources
     container: str = ""
-    added_capabilities: tuple[str, ...] = ()
+    security: Security = Security()
     cpus: frozenset[int] | Unlimited = UNLIMITED
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    pod: Pod | None = None
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The pod's, {} where it is not known."""
+        return {} if self.pod is None else self.pod.annotations
 
 
 class Adjustment(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
-    `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them), or one
-    of LinuxContainerResources. `key` is the entry of a map field (`annotations`, `unified`).
+    `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them),
+    `add_capabilities` (all of them, with commas), `seccomp`, or one of LinuxContainerResources. `key` is the entry of a
+    map field (`annotations`, `unified`).
     """
 
     field: str

@@ -19,4 +19,4 @@ def is_rootless(uid_map: str) -> bool:
 
 def in_words(uid_map: str) -> str:
     """The map on one line."""
-    return "; ".join(" ".join(line.split()) for line in uid_map.splitlines()) or "nothing"
+    return "; ".join(" ".join(line.split()) for line in uid_map.strip().split("\n")) or "nothing"

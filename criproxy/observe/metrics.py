@@ -208,11 +208,11 @@ def add_process_metrics(registry: Registry) -> None:
 
 def _stat(number: int) -> int:
     """A field of /proc/self/stat, counted from 0."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[number - 2])
 
 
 def _start_s() -> float:
     """The same at each time that it is read."""
-    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    boot = next(line for line in Path("/proc/stat").read_bytes().split(b"\n") if line.startswith(b"btime "))
     return int(boot.split()[1]) + _stat(21) / _TICKS

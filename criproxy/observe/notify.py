@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from criproxy.model.clock import MonotonicClock
+from criproxy.concurrency.clock import Clock
 
 
 class Notifier:
@@ -13,7 +13,7 @@ class Notifier:
     No method raises or blocks: each returns whether the message was taken.
     """
 
-    def __init__(self, address: str | None, clock: MonotonicClock) -> None:
+    def __init__(self, address: str | None, clock: Clock) -> None:
         self._address: Final = "\0" + address[1:] if address and address.startswith("@") else address or None
         self._clock: Final = clock
 

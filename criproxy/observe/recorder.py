@@ -6,8 +6,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
-from criproxy.control.clock import Clock
-from criproxy.fronts.cri.runtime import RuntimeLink
+from criproxy.clients.link import RuntimeLink
+from criproxy.concurrency.clock import Clock
 from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.above_bound import AboveBound

@@ -10,9 +10,9 @@ from msgspec.structs import asdict, replace
 from criproxy import __version__
 from criproxy.cgroup.box import Box, BoxState
 from criproxy.cgroup.naming import parse_box
+from criproxy.clients.link import RuntimeLink
 from criproxy.control.history import History
 from criproxy.fronts.chosen import ChosenEngine
-from criproxy.fronts.cri.runtime import RuntimeLink
 from criproxy.model import MEMORY, AttachStatus, Decision, PodRef, Sandbox, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes
 from criproxy.model.shown import Shows

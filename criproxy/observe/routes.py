@@ -22,8 +22,8 @@ from urllib.parse import parse_qs
 from msgspec import Struct, field
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.worker import StuckError, Worker
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.observe import why
 from criproxy.observe.http import Answer
 from criproxy.observe.report import Reporter

@@ -8,6 +8,8 @@ of its own. All rules are here:
 | start of a pod           | online, or colocation is off                | Pass                                     |
 |                          | offline                                     | Admit, once the box has admitted it      |
 |                          | offline, and its cgroup_parent is no pod's  | Refuse (no_place)                        |
+|                          | offline, and it asks for what would let it  | Refuse (unboundable)                     |
+|                          | leave the box (`hooks.hardening`)           |                                          |
 |                          | offline, while the node is closed to it     | Refuse (closed)                          |
 |                          | offline, in a dry run                       | Pass, which says what would be otherwise |
 | container, update        | the sandbox is in the box                   | Admit: a pod keeps the placement that it |
@@ -16,6 +18,8 @@ of its own. All rules are here:
 |                          | the sandbox is in the box, and we fail      | Refuse (hook_failed)                     |
 | container                | the sandbox is in the box, and its pod was  | Refuse (closed): kubelet would start in  |
 |                          | just stopped                                | it anew what was killed                  |
+|                          | the sandbox is in the box, and it asks for  | Refuse (unboundable)                     |
+|                          | what would let it leave                     |                                          |
 |                          | offline, and the runtime does not answer    | Refuse (unknown_sandbox)                 |
 | update                   | the runtime does not answer                 | Pass: its container is already bounded   |
 | can't be decoded         | pods are placed, or may be by this call     | Refuse (undecodable): runtimes read some |
@@ -62,8 +66,8 @@ class Facts(Struct, frozen=True):
     `pod`: as the request describes it; None when it does not (the updates). `sandbox`: the one that the call is about,
     as the inventory knows it; None for a start, and when nobody knows it. The others are "" or say, in words, why the
     request can't be decoded, why the sandbox can't be asked for, why the pod may not start for now (of a container: why
-    its pod itself is held), and which fault of our own kept us from finding out. `any_placed`: whether any pod is in
-    the box.
+    its pod itself is held), which fault of our own kept us from finding out, and why what is asked for would let the
+    pod leave the box. `any_placed`: whether any pod is in the box.
     """
 
     operation: Operation
@@ -73,6 +77,7 @@ class Facts(Struct, frozen=True):
     unknown: str = ""
     held: str = ""
     fault: str = ""
+    unboundable: str = ""
     any_placed: bool = False
 
 
@@ -81,6 +86,7 @@ class Cause(enum.StrEnum):
 
     NO_PLACE = "no_place"
     CLOSED = "closed"
+    UNBOUNDABLE = "unboundable"
     NOT_ADMITTED = "not_admitted"
     NOT_RESIZED = "not_resized"
     NO_CPUS = "no_cpus"
@@ -90,8 +96,12 @@ class Cause(enum.StrEnum):
 
 
 class BoxStep(enum.Enum):
-    """What the box has to do before a request goes on; the value is the cause when it can't."""
+    """What has to be done before a request goes on; the value is the cause when it can't.
 
+    CHECK_PATHS finds out what the host paths lead to that containers mount.
+    """
+
+    CHECK_PATHS = Cause.UNBOUNDABLE
     ADMIT = Cause.NOT_ADMITTED
     RESIZE = Cause.NOT_RESIZED
     FIND_CPUS = Cause.NO_CPUS
@@ -170,9 +180,12 @@ def _judge_offline_start(facts: Facts, pod: Pod, settings: AdmissionSettings, wh
         parent = kubelets_place(pod)
     except ValueError as error:
         return Refuse(Cause.NO_PLACE, f"{error}; the pod is offline: {why}")
+    if facts.unboundable:
+        return Refuse(Cause.UNBOUNDABLE, f"{facts.unboundable}; the pod is offline: {why}")
     if closed := settings.closed or facts.held:
         return _closed(closed)
-    return Admit(parent, why, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
+    paths = [BoxStep.CHECK_PATHS] if facts.operation is Operation.RESTORE_POD else []
+    return Admit(parent, why, (*paths, BoxStep.ADMIT, BoxStep.FIND_CPUS))
 
 
 def _closed(why: str) -> Refuse:
@@ -187,10 +200,11 @@ def _judge_follower(facts: Facts, settings: AdmissionSettings) -> Judgement:
         return Pass()
     if facts.fault:
         return Refuse(Cause.HOOK_FAILED, facts.fault)
-    if facts.held and not settings.dry_run:
-        return _closed(facts.held)
-    resize = facts.operation in UPDATES  # kubelet resizes its own cgroup, we the box's
-    steps = (*([BoxStep.RESIZE] if resize else []), BoxStep.FIND_CPUS)
+    if not settings.dry_run and (facts.held or facts.unboundable):
+        return _closed(facts.held) if facts.held else Refuse(Cause.UNBOUNDABLE, facts.unboundable)
+    # Kubelet resizes its own cgroup, we the box's.
+    first = BoxStep.RESIZE if facts.operation in UPDATES else BoxStep.CHECK_PATHS
+    steps = (first, BoxStep.FIND_CPUS)
     try:
         parent = parse_placement(facts.sandbox.placement)
     except ValueError as error:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.resctrl import CacheGroup, CacheLimits, Resctrl
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 

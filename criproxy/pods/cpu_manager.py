@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.model import UNLIMITED, AdmissionError, Pod, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 from criproxy.model.shown import Shows
@@ -221,7 +221,7 @@ class CpuManager(Shows, Struct):
                 raise AdmissionError("another criproxy keeps the box's CPUs by now: kubelet tries again by itself")
             try:
                 await self._confine(cpus)
-            except CgroupError as error:
+            except (CgroupError, StuckError) as error:
                 raise AdmissionError(str(error)) from error
         return self.box.pods.kept_to(cpus)
 
@@ -250,7 +250,7 @@ class CpuManager(Shows, Struct):
         try:
             if cpus != self._in_force:
                 await self._confine(cpus)
-        except CgroupError as error:
+        except (CgroupError, StuckError) as error:
             unfollowed = f"offline pods are not kept to the CPUs that kubelet leaves them: {error}"
             if unfollowed != self._unfollowed:
                 self.log.error("box_not_confined", error=str(error))
@@ -262,7 +262,7 @@ class CpuManager(Shows, Struct):
         unreadable = ""
         try:
             await self._reader.run(f"read {self.file}", self._read)
-        except (CgroupError, OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             unreadable = f"{self.file} is not to be read, so the CPUs that it named last are offline pods': {error}"
             if unreadable != self._unreadable:
                 self.log.error("cpu_manager_state_unreadable", file=str(self.file), error=str(error))

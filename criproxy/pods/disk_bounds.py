@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.disks import hold_disks
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
 from criproxy.control.interference.disks import DisksOrder, DisksState, step, suspected
 from criproxy.control.interference.responder import DiskBound
 from criproxy.model.signals import DiskCounters, DiskRate, Missing, SignalReading

@@ -12,8 +12,8 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.disk_keepers import DiskKeepers, Keeper, Kept
 from criproxy.cgroup.disk_weight import DiskWeight, DiskWeights
 from criproxy.cgroup.tree import Tree
-from criproxy.cgroup.worker import Worker
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.worker import Worker
 from criproxy.model.modes import LimitsUse
 from criproxy.model.shown import Gauge, listed
 from criproxy.pods.part import NodeSettings, Part, Ports

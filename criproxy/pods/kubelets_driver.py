@@ -6,7 +6,6 @@ from typing import Final
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import Driver, driver_of_process
 from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.model import Pod, Sandbox
@@ -39,7 +38,7 @@ class KubeletsDriver(Struct):
             try:
                 process = await self.runtime.process_of(Running(Sandbox(sandbox_id, pod.ref, None), sandbox_id, ""))
                 cgroups = (await self.proc_cgroups.read([process.pid])).values() if process.pid else ()
-            except (ConnectionError, ValueError, CgroupError) as error:
+            except (OSError, ValueError) as error:
                 self.log.warning("driver_not_found", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
                 continue
             for text in cgroups:

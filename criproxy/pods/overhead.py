@@ -14,10 +14,11 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from criproxy.cgroup.files import kernel_text
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, astray, read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.part import NodeSettings, Part, Ports, StopsPods
@@ -185,7 +186,7 @@ class OverheadReader(Struct):
 
     def _in_box(self, pid: int, box: str) -> bool:
         try:
-            return not astray((self.proc / str(pid) / "cgroup").read_text(errors="replace"), box)
+            return not astray(kernel_text((self.proc / str(pid) / "cgroup").read_bytes()), box)
         except (FileNotFoundError, ProcessLookupError):
             return False
 
@@ -293,7 +294,7 @@ class OverheadWatch(Part, Struct):
         if lasts and self.shared.holds.stops(ON_RUNTIME_OVERLOAD, blamed.pod):
             why = "it printed so much that the runtime was overloaded"
             self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
-            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
+            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})", ON_RUNTIME_OVERLOAD)
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed
 
     def problems(self) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Checks that what should run in the box is there: a runtime can put a container elsewhere, and say that all is well.
 
-It looks off every call's path: right after each start, and at everything with each listing of the runtime.
+It looks off every call's path: a moment after each start, and at everything with each listing of the runtime.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader, astray
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
 from criproxy.model import Finding
 from criproxy.model.shown import Counter, Gauge, listed
 from criproxy.pods.inventory import PodObserver
@@ -24,6 +25,12 @@ CONFIRM_S: Final = 1.0
 """What looks misplaced is looked at again after this: on v1, the kernel shows a process that is ending in the root of
 every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
+
+TOGETHER_S: Final = 0.5
+"""What starts within this time, as a pod's sandbox and its containers, shares a look."""
+
+_ASKED_AT_ONCE: Final = 8
+"""Of the runtime, and no more, as kubelet asks it meanwhile."""
 
 _ON_HOST: Final = frozenset({"runc", "crun", "youki", "runsc", "linux"})
 """Runtimes whose process is the container's own (of gVisor: its kernel's), by a part of their type or handler.
@@ -121,6 +128,8 @@ class PlacementCheck(PodObserver, Part, Struct):
 
     async def look(self) -> None:
         """At what is due. What failed is due again with the next listing."""
+        if not self._everything:
+            await self.shared.clock.sleep(TOGETHER_S, slack_s=TOGETHER_S)
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
         inventory = self.shared.inventory
@@ -165,7 +174,7 @@ class PlacementCheck(PodObserver, Part, Struct):
                 if one.id in fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
-                self.stops.stop(one.sandbox, f"it is outside the box, at {where}")
+                self.stops.stop(one.sandbox, f"it is outside the box, at {where}", ON_UNBOUNDED)
         return failure
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
@@ -179,18 +188,26 @@ class PlacementCheck(PodObserver, Part, Struct):
                 left.append(one)
         return left
 
-    async def _outside(self, doubtful: Iterable[Running]) -> tuple[list[tuple[Running, str]], Exception | None]:
+    async def _outside(self, doubtful: Sequence[Running]) -> tuple[list[tuple[Running, str]], Exception | None]:
         """Those that run outside the box, and where; and what failed first: each failure holds its frames, and a
         runtime that is away fails for all.
         """
         found: list[tuple[Running, str]] = []
+        asked: list[tuple[Running, Process]] = []
         failure: Exception | None = None
-        for one in doubtful:
+        for begin in range(0, len(doubtful), _ASKED_AT_ONCE):
+            some = doubtful[begin : begin + _ASKED_AT_ONCE]
+            for one, answer in zip(some, await asyncio.gather(*map(self._answer, some)), strict=True):
+                if isinstance(answer, Process):
+                    asked.append((one, answer))
+                else:
+                    failure = failure or answer
+        shown = await self.proc_cgroups.read([process.pid for _, process in asked if process.pid])
+        for one, process in asked:
             try:
-                where = await self._where(one)
+                where = await self._where(one, process, shown)
             except (ConnectionError, ValueError) as error:
-                if not isinstance(error, UnknownError):
-                    failure = failure or error
+                failure = failure or _worth_telling(error)
                 continue
             if where:
                 found.append((one, where))
@@ -198,18 +215,15 @@ class PlacementCheck(PodObserver, Part, Struct):
                 self.shared.log.info("no_longer_misplaced", **_names(one))
         return found, failure
 
-    async def _where(self, one: Running) -> str:
-        """Where it runs outside the box; "" when it does not, or nobody knows."""
-        self._pids.pop(one.id, None)
-        process = await self._ask(one)
+    async def _where(self, one: Running, process: Process, shown: Mapping[int, str]) -> str:
+        """Where it runs outside the box; "" when it does not, or nobody knows. `shown`: processes' cgroups."""
         if process.pid is None:
             if one.container:
                 self._unverifiable(one, "the runtime does not tell its process")
             else:  # it has none of its own, and its containers are looked at
                 self._bare.add(one.id)
             return ""
-        cgroups = (await self.proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
-        if cgroups is None:  # it has ended
+        if (cgroups := shown.get(process.pid)) is None:  # it has ended
             return ""
         where = astray(cgroups, _box(one))
         if not where:
@@ -218,6 +232,14 @@ class PlacementCheck(PodObserver, Part, Struct):
             self._unverifiable(one, f"{kind} may run it in a virtual machine, whose cgroup is not the container's")
             return ""
         return where
+
+    async def _answer(self, one: Running) -> Process | Exception | None:
+        """What the runtime says of it, or what is worth telling of why it does not."""
+        self._pids.pop(one.id, None)
+        try:
+            return await self._ask(one)
+        except (ConnectionError, ValueError) as error:
+            return _worth_telling(error)
 
     async def _ask(self, one: Running) -> Process:
         process = self.shared.processes[one.id] = await self.shared.runtime.process_of(one)
@@ -240,6 +262,11 @@ class PlacementCheck(PodObserver, Part, Struct):
         self.shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self.shared.log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
+
+
+def _worth_telling(error: Exception) -> Exception | None:
+    """Not that it has gone meanwhile."""
+    return None if isinstance(error, UnknownError) else error
 
 
 def _box(one: Running) -> str:

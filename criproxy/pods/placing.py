@@ -25,6 +25,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain
 from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.tiers import is_mid
 from criproxy.model import (
     STARTS,
@@ -40,6 +41,7 @@ from criproxy.model import (
     PodRequest,
     Resources,
     Sandbox,
+    Security,
     Target,
     Unlimited,
 )
@@ -78,7 +80,7 @@ class CallPart(Protocol):
     @property
     def resources(self) -> Resources: ...
     @property
-    def added_capabilities(self) -> tuple[str, ...]: ...
+    def security(self) -> Security: ...
 
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """Write it into the call; returns the value before, None: there was none.
@@ -152,6 +154,13 @@ _AS_IT_CAME: Final = Proceed()
 # --- what is asked of others ---------------------------------------------------------------------------------------
 
 
+class ChecksPaths(Protocol):
+    """Knows what paths of the node lead to, as far as requests need it."""
+
+    async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
+        """Raises AdmissionError for a path that a pod with this uid may not mount, and where nobody can tell."""
+
+
 class SeesStarts(Protocol):
     """Whoever is to know of each pod that is about to start, online or not."""
 
@@ -178,10 +187,14 @@ class HoldsPods(Protocol):
 
 
 class PlacingSettings(Struct, frozen=True):
-    """`admission` says who is let into the box, `chain` what is adjusted in the calls of those that are."""
+    """`admission` says who is let into the box, `chain` what is adjusted in the calls of those that are.
+
+    `hardening`: what such a pod may not ask for.
+    """
 
     admission: AdmissionSettings
     chain: Chain
+    hardening: Hardening = Hardening()
 
 
 class AppliedAdjustment(Struct, frozen=True):
@@ -195,13 +208,13 @@ class AppliedAdjustment(Struct, frozen=True):
         """As fields of the log."""
         where = {"container": self.part.container} if self.part.container else {}
         one = self.adjustment
-        return {**where, "field": one.place, "old": self.old, "new": one.value, "reason": one.reason}
+        old = _shown(self.old, _SHOWN_NAME) if isinstance(self.old, str) else self.old
+        return {**where, "field": one.place, "old": old, "new": one.value, "reason": one.reason}
 
 
 def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited = UNLIMITED) -> list[AppliedAdjustment]:
     """Apply to each part of a call what the hooks say of it. `cpus`: see `PodRequest`. Raises what a hook does."""
     changes: list[AppliedAdjustment] = []
-    annotations = call.pod.annotations if call.pod is not None else {}
     for part in call.parts:
         request = PodRequest(
             operation=call.operation,
@@ -209,12 +222,19 @@ def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited 
             placement=place.in_box,
             resources=part.resources,
             container=part.container,
-            added_capabilities=part.added_capabilities,
+            security=part.security,
             cpus=cpus,
-            annotations=annotations,
+            pod=call.pod,
         )
         changes += [AppliedAdjustment(part, adjustment, part.apply(adjustment)) for adjustment in chain.adjust(request)]
     return changes
+
+
+def unboundable(call: Opened, hardening: Hardening) -> str:
+    """Why what a call asks for would let an offline pod leave the box, in words, but for its paths; "": it does not."""
+    if call.pod is None or hardening.lets(call.pod) is not None:
+        return ""
+    return next((why for part in call.parts if (why := hardening.refusal(part.security))), "")
 
 
 def asked_of_box(pod: Pod, resources: Resources) -> Asked:
@@ -242,6 +262,7 @@ class Placing(Struct, eq=False):
     cpu_manager: LeavesCpus
     kubelets_driver: SeesStarts
     holds: HoldsPods
+    host_paths: ChecksPaths
     counters: Counters
     log: FilteringBoundLogger
 
@@ -267,7 +288,7 @@ class Placing(Struct, eq=False):
         assert pod is not None
         self.kubelets_driver.pod_starts(pod)
         self.cpu_manager.pod_starts(pod)
-        match self._judge_start(call.operation, pod):
+        match self._judge_start(call, pod):
             case Pass(otherwise):
                 if otherwise is not None:
                     self._log_dry_run(call, pod.ref, otherwise)
@@ -277,9 +298,13 @@ class Placing(Struct, eq=False):
             case Admit() as admitted:
                 return self._place(call, pod.ref, admitted, None)
 
-    def _judge_start(self, operation: Operation, pod: Pod) -> Judgement:
+    def _judge_start(self, call: Call, pod: Pod) -> Judgement:
+        operation, settings = call.operation, self.settings
         try:
-            return judge(Facts(operation, pod, held=self.holds.held(pod.ref)), self.settings.admission)
+            if settings.admission.why_offline(pod) is None:
+                return Pass()
+            asked = unboundable(call, settings.hardening)
+            return judge(Facts(operation, pod, held=self.holds.held(pod.ref), unboundable=asked), settings.admission)
         except Exception as error:
             self.log.error("interceptor_failed", method=operation, exc_info=error)
             return judge(Facts(operation, pod, fault=_fault(error)), self.settings.admission)
@@ -314,17 +339,20 @@ class Placing(Struct, eq=False):
 
     def _follow(self, call: Call, sandbox: Sandbox | None) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         creates, whose, resizes = call.operation is Operation.CREATE_CONTAINER, _NOBODY, False
-        held = fault = ""
+        held = fault = asked = ""
         if sandbox is not None:
             whose, resizes = sandbox.pod, not creates and sandbox.placement is not None
             try:
                 held = self.holds.held_itself(whose) if creates else ""
+                if creates and sandbox.placement is not None:
+                    asked = unboundable(call, self.settings.hardening)
                 if resizes:
                     self.inventory.resize_asked(sandbox)
             except Exception as error:
                 self.log.error("interceptor_failed", method=call.operation, exc_info=error)
                 fault = _fault(error)
-        judgement = judge(Facts(call.operation, None, sandbox, "", "", held, fault), self.settings.admission)
+        facts = Facts(call.operation, sandbox=sandbox, held=held, fault=fault, unboundable=asked)
+        judgement = judge(facts, self.settings.admission)
         match judgement:
             case Pass():
                 return Proceed(None, creates or resizes, None, sandbox)
@@ -335,28 +363,58 @@ class Placing(Struct, eq=False):
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
-    async def _place(self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None) -> PlacingOutcome:
-        """Have the box do its steps, then adjust the call."""
+    def _place(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None
+    ) -> PlacingOutcome | Awaitable[PlacingOutcome]:
+        """Have the box do its steps, then adjust the call; at once, where no step has anything to do."""
+        try:
+            finds = BoxStep.FIND_CPUS in admitted.steps
+            wanted: Cpus = cpus_asked(part.resources for part in call.parts) if finds else frozenset()
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        if wanted or any(step is not BoxStep.FIND_CPUS for step in admitted.steps):
+            return self._place_later(call, pod, admitted, sandbox, wanted)
+        return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
+
+    async def _place_later(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, wanted: Cpus
+    ) -> PlacingOutcome:
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
         try:
             for step in admitted.steps:
                 cause = step.value
-                if step is BoxStep.ADMIT:
+                if step is BoxStep.CHECK_PATHS:
+                    await self._check_paths(call)
+                elif step is BoxStep.ADMIT:
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
                     await self.box.update_pod(admitted.parent, call.pod_resources)
-                elif wanted := cpus_asked(part.resources for part in call.parts):
+                elif wanted:
                     cpus = await self.cpu_manager.within(wanted)
-            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
-            message = call.encode()
         except AdmissionError as error:
             return self._refuse(call, pod, Refuse(cause, str(error)))
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        return self._adjusted(call, pod, admitted, sandbox, cpus)
+
+    def _adjusted(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, cpus: Cpus | Unlimited
+    ) -> PlacingOutcome:
+        try:
+            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
+            message = call.encode()
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
         self.counters.count("rewrites", call.operation)
         self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
         return Proceed(message, True, admitted.parent, sandbox)
+
+    async def _check_paths(self, call: Call) -> None:
+        pod, hardening = call.pod, self.settings.hardening
+        if pod is not None and hardening.lets(pod) is None:
+            paths = [path for part in call.parts for path in part.security.host_paths]
+            await self.host_paths.check(pod.ref.uid, paths, hardening)
 
     async def _admit(self, call: Call, parent: PodParent) -> None:
         """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""

@@ -27,7 +27,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupDriver, ContainerLimits, all_done
 from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_placement
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
 from criproxy.model import Asked, LimitChange, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import Part, Ports

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupDriver, Reclaimable
-from criproxy.control.clock import Wake
+from criproxy.concurrency.clock import Wake
 from criproxy.control.proactive_reclaim import EVERY_S, ReclaimState, step
 from criproxy.control.resources import bytes_in_words
 from criproxy.model.shown import Counter

@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.control.interference.ladder import Transition
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
@@ -41,7 +41,7 @@ class PodsShared(Struct, frozen=True):
 
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""
-        return PodStopper(self.runtime, self.log, self.inventory, self.evicts, self.clock)
+        return PodStopper(self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock)
 
 
 class Trouble(Struct):

@@ -120,6 +120,7 @@ class CriClient:
         attempt: int = 0,
         log_directory: str = "",
         own_network: bool = False,
+        privileged: bool = False,
     ) -> Pod:
         """Run a sandbox on the host's network, with its resources as given. `cgroup_parent` as `naming` has it.
 
@@ -134,7 +135,7 @@ class CriClient:
             linux=cri.LinuxPodSandboxConfig(
                 cgroup_parent=spelled(cgroup_parent),
                 security_context=cri.LinuxSandboxSecurityContext(
-                    namespace_options=cri.NamespaceOption(network=network)
+                    namespace_options=cri.NamespaceOption(network=network), privileged=privileged
                 ),
                 overhead=overhead,
                 resources=resources,
@@ -157,6 +158,7 @@ class CriClient:
         log_path: str = "",
         mounts: Mapping[Path, Path] | None = None,
         capabilities: Sequence[str] = (),
+        privileged: bool = False,
     ) -> Container:
         """Create a container in the pod; `start` runs it. `mounts`: what of the host is seen where in it."""
         config = cri.ContainerConfig(
@@ -173,6 +175,7 @@ class CriClient:
                 security_context=cri.LinuxContainerSecurityContext(
                     namespace_options=cri.NamespaceOption(network=cri.NamespaceMode.NODE),
                     capabilities=cri.Capability(add_capabilities=capabilities),
+                    privileged=privileged,
                 ),
             ),
         )

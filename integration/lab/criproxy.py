@@ -33,6 +33,9 @@ UNJUDGED: Mapping[str, Any] = {"enabled": False}
 """For [interference], in tests that others share the machine with, and that are not about harm: what others make online
 pods wait for is no harm of the box's, yet may be taken for it, and then no offline pod is let in."""
 
+ON_THE_HOSTS_NETWORK: Mapping[str, Any] = {"refuse_host_namespaces": ["pid", "ipc"]}
+"""For [hardening]: the lab's pods have no network of their own."""
+
 
 class Criproxy:
     """A criproxy in `directory` (a lab's), before the runtime at the socket `runtime`.
@@ -77,7 +80,7 @@ class Criproxy:
         `options` are added to its command line, `env` to its environment. Raises LabError when it ends, or after a
         minute.
         """
-        command: list[str | Path] = [self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
+        command = [*self._runs_in(), self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
         self._process = Process("criproxy", command, self.log, {"PYTHONPATH": python_path(), **(env or {})})
         if until_ready:
             self._process.wait_until(self.is_ready, START_S, "readiness")
@@ -139,11 +142,16 @@ class Criproxy:
             raise LabError("criproxy was not started")
         return self._process
 
+    def _runs_in(self) -> Sequence[str | Path]:
+        """What comes before its command."""
+        return ()
+
     def _complete(self, config: Config) -> Config:
         own: Config = {
             "proxy": {"listen": str(self.socket), "runtime": str(self._runtime), "engine": ENGINE},
             "observe": {"address": self.address},
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
+            "hardening": ON_THE_HOSTS_NETWORK,
         }
         return {table: {**own.get(table, {}), **config.get(table, {})} for table in {**own, **config}}
 

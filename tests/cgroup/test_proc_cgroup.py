@@ -27,6 +27,9 @@ INSIDE = "/offline/pod1/c1"
         pytest.param(f"0::{INSIDE}/init.scope\n", "/offline", "", id="v2-nested"),
         pytest.param(f"0::{INSIDE} (deleted)\n", "/offline", "", id="v2-ending"),
         pytest.param(v1(INSIDE, INSIDE), "/offline", "", id="v1-and-what-does-not-bound-elsewhere"),
+        pytest.param("0::/x\r0::/offline/pod1\n", "/offline", "/x\r0::/offline/pod1", id="v2-a-name-like-two-lines"),
+        pytest.param("0::/x\v0::/offline/pod1\n", "/offline", "/x\v0::/offline/pod1", id="v2-a-name-with-a-tab"),
+        pytest.param("0::/x\u20280::/offline/pod1\n", "/offline", "/x\u20280::/offline/pod1", id="v2-a-separator"),
         pytest.param("0::/system.slice/x.scope\n", "/offline", "/system.slice/x.scope", id="v2-outside"),
         pytest.param("0::/offline\n", "/offline", "/offline", id="beside-the-pods-in-it"),
         pytest.param("0::/offlinex/pod1/c1\n", "/offline", "/offlinex/pod1/c1", id="another-name-that-begins-so"),
@@ -79,4 +82,4 @@ def test_read_of_a_cgroup_whose_name_is_no_text_is_no_failure(tmp_path: Path) ->
         finally:
             reader.close()
 
-    assert astray(asyncio.run(go())[7], "/offline") == "/x\ufffd/y"
+    assert astray(asyncio.run(go())[7], "/offline") == r"/x\xff/y"

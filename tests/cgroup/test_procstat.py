@@ -11,10 +11,10 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 REST = "S 7 1 1 0 -1 4194560 1 2 3 4 250 50 9000 900 20 0 1 0 4711 1000 10"
 
 
-@pytest.mark.parametrize("name", ["sh", "a b", "x) S 1 (", ")", ""])
+@pytest.mark.parametrize("name", ["sh", "a b", "x) S 1 (", ")", "", "a\nb", "a\rb", "\x1c", os.fsdecode(b"\xff\x80")])
 def test_fields_are_found_behind_any_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "12").mkdir()
-    (tmp_path / "12/stat").write_text(f"12 ({name}) {REST}\n")
+    (tmp_path / "12/stat").write_bytes(os.fsencode(f"12 ({name}) {REST}\n"))
     assert read_stat(tmp_path, 12, 100) == ProcessStat(parent=7, cpu_s=3.0, started=4711)
 
 

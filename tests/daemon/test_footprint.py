@@ -27,7 +27,7 @@ with footprint.fewer_modules():
     from criproxy.daemon import daemon
 import asyncio
 from pathlib import Path
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.socket import ListenSocket
 async def make(kind):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from criproxy.control.clock import Clock, Wake
+from criproxy.concurrency.clock import Clock, Wake
 
 
 class FakeClock(Clock):

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from criproxy.cgroup.naming import Driver
 from criproxy.hooks import Chain, HookSettings, offline_chain
+from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
     UNLIMITED,
@@ -19,6 +20,7 @@ from criproxy.model import (
     PodRef,
     Resources,
     Sandbox,
+    Security,
     Target,
     Unlimited,
 )
@@ -54,7 +56,7 @@ class FakePart:
     target: Target = Target.CONTAINER
     container: str = ""
     resources: Resources = field(default_factory=Resources)
-    added_capabilities: tuple[str, ...] = ()
+    security: Security = field(default_factory=Security)
     fields: dict[str, str | int | None] = field(default_factory=dict)
 
     def apply(self, adjustment: Adjustment) -> str | int | None:
@@ -164,6 +166,19 @@ class FakeHolds:
     held_itself = held
 
 
+@dataclass
+class FakeHostPaths:
+    """`refused`: what leads where no offline pod may go; `asked`: the paths that it was asked for."""
+
+    refused: frozenset[str] = frozenset()
+    asked: list[str] = field(default_factory=list)
+
+    async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
+        self.asked += paths
+        if found := self.refused.intersection(paths):
+            raise AdmissionError(f"{sorted(found)} lead out of the box")
+
+
 class _Cgroups:
     def exists(self, path: str) -> bool:
         return path.startswith("/offline/")
@@ -180,6 +195,7 @@ class PlacingBench(PodObserver):
     counters: FakeCounters = field(default_factory=FakeCounters)
     cpu_manager: FakeCpuManager = field(default_factory=FakeCpuManager)
     holds: FakeHolds = field(default_factory=FakeHolds)
+    host_paths: FakeHostPaths = field(default_factory=FakeHostPaths)
     started: list[Running] = field(default_factory=list)
     removed: list[Sandbox] = field(default_factory=list)
     resizes: list[str] = field(default_factory=list)
@@ -196,12 +212,14 @@ class PlacingBench(PodObserver):
             self.cpu_manager,
             self.kubelets_driver,
             self.holds,
+            self.host_paths,
             self.counters,
             log,
         )
 
     def configure(self, admission: AdmissionSettings, hooks: HookSettings | None = None) -> None:
-        self.placing.configure(PlacingSettings(admission, self.chain if hooks is None else offline_chain(hooks)))
+        hooks = hooks or HookSettings(child_quota=False)
+        self.placing.configure(PlacingSettings(admission, offline_chain(hooks), hooks.hardening))
 
     @property
     def driver(self) -> Driver | None:

@@ -12,8 +12,8 @@ from typing import Any
 import structlog
 from grpc import aio
 
-from criproxy.control.clock import Clock
-from criproxy.fronts.cri.runtime import RuntimeInfo
+from criproxy.clients.link import RuntimeInfo
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.engine import AnswerError, Engine, Forward, Verdict
 from criproxy.fronts.grpc.server import GrpcServer
 from criproxy.fronts.relay.server import RelayServer

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from grpc import aio
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.grpc.server import GrpcServer, accepted
 from criproxy.fronts.relay.server import RelayServer

@@ -290,7 +290,7 @@ async def test_server_on_an_odd_path_is_found(runner: object, tmp_path: Path) ->
 KILLED = """
 import asyncio, os, pathlib, structlog
 from tests.fronts.rig import FakeInterceptor, FakeMetrics, ignore
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.grpc.server import GrpcServer
 from criproxy.fronts.socket import ListenSocket
 async def main():

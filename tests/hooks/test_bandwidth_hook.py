@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
-from criproxy.model import Operation, PodRequest, Resources, Target
+from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
 
 START = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/pod1", Resources())
 BOTH = Bandwidth(egress=10_000_000, ingress=20_000_000)
@@ -48,7 +48,10 @@ def test_pod_that_asks_for_nothing_gets_what_the_node_allows(bandwidth: Bandwidt
     ],
 )
 def test_less_that_a_pod_asks_for_stays_and_more_or_nonsense_does_not(asked: str, expected: str | None) -> None:
-    found = given(Bandwidth(egress=10_000_000), replace(START, annotations={EGRESS: asked, INGRESS: "9P"}))
+    found = given(
+        Bandwidth(egress=10_000_000),
+        replace(START, pod=Pod(PodRef("1", "batch", "job"), annotations={EGRESS: asked, INGRESS: "9P"})),
+    )
 
     assert found.get(EGRESS) == expected
     assert INGRESS not in found, "nothing was said of that direction"

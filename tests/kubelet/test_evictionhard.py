@@ -91,6 +91,17 @@ def test_what_is_no_quantity_is_an_error(quantity: str) -> None:
         pytest.param("a:\n  evictionHard:\n    memory.available: 1Gi\n", None, id="not-at-the-top"),
         pytest.param("# evictionHard: {memory.available: 1Gi}\n", None, id="commented-out"),
         pytest.param("", None, id="no-text"),
+        pytest.param("# x\n", None, id="a-comment-alone"),
+        pytest.param(
+            '# by ansible\n{"kind": "KubeletConfiguration", "evictionHard": {"memory.available": "1Gi"}}\n',
+            {"memory.available": "1Gi"},
+            id="json-behind-a-comment",
+        ),
+        pytest.param('---\n\n# x\n {"evictionHard": {"a": "1%"}}', {"a": "1%"}, id="json-behind-a-document's-begin"),
+        pytest.param('\ufeff{"evictionHard": {"a": "1%"}}', {"a": "1%"}, id="json-behind-a-byte-order-mark"),
+        pytest.param("\ufeffevictionHard: {a: 1%}\n", {"a": "1%"}, id="byte-order-mark"),
+        pytest.param("---\nevictionHard: {a: 1%}\n...\n", {"a": "1%"}, id="document"),
+        pytest.param("clusterDNS:\n- 10.96.0.10\nevictionHard: {a: 1%}\n", {"a": "1%"}, id="list-at-the-edge"),
     ],
 )
 def test_configuration_file(text: str, hard: dict[str, str] | None) -> None:
@@ -118,6 +129,11 @@ def test_long_line_of_a_configuration_file_costs_next_to_nothing(text: str) -> N
     assert_cheap(lambda: of_file(f"evictionHard:\n  {text}\n"))
 
 
+@pytest.mark.parametrize("text", ["#\n", "---\n", " ", "\n", "-", "#", "a", "'", ": ", "a:\n"])
+def test_long_configuration_file_costs_next_to_nothing(text: str) -> None:
+    assert_cheap(lambda: of_file(text * (LONGEST // len(text))))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -126,6 +142,17 @@ def test_long_line_of_a_configuration_file_costs_next_to_nothing(text: str) -> N
         "evictionHard:\n  memory.available: >\n    1Gi\n",
         '{"evictionHard": 1}',
         "{",
+        "{kind: KubeletConfiguration, evictionHard: {memory.available: 1Gi}}",
+        '{"evictionHard": {"memory.available": "1Gi"}}  # JSON has no comments\n',
+        "  evictionHard:\n    memory.available: 1Gi\n",
+        "? evictionHard\n: {memory.available: 1Gi}\n",
+        "!!str evictionHard: {memory.available: 1Gi}\n",
+        '"eviction\\x48ard": {memory.available: 1Gi}\n',
+        "port: 1\n<<: *hard\n",
+        "--- {evictionHard: {memory.available: 1Gi}}\n",
+        "port: 1\n---\nevictionHard: {memory.available: 1Gi}\n",
+        "evictionHard: {memory.available: 1Gi}\nevictionHard: {memory.available: 2Gi}\n",
+        "e\x00v\x00i\x00",
     ],
 )
 def test_what_is_written_otherwise_is_an_error(text: str) -> None:
@@ -281,6 +308,18 @@ def test_who_only_calls_itself_kubelet_is_not_the_nodes(tmp_path: Path, status: 
     kubelet(tmp_path, f"--container-runtime-endpoint=unix://{LISTEN}", "--eviction-hard=memory.available<90%")
     (tmp_path / "proc/7/status").write_text(status)
     assert read(LISTEN, tmp_path) == EvictionHard(problem="no kubelet runs here by that name")
+
+
+@pytest.mark.parametrize("name", [b"kubelet\xff", b"kubelet\x1cUid:0", b"kubelet\rNSpid: 1"])
+def test_name_of_a_pods_process_does_not_hide_kubelets_threshold(tmp_path: Path, name: bytes) -> None:
+    kubelet(tmp_path, "--eviction-hard=memory.available<1Gi", pid=9)
+    kubelet(tmp_path, "--eviction-hard=memory.available<9Gi", pid=7)
+    (tmp_path / "proc/7/comm").write_bytes(name + b"\n")
+    (tmp_path / "proc/7/status").write_bytes(b"Name:\t" + name + b"\nUid:\t1000\t1000\nNSpid:\t7\t1\n")
+
+    hard = read(LISTEN, tmp_path)
+
+    assert (hard.size_bytes, hard.problem) == (1024 * MIB, "")
 
 
 def test_quantity_beyond_all_numbers_is_said(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import astuple, replace
 from criproxy.cgroup.box import Held
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.cgroup.naming import Driver
+from criproxy.clients.link import RuntimeInfo
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
@@ -23,7 +24,6 @@ from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.daemon.bypass import Bypass, BypassStatus
 from criproxy.daemon.kubernetes import KubernetesPart, KubernetesStatus
-from criproxy.fronts.cri.runtime import RuntimeInfo
 from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.model.shown import Gauge

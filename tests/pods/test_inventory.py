@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from criproxy.clients.runtime import PodsRuntime
 from criproxy.fronts.cri import messages as cri
-from criproxy.fronts.cri.pods_runtime import PodsRuntime
 from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
 from criproxy.pods.inventory import Inventory, PodObserver, described
 from criproxy.pods.runtime import Running

@@ -32,7 +32,7 @@ UPDATE, RESIZE = Operation.UPDATE_CONTAINER_RESOURCES, Operation.UPDATE_POD_SAND
 
 WHY = 'label class is "offline"'
 ADMITTED = Admit(parse_kubelet_parent(KUBELETS), WHY, (BoxStep.ADMIT, BoxStep.FIND_CPUS))
-FOLLOWS = Admit(parse_placement(BOXED), "its sandbox is in the box", (BoxStep.FIND_CPUS,))
+FOLLOWS = Admit(parse_placement(BOXED), "its sandbox is in the box", (BoxStep.CHECK_PATHS, BoxStep.FIND_CPUS))
 RESIZED = replace(FOLLOWS, steps=(BoxStep.RESIZE, BoxStep.FIND_CPUS))
 
 
@@ -46,8 +46,20 @@ def no_place(detail: str) -> Refuse:
 
 UNTOLD = Refuse(Cause.UNDECODABLE, "it can't be told whether its pod is offline, as 3 bytes are no message")
 FAULT = Refuse(Cause.HOOK_FAILED, "KeyError: 7")
+PRIVILEGED = Refuse(Cause.UNBOUNDABLE, f"no privileged pods; the pod is offline: {WHY}")
 NOT_OF_THE_POD = no_place("cgroup_parent '/kubepods/pod2' is not the cgroup of a pod with uid '1'")
 NOT_KUBELETS = no_place("cgroup_parent '/other/pod1' is not directly below a kubepods cgroup")
+
+
+def restored(judged: Judgement) -> Judgement:
+    """The same of a call that brings the pod's containers, too."""
+    match judged:
+        case Admit():
+            return replace(judged, steps=(BoxStep.CHECK_PATHS, *judged.steps))
+        case Pass(Admit() as otherwise):
+            return Pass(restored(otherwise))  # type: ignore[arg-type]
+        case _:
+            return judged
 
 
 @pytest.mark.parametrize("operation", [RUN, RESTORE])
@@ -68,6 +80,11 @@ NOT_KUBELETS = no_place("cgroup_parent '/other/pod1' is not directly below a kub
         pytest.param(OFFLINE, {"fault": "KeyError: 7"}, ON, FAULT, id="fault"),
         pytest.param(replace(OFFLINE, cgroup_parent="/kubepods/pod2"), {}, ON, NOT_OF_THE_POD, id="another-s-place"),
         pytest.param(replace(OFFLINE, cgroup_parent="/other/pod1"), {}, ON, NOT_KUBELETS, id="not-kubelet-s-place"),
+        pytest.param(ONLINE, {"unboundable": "no privileged pods"}, ON, Pass(), id="online-and-privileged"),
+        pytest.param(OFFLINE, {"unboundable": "no privileged pods"}, ON, PRIVILEGED, id="privileged"),
+        pytest.param(OFFLINE, {"unboundable": "no privileged pods"}, CLOSED, PRIVILEGED, id="privileged-while-closed"),
+        pytest.param(OFFLINE, {"unboundable": "no privileged pods"}, OFF, Pass(), id="privileged-while-off"),
+        pytest.param(OFFLINE, {"unboundable": "no privileged pods"}, DRY, Pass(PRIVILEGED), id="dry-run-privileged"),
         pytest.param(OFFLINE, {}, DRY, Pass(ADMITTED), id="dry-run"),
         pytest.param(OFFLINE, {"held": "it printed"}, DRY, Pass(closed("it printed")), id="dry-run-held"),
         pytest.param(OFFLINE, {"fault": "KeyError: 7"}, DRY, Pass(FAULT), id="dry-run-fault"),
@@ -79,6 +96,8 @@ NOT_KUBELETS = no_place("cgroup_parent '/other/pod1' is not directly below a kub
 def test_judge_start(
     operation: Operation, pod: Pod, facts: dict[str, str], settings: AdmissionSettings, expected: Judgement
 ) -> None:
+    if operation is RESTORE:
+        expected = restored(expected)
     assert judge(Facts(operation, pod, **facts), settings) == expected  # type: ignore[arg-type]
 
 
@@ -113,6 +132,22 @@ def test_judge_container_of_a_pod_that_is_itself_held(
     sandbox: Sandbox | None, settings: AdmissionSettings, expected: Judgement
 ) -> None:
     assert judge(Facts(CREATE, OFFLINE, sandbox, held="it printed"), settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "settings", "expected"),
+    [
+        pytest.param(PLACED, ON, Refuse(Cause.UNBOUNDABLE, "no privileged pods"), id="placed"),
+        pytest.param(PLACED, OFF, Refuse(Cause.UNBOUNDABLE, "no privileged pods"), id="placed-while-off"),
+        pytest.param(PLACED, DRY, replace(FOLLOWS, steps=()), id="placed-in-a-dry-run"),
+        pytest.param(ELSEWHERE, ON, Pass(), id="elsewhere"),
+        pytest.param(None, ON, Pass(), id="nobody-knows"),
+    ],
+)
+def test_judge_container_that_asks_for_what_would_let_it_leave(
+    sandbox: Sandbox | None, settings: AdmissionSettings, expected: Judgement
+) -> None:
+    assert judge(Facts(CREATE, OFFLINE, sandbox, unboundable="no privileged pods"), settings) == expected
 
 
 @pytest.mark.parametrize("operation", [CREATE, UPDATE, RESIZE])

@@ -11,11 +11,11 @@ import structlog
 from msgspec.structs import astuple
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.control.clock import Clock
-from criproxy.fronts.http2.client.connection import CallError
+from criproxy.clients.http2.connection import CallError
+from criproxy.concurrency.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.placement_check import CONFIRM_S, PlacementCheck
+from criproxy.pods.placement_check import CONFIRM_S, TOGETHER_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
@@ -50,6 +50,8 @@ class Node:
     cgroups: dict[int, str] = field(default_factory=dict)
     stuck: bool = False
     asked: list[str] = field(default_factory=list)
+    readings: int = 0
+    """Of processes' cgroups, each a hop to another thread."""
 
     def running_of(self, ids: Collection[str]) -> tuple[Running, ...]:
         return tuple(one for one in self.running if one.id in ids)
@@ -72,6 +74,7 @@ class Node:
     async def read(self, pids: Collection[int]) -> Mapping[int, str]:
         if self.stuck:
             raise CgroupError("no answer from the kernel")
+        self.readings += bool(pids)
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
 
@@ -88,7 +91,7 @@ class Bench:
             self,
         )
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, why))
 
     def count(self, name: str) -> None:
@@ -127,6 +130,18 @@ def test_what_is_in_the_box_is_no_finding_and_asked_for_once() -> None:
     assert [bench.round(), bench.round()] == [[], []]
     assert (bench.check.verified, node.asked) == (2, ["s1", "s1-main"])
     assert (bench.clock.slept, bench.events()) == ([], [])
+
+
+def test_what_starts_within_half_a_second_shares_a_look_and_a_reading_of_proc() -> None:
+    node = Node()
+    bench = Bench(node)
+    for number, one in enumerate((SANDBOX, MAIN, SIDE)):
+        node.run(one, 10 + number)
+    bench.check.pod_started(SANDBOX)
+    bench.clock.during = lambda: [bench.check.pod_started(one) for one in (MAIN, SIDE)]
+    bench.round(everything=False)
+    assert (bench.clock.slept, bench.check.verified) == ([TOGETHER_S], 3)
+    assert (node.asked, node.readings) == (["s1", "s1-main", "s1-side"], 1)
 
 
 def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> None:

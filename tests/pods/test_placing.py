@@ -3,15 +3,29 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import PodParent
-from criproxy.hooks import Chain
-from criproxy.hooks.offline import OfflineRules
-from criproxy.model import UNLIMITED, Adjustment, Operation, Pod, PodRequest, Resources, Sandbox, Target, Unlimited
+from criproxy.hooks import Chain, HookSettings
+from criproxy.hooks.hardening import Hardening
+from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
+from criproxy.model import (
+    PLACEMENT_ANNOTATION,
+    UNLIMITED,
+    Adjustment,
+    Operation,
+    Pod,
+    PodRequest,
+    Resources,
+    Sandbox,
+    Security,
+    Target,
+    Unlimited,
+)
 from criproxy.model.cpulist import Cpus
 from criproxy.pods.admission import AdmissionSettings, Cause
 from criproxy.pods.inventory import PodObserver
@@ -119,6 +133,60 @@ def test_refusal_is_in_ascii_and_of_no_great_length_whatever_the_pod_is_called()
     assert len(outcome.words) < 20_000
 
 
+# --- what an offline pod may not ask for -----------------------------------------------------------------------------
+
+PRIVILEGED, ON_PATHS = Security(privileged=True), Security(host_paths=("/data", "/mnt/link"))
+
+
+def with_security(call: FakeCall, security: Security) -> FakeCall:
+    call.parts[0].security = security
+    return call
+
+
+def hardened(**settings: Any) -> PlacingBench:
+    bench = PlacingBench(runtime=placed())
+    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(**settings)))
+    bench.host_paths.refused = frozenset(["/mnt/link"])
+    return bench
+
+
+@pytest.mark.parametrize("call", [start(OFFLINE), create(OFFLINE)], ids=["start", "create"])
+def test_privileged_offline_pod_is_refused_and_told_why(call: FakeCall) -> None:
+    outcome = hardened().place(with_security(call, PRIVILEGED))
+    assert isinstance(outcome, RefusedCall)
+    assert outcome.cause is Cause.UNBOUNDABLE
+    assert "may not have privileged" in outcome.words
+    assert "hardening.allow" in outcome.words
+
+
+@pytest.mark.parametrize("security", [PRIVILEGED, ON_PATHS], ids=["privileged", "paths"])
+def test_what_an_online_pod_asks_for_is_nobody_s_concern(security: Security) -> None:
+    bench = hardened()
+    assert passes(bench.place(with_security(start(ONLINE), security)))
+    assert passes(bench.place(with_security(create(ONLINE, "s2"), security)))
+    assert bench.host_paths.asked == []
+
+
+def test_container_with_a_path_that_leads_out_of_the_box_is_refused() -> None:
+    bench = hardened()
+    assert refused(bench.place(with_security(create(OFFLINE), ON_PATHS))) is Cause.UNBOUNDABLE
+    assert bench.host_paths.asked == ["/data", "/mnt/link"]
+    harmless = Security(host_paths=("/data",))
+    assert adjusted(bench.place(with_security(create(OFFLINE), harmless)))["cgroup_parent"] == BOXED
+
+
+def test_pod_that_the_node_s_file_allows_has_what_it_asks_for() -> None:
+    bench = hardened(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
+    for call in (start(OFFLINE), create(OFFLINE)):
+        assert "seccomp" not in adjusted(bench.place(with_security(call, Security(True, ("pid",), True))))
+    assert adjusted(bench.place(with_security(create(OFFLINE), ON_PATHS)))["cgroup_parent"] == BOXED
+
+
+def test_container_without_a_profile_gets_the_runtime_s() -> None:
+    call = with_security(create(OFFLINE), Security(unconfined=True))
+    assert adjusted(hardened().place(call))["seccomp"] == "RuntimeDefault"
+
+
 def test_tier_that_a_pod_puts_itself_into_reaches_the_box_and_the_inventory() -> None:
     bench = PlacingBench()
     bench.run_pod(replace(OFFLINE, labels={**OFFLINE.labels, "colocation.criproxy.io/tier": "mid"}))
@@ -171,6 +239,14 @@ def test_memory_limit_that_a_pod_asks_for_is_that_of_all_its_containers(
     bench = PlacingBench()
     bench.place(start(one, declared_bytes))
     assert bench.box.admitted == [(BOXED, asked_bytes)]
+
+
+def test_log_of_a_rewrite_repeats_no_long_text_of_the_author() -> None:
+    bench = PlacingBench()
+    with structlog.testing.capture_logs() as logs:
+        bench.place(start(pod(True, **{PLACEMENT_ANNOTATION: "x" * 200_000})))
+
+    assert max(len(str(change["old"])) for change in logs[0]["changes"]) < 400
 
 
 def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
@@ -358,6 +434,14 @@ def test_container_follows_its_sandbox_at_once_after_colocation_is_switched_off(
     bench.configure(OFF)
     fields = adjusted(bench.place(create(OFFLINE)))
     assert (fields["cgroup_parent"], fields["cpu_quota"], fields["oom_score_adj"]) == (BOXED, None, 1000)
+
+
+def test_container_of_the_box_that_asks_for_no_cpus_is_adjusted_at_once() -> None:
+    bench = PlacingBench()
+    bench.run_pod(OFFLINE)
+    outcome = bench.placing.follow(create(OFFLINE))
+    assert isinstance(outcome, Proceed), "nothing is to be waited for"
+    assert outcome.message is not None
 
 
 def test_container_of_a_pod_that_started_as_ordinary_passes_at_once_and_is_known() -> None:

@@ -26,7 +26,6 @@ from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OutsideLoad, OverheadWatch, PodLoad
 from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
-from criproxy.pods.realtime import RealtimeWatch
 from tests.fakes.part import Showing
 
 JOB = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
@@ -120,12 +119,6 @@ def test_rows_of_the_status(shows: Part, rows: list[tuple[str, ...]]) -> None:
         ),
         pytest.param(LOUD, ["it works too much"], {"runtime_overloaded": True}, id="overhead"),
         pytest.param(DISKS, [], {"disk_weight_in_force": {"sda": True, "sdb": False, "sdc": False}}, id="disks"),
-        pytest.param(
-            part(RealtimeWatch, 4, found={JOB.pod: "thread 7 runs under SCHED_FIFO"}),
-            ["thread 7 runs under SCHED_FIFO in offline pod batch/job, and no limit of the box holds it"],
-            {"realtime_pods": 1},
-            id="real-time",
-        ),
         pytest.param(
             part(CpuPinning, 3, pinned={"/offline/podu": frozenset({0})}, failure="there is no cpuset hierarchy"),
             [

@@ -251,6 +251,8 @@ class Fleet:
             "waiting": tally.matched - tally.in_force - len(tally.refused),
             "refusedBy": refused,
         }
+        if policy.ignored:
+            status["ignored"] = [f"spec.settings.{key}" for key in policy.ignored]
         if policy.off:
             status["off"] = {"nodes": tally.drained, "done": tally.drained == tally.matched and not self._unseen}
         return status

@@ -9,10 +9,11 @@ they say together goes into one annotation of the Node; what each says, the one 
     {"version": "5f0c…", "name": "cluster.3+night.1", "settings": {"cpu": {"reserve_cores": 2}}}
     [{"version": "3", "name": "cluster", "settings": {…}}, {"version": "1", "name": "night", "settings": {…}}]
 
-`settings` has the sections and keys of the node's config file. The API server refuses what is always wrong (crd.yaml
-and unknown-keys.yaml in the manifests); the node checks all, and says what it thinks of it in a third annotation. By
-the second it leaves out a policy that has an error, and keeps to the others; a node of before reads the first alone,
-and refuses it as a whole.
+`settings` has the sections and keys of the node's config file, but for those that are the node's own (`NODES_OWN`):
+what a policy of before says there has no effect, and its status names it. The API server refuses what is always wrong
+(crd.yaml and unknown-keys.yaml in the manifests); the node checks all, and says what it thinks of it in a third
+annotation. By the second it leaves out a policy that has an error, and keeps to the others; a node of before reads the
+first alone, and refuses it as a whole.
 
 `schedule` becomes the node's own schedule, so that it goes on by itself when nothing of the cluster is there.
 `enabled: false` is the switch: off, and running offline pods are to leave. The label `names.SWITCH` on a node is the
@@ -30,7 +31,7 @@ from msgspec import Struct
 
 from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary.names import SWITCH
-from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, SCHEDULE, NodePolicy, merged
+from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, SCHEDULE, NodePolicy, is_deep, merged, split
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
 _SWITCH: Final = "switch"
@@ -89,7 +90,7 @@ class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(Struct, frozen=True):
-    """`settings` are all that it says, its schedule and its switch too."""
+    """`settings` are all that it says and may say, its schedule and its switch too. `ignored`: see `split`."""
 
     name: str
     generation: int
@@ -97,15 +98,18 @@ class Policy(Struct, frozen=True):
     selector: Selector
     settings: Json
     off: bool
+    ignored: tuple[str, ...] = ()
 
 
 def parsed(name: str, generation: int, spec: Any) -> Policy:
     """Raises PolicyError."""
+    if is_deep(spec):
+        raise PolicyError(f"spec: it is nested more than {MOST_DEEP} levels deep: no setting is")
     try:
         found = msgspec.convert(spec or {}, PolicySpec)
     except msgspec.ValidationError as error:
         raise PolicyError(f"spec: {error}: see `kubectl explain colocationpolicy.spec`") from error
-    settings: Json = {section: dict(table) for section, table in found.settings.items()}
+    settings, ignored = split({section: dict(table) for section, table in found.settings.items()})
     if found.schedule is not None:
         if unknown := sorted(found.schedule.keys() - SCHEDULE.keys()):
             raise PolicyError(f"spec.schedule.{unknown[0]}: there is no such key: write one of {', '.join(SCHEDULE)}")
@@ -117,7 +121,7 @@ def parsed(name: str, generation: int, spec: Any) -> Policy:
         settings["colocation"] = {**settings.get("colocation", {}), "enabled": found.enabled}
         if not found.enabled:
             settings = merged((settings, _OFF))
-    policy = Policy(name, generation, found.priority, found.selector, settings, found.enabled is False)
+    policy = Policy(name, generation, found.priority, found.selector, settings, found.enabled is False, ignored)
     if len(msgspec.json.encode(settings)) > MAX_POLICY_BYTES // 2:
         raise PolicyError(f"spec.settings: it has more than {MAX_POLICY_BYTES // 2} bytes: shorten it")
     return policy

@@ -13,9 +13,9 @@ from criproxy.cgroup.box.pods import BoxPods
 from criproxy.cgroup.box.threads import BoxThreads
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_box
-from criproxy.cgroup.worker import StuckError
+from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError
 from criproxy.model import MEMORY, MEMORY_HIGH, UNLIMITED, Limits, Unlimited
-from criproxy.model.clock import MonotonicClock
 
 _STEP_S: Final = 1.0
 """For so long what follows a step of reclaim waits for its end: one takes that long on a slow disk only."""
@@ -35,7 +35,7 @@ class BoxMemory:
     """How a limit sinks stands in the package's docstring. All but the jobs of the reclaimer is for the event loop."""
 
     def __init__(
-        self, driver: CgroupDriver, limits: BoxLimits, pods: BoxPods, threads: BoxThreads, clock: MonotonicClock
+        self, driver: CgroupDriver, limits: BoxLimits, pods: BoxPods, threads: BoxThreads, clock: Clock
     ) -> None:
         self._driver = driver
         self._limits = limits

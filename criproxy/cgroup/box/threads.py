@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.worker import Worker
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.model import AdmissionError
 
 T = TypeVar("T")
@@ -45,5 +45,5 @@ async def for_request(what: str, job: Callable[[], None], worker: Worker) -> Non
     """Do a job for a call of kubelet's. Raises AdmissionError."""
     try:
         await worker.run(what, job)
-    except CgroupError as error:
+    except (CgroupError, StuckError) as error:
         raise AdmissionError(str(error)) from error

@@ -67,7 +67,7 @@ class Machine:
         """What the runtime behind a socket calls itself. Raises NodeError when it does not answer."""
         import asyncio
 
-        from criproxy.fronts.cri.runtime import version_at
+        from criproxy.clients.link import version_at
 
         try:
             info = asyncio.run(version_at(Path(socket), _VERSION_S))

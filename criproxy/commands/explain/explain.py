@@ -9,14 +9,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, pod_names
-from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest, ManifestPart
+from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest, ManifestCall, ManifestPart
 from criproxy.hooks import HookSettings, offline_chain
+from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
 from criproxy.model import STARTS, Resources
 from criproxy.observe.status_text import printable
 from criproxy.pods.admission import AdmissionSettings, Admit, Facts, Refuse, judge
 from criproxy.pods.inventory import described
-from criproxy.pods.placing import AppliedAdjustment, adjust, asked_of_box
+from criproxy.pods.placing import AppliedAdjustment, adjust, asked_of_box, unboundable
 
 _MAX_CELL = 72
 
@@ -58,13 +59,22 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
     place, changes = "", []
     for call in manifest.calls:
         sandbox = None if call.operation in STARTS else described("", pod.ref, place, pod.labels, pod.annotations)
-        judgement = judge(Facts(call.operation, pod, sandbox), AdmissionSettings(True, node.rules))
+        asked = _unboundable(call, node.hooks.hardening)
+        judgement = judge(Facts(call.operation, pod, sandbox, unboundable=asked), AdmissionSettings(True, node.rules))
         if isinstance(judgement, Refuse):
             return Explanation(why, judgement.detail)
         assert isinstance(judgement, Admit)
         place = judgement.parent.in_box
         changes.append((call.parts[0], tuple(adjust(call, judgement.parent, chain))))
     return Explanation(why, None, place, tuple(changes))
+
+
+def _unboundable(call: ManifestCall, hardening: Hardening) -> str:
+    """As the node finds it; what links and mounts of a node lead to, a manifest does not say."""
+    if hardening.lets(call.pod) is not None:
+        return ""
+    paths = (path for part in call.parts for path in part.security.host_paths)
+    return unboundable(call, hardening) or hardening.refusal_of_paths(paths)
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
@@ -94,6 +104,8 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
     yield f"CPU quota      {quota}"
     yield "CPU shares     kubelet's, by its requests, among the pods of the box; the box comes after all online pods"
     yield "CPUs           on as many of the box's as its CPU limit, rounded up; without one on all (cpuset.pin_pods)"
+    if (rule := node.hooks.hardening.lets(pod)) is not None:
+        yield f"hardening      none, as the node's file lets it (hardening.allow): {rule}"
     try:
         asked_of_box(pod, Resources())
     except ValueError as error:

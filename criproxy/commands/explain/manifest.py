@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Target
+from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Security, Target
 
 PLACEHOLDER_UID: Final = "UID"
 """Stands for the uid that the API server, or kubelet for a static pod, has not given yet."""
@@ -35,14 +35,41 @@ class _RawCapabilities(Struct, frozen=True):
     add: tuple[str, ...] | None = None
 
 
+class _RawSeccompProfile(Struct, frozen=True):
+    type: str | None = None
+
+
 class _RawSecurityContext(Struct, frozen=True):
+    """Of a container, or of a pod, which has the profile alone."""
+
     capabilities: _RawCapabilities | None = None
+    privileged: bool | None = None
+    seccompProfile: _RawSeccompProfile | None = None
+
+    @property
+    def profile(self) -> str:
+        """ "" where none is set."""
+        return (self.seccompProfile.type if self.seccompProfile else None) or ""
+
+
+class _RawHostPath(Struct, frozen=True):
+    path: str
+
+
+class _RawVolume(Struct, frozen=True):
+    name: str = ""
+    hostPath: _RawHostPath | None = None
+
+
+class _RawVolumeMount(Struct, frozen=True):
+    name: str = ""
 
 
 class _RawContainer(Struct, frozen=True):
     name: str
     resources: _RawResources | None = None
     securityContext: _RawSecurityContext | None = None
+    volumeMounts: tuple[_RawVolumeMount, ...] | None = None
 
 
 class _RawMetadata(Struct, frozen=True):
@@ -57,6 +84,30 @@ class _RawSpec(Struct, frozen=True):
     containers: tuple[_RawContainer, ...]
     initContainers: tuple[_RawContainer, ...] | None = None
     resources: _RawResources | None = None
+    securityContext: _RawSecurityContext | None = None
+    volumes: tuple[_RawVolume, ...] | None = None
+    hostNetwork: bool | None = None
+    hostPID: bool | None = None
+    hostIPC: bool | None = None
+
+    def security(self, container: _RawContainer | None) -> Security:
+        """What kubelet asks for a container, or for the sandbox, which is privileged if any container is."""
+        shared = {"network": self.hostNetwork, "pid": self.hostPID, "ipc": self.hostIPC}
+        namespaces = tuple(name for name, is_shared in shared.items() if is_shared)
+        if container is None:
+            every = (*(self.initContainers or ()), *self.containers)
+            privileged = any(one.securityContext is not None and one.securityContext.privileged for one in every)
+            return Security(privileged, namespaces)
+        context = container.securityContext or _RawSecurityContext()
+        profile = context.profile or (self.securityContext.profile if self.securityContext else "")
+        paths = {one.name: one.hostPath.path for one in self.volumes or () if one.hostPath is not None}
+        return Security(
+            bool(context.privileged),
+            namespaces,
+            profile in ("", "Unconfined"),
+            (context.capabilities.add if context.capabilities else None) or (),
+            tuple(paths[mount.name] for mount in container.volumeMounts or () if mount.name in paths),
+        )
 
 
 class _RawPod(Struct, frozen=True):
@@ -71,13 +122,21 @@ class ManifestPart(Struct, frozen=True):
     target: Target
     container: str
     resources: Resources
-    added_capabilities: tuple[str, ...] = ()
+    security: Security = Security()
 
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """The value before, as far as the manifest says it."""
         if adjustment.field == "annotations":
             return self.pod.annotations.get(adjustment.key)
-        return None if adjustment.field == "drop_capabilities" else "kubelet's"
+        match adjustment.field:
+            case "drop_capabilities":
+                return None
+            case "add_capabilities":
+                return ", ".join(self.security.added_capabilities)
+            case "seccomp":
+                return "Unconfined"
+            case _:
+                return "kubelet's"
 
 
 class ManifestCall(Struct, frozen=True):
@@ -143,17 +202,17 @@ def _manifest(document: Any) -> Manifest:
     # The pod's own limits go before the sum of its containers'. Source: kubelet, calculateSandboxResources.
     limited = any(one.has_cpu_limit for one in (spec.resources, *(each.resources for each in containers)) if one)
     pod = _pod(raw.metadata)
-    sandbox = ManifestPart(pod, Target.SANDBOX, "", _resources(limited))
+    sandbox = ManifestPart(pod, Target.SANDBOX, "", _resources(limited), spec.security(None))
     start = ManifestCall(Operation.RUN_POD_SANDBOX, pod, (sandbox,))
-    creates = (ManifestCall(Operation.CREATE_CONTAINER, pod, (_container(pod, one),)) for one in containers)
+    creates = (
+        ManifestCall(Operation.CREATE_CONTAINER, pod, (_container(pod, one, spec.security(one)),)) for one in containers
+    )
     return Manifest(pod, frozenset(one.name for one in inits), (start, *creates))
 
 
-def _container(pod: Pod, raw: _RawContainer) -> ManifestPart:
-    capabilities = raw.securityContext.capabilities if raw.securityContext else None
+def _container(pod: Pod, raw: _RawContainer, security: Security) -> ManifestPart:
     resources = _resources(raw.resources is not None and raw.resources.has_cpu_limit)
-    added = (capabilities.add if capabilities else None) or ()
-    return ManifestPart(pod, Target.CONTAINER, raw.name, resources, added)
+    return ManifestPart(pod, Target.CONTAINER, raw.name, resources, security)
 
 
 def _resources(has_cpu_limit: bool) -> Resources:

@@ -1,1 +1,1 @@
-"""CRI: its messages, what is read and rewritten of them, and what is asked of the runtime."""
+"""CRI: its messages, and what is read and rewritten of them."""

@@ -24,6 +24,7 @@ from criproxy.model import (
     Pod,
     PodRef,
     Resources,
+    Security,
     Target,
 )
 from criproxy.pods.placing import Made
@@ -40,6 +41,15 @@ _CONTAINER_RUNNING: Final = 1
 """Source: CRI PodSandboxState, ContainerState."""
 
 _NONE_KNOWN: Final[Mapping[str, Any]] = MappingProxyType({})
+
+_NAMESPACES: Final = ("network", "pid", "ipc")
+_NODE: Final = 2
+"""Source: CRI NamespaceOption, NamespaceMode."""
+
+_UNCONFINED: Final = 1
+"""Source: CRI SecurityProfile, ProfileType."""
+
+_NO_PROFILE: Final = (b"", b"unconfined")
 
 _PIECE_BYTES: Final = 64 * 1024
 _FIRST_FIELD: Final = b"\x0a"
@@ -64,7 +74,7 @@ class MessagePart(Struct, frozen=True):
     sandbox_message: cri.PodSandboxConfig | None
     resources_message: cri.LinuxContainerResources
     container_message: cri.ContainerConfig | None = None
-    added_capabilities: tuple[str, ...] = ()
+    security: Security = Security()
 
     def apply(self, adjustment: Adjustment) -> str | int | None:
         match adjustment.field:
@@ -72,8 +82,11 @@ class MessagePart(Struct, frozen=True):
                 return _set_entry(self.sandbox_message.annotations, adjustment)
             case "unified":
                 return _set_entry(self.resources_message.unified, adjustment)
-            case "drop_capabilities" if self.container_message is not None:
-                return _add_dropped(self.container_message, adjustment)
+            case "seccomp" if (config := self.container_message or self.sandbox_message) is not None:
+                return _set_seccomp(config.linux.security_context)
+            case "drop_capabilities" | "add_capabilities" if self.container_message is not None:
+                change = _add_dropped if adjustment.field == "drop_capabilities" else _set_added
+                return change(self.container_message, adjustment)
             case "cgroup_parent" if self.sandbox_message is not None:
                 return _set_scalar(self.sandbox_message.linux, adjustment)
             case _:
@@ -289,14 +302,21 @@ def _places_of_maps(kind: type[Message]) -> tuple[Callable[[Message], Any], tupl
         for field in descriptor.fields:
             if (below := field.message_type) is None:
                 continue
-            if below.name == "StringEntry" or field.is_repeated:
-                (maps if below.name == "StringEntry" else repeated).append(f"{path}{field.name}")
-            else:
+            if below.name == "StringEntry":
+                maps.append(f"{path}{field.name}")
+            elif not field.is_repeated:
                 find(below, f"{path}{field.name}.")
+            elif _has_maps(below):
+                repeated.append(f"{path}{field.name}")
 
     find(kind.DESCRIPTOR, "")
     first, *more = map(attrgetter, maps)
     return attrgetter(*maps) if more else lambda message: (first(message),), tuple(map(attrgetter, repeated))
+
+
+def _has_maps(descriptor: Any) -> bool:
+    below = [field.message_type for field in descriptor.fields if field.message_type is not None]
+    return any(one.name == "StringEntry" or _has_maps(one) for one in below)
 
 
 def text(data: bytes) -> str:
@@ -341,14 +361,35 @@ def _resources(message: cri.LinuxContainerResources) -> Resources:
 
 
 def _sandbox_part(config: cri.PodSandboxConfig) -> MessagePart:
-    return MessagePart(Target.SANDBOX, "", _resources(config.linux.resources), config, config.linux.resources)
+    resources, context = config.linux.resources, config.linux.security_context
+    return MessagePart(Target.SANDBOX, "", _resources(resources), config, resources, None, _security(context))
 
 
 def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> MessagePart:
     name, resources = text(config.metadata.name), config.linux.resources
-    asked = config.linux.security_context.capabilities
+    context = config.linux.security_context
+    asked = context.capabilities
     added = tuple(text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
-    return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, added)
+    paths = tuple(text(mount.host_path) for mount in config.mounts if mount.host_path)
+    security = _security(context, added, paths)
+    return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, security)
+
+
+def _security(
+    context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext,
+    added_capabilities: tuple[str, ...] = (),
+    host_paths: tuple[str, ...] = (),
+) -> Security:
+    options = context.namespace_options
+    shared = tuple(name for name in _NAMESPACES if getattr(options, name) == _NODE)
+    return Security(context.privileged, shared, _is_unconfined(context), added_capabilities, host_paths)
+
+
+def _is_unconfined(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext) -> bool:
+    """The path is what kubelets before 1.19 send; the runtime looks at it where there is no profile."""
+    if context.HasField("seccomp"):
+        return context.seccomp.profile_type == _UNCONFINED
+    return context.seccomp_profile_path in _NO_PROFILE
 
 
 def _set_scalar(message: Message, adjustment: Adjustment) -> str | int:
@@ -367,6 +408,29 @@ def _add_dropped(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
     old = ", ".join(map(text, dropped))
     dropped.append(wire(str(adjustment.value)))
     return old
+
+
+def _set_added(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
+    """These stay where they were asked for; what nobody asked for by name is added."""
+    asked = config.linux.security_context.capabilities
+    kept = [wire(one) for one in str(adjustment.value).split(", ") if one]
+    old = [*asked.add_capabilities, *asked.add_ambient_capabilities]
+    for entries in (asked.add_capabilities, asked.add_ambient_capabilities):
+        stay = [one for one in entries if one in kept]
+        del entries[:]
+        entries.extend(stay)
+    asked.add_capabilities.extend(one for one in kept if one not in old)
+    return ", ".join(map(text, old))
+
+
+def _set_seccomp(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext) -> str:
+    """RuntimeDefault, in both fields that runtimes read."""
+    for field in ("profile_type", "localhost_ref"):
+        context.seccomp.ClearField(field)
+    context.seccomp.SetInParent()
+    if context.seccomp_profile_path in _NO_PROFILE:
+        context.seccomp_profile_path = b"runtime/default"
+    return "Unconfined"
 
 
 def _set_entry(entries: MutableSequence[cri.StringEntry], adjustment: Adjustment) -> str | None:

@@ -52,15 +52,47 @@ class LinuxContainerResources(_message.Message):
     unified: _containers.RepeatedCompositeFieldContainer[StringEntry]
     def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., memory_limit_in_bytes: _Optional[int] = ..., oom_score_adj: _Optional[int] = ..., cpuset_cpus: _Optional[bytes] = ..., cpuset_mems: _Optional[bytes] = ..., unified: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ...) -> None: ...
 
+class SecurityProfile(_message.Message):
+    __slots__ = ("profile_type", "localhost_ref")
+    PROFILE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    LOCALHOST_REF_FIELD_NUMBER: _ClassVar[int]
+    profile_type: int
+    localhost_ref: bytes
+    def __init__(self, profile_type: _Optional[int] = ..., localhost_ref: _Optional[bytes] = ...) -> None: ...
+
+class NamespaceOption(_message.Message):
+    __slots__ = ("network", "pid", "ipc")
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    IPC_FIELD_NUMBER: _ClassVar[int]
+    network: int
+    pid: int
+    ipc: int
+    def __init__(self, network: _Optional[int] = ..., pid: _Optional[int] = ..., ipc: _Optional[int] = ...) -> None: ...
+
+class LinuxSandboxSecurityContext(_message.Message):
+    __slots__ = ("namespace_options", "privileged", "seccomp_profile_path", "seccomp")
+    NAMESPACE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIVILEGED_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_PROFILE_PATH_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_FIELD_NUMBER: _ClassVar[int]
+    namespace_options: NamespaceOption
+    privileged: bool
+    seccomp_profile_path: bytes
+    seccomp: SecurityProfile
+    def __init__(self, namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ..., privileged: _Optional[bool] = ..., seccomp_profile_path: _Optional[bytes] = ..., seccomp: _Optional[_Union[SecurityProfile, _Mapping]] = ...) -> None: ...
+
 class LinuxPodSandboxConfig(_message.Message):
-    __slots__ = ("cgroup_parent", "overhead", "resources")
+    __slots__ = ("cgroup_parent", "security_context", "overhead", "resources")
     CGROUP_PARENT_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     cgroup_parent: bytes
+    security_context: LinuxSandboxSecurityContext
     overhead: LinuxContainerResources
     resources: LinuxContainerResources
-    def __init__(self, cgroup_parent: _Optional[bytes] = ..., overhead: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
+    def __init__(self, cgroup_parent: _Optional[bytes] = ..., security_context: _Optional[_Union[LinuxSandboxSecurityContext, _Mapping]] = ..., overhead: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., resources: _Optional[_Union[LinuxContainerResources, _Mapping]] = ...) -> None: ...
 
 class PodSandboxMetadata(_message.Message):
     __slots__ = ("name", "uid", "namespace")
@@ -153,10 +185,18 @@ class Capability(_message.Message):
     def __init__(self, add_capabilities: _Optional[_Iterable[bytes]] = ..., drop_capabilities: _Optional[_Iterable[bytes]] = ..., add_ambient_capabilities: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LinuxContainerSecurityContext(_message.Message):
-    __slots__ = ("capabilities",)
+    __slots__ = ("capabilities", "privileged", "namespace_options", "seccomp_profile_path", "seccomp")
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    PRIVILEGED_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_PROFILE_PATH_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_FIELD_NUMBER: _ClassVar[int]
     capabilities: Capability
-    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ...) -> None: ...
+    privileged: bool
+    namespace_options: NamespaceOption
+    seccomp_profile_path: bytes
+    seccomp: SecurityProfile
+    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ..., privileged: _Optional[bool] = ..., namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ..., seccomp_profile_path: _Optional[bytes] = ..., seccomp: _Optional[_Union[SecurityProfile, _Mapping]] = ...) -> None: ...
 
 class LinuxContainerConfig(_message.Message):
     __slots__ = ("resources", "security_context")
@@ -172,13 +212,21 @@ class ContainerMetadata(_message.Message):
     name: bytes
     def __init__(self, name: _Optional[bytes] = ...) -> None: ...
 
+class Mount(_message.Message):
+    __slots__ = ("host_path",)
+    HOST_PATH_FIELD_NUMBER: _ClassVar[int]
+    host_path: bytes
+    def __init__(self, host_path: _Optional[bytes] = ...) -> None: ...
+
 class ContainerConfig(_message.Message):
-    __slots__ = ("metadata", "linux")
+    __slots__ = ("metadata", "mounts", "linux")
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    MOUNTS_FIELD_NUMBER: _ClassVar[int]
     LINUX_FIELD_NUMBER: _ClassVar[int]
     metadata: ContainerMetadata
+    mounts: _containers.RepeatedCompositeFieldContainer[Mount]
     linux: LinuxContainerConfig
-    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., linux: _Optional[_Union[LinuxContainerConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., mounts: _Optional[_Iterable[_Union[Mount, _Mapping]]] = ..., linux: _Optional[_Union[LinuxContainerConfig, _Mapping]] = ...) -> None: ...
 
 class CreateContainerRequest(_message.Message):
     __slots__ = ("pod_sandbox_id", "config", "sandbox_config")
@@ -317,12 +365,6 @@ class RestorePodResponse(_message.Message):
     pod_sandbox_id: bytes
     restored_containers: _containers.RepeatedCompositeFieldContainer[RestoredContainer]
     def __init__(self, pod_sandbox_id: _Optional[bytes] = ..., restored_containers: _Optional[_Iterable[_Union[RestoredContainer, _Mapping]]] = ...) -> None: ...
-
-class NamespaceOption(_message.Message):
-    __slots__ = ("network",)
-    NETWORK_FIELD_NUMBER: _ClassVar[int]
-    network: int
-    def __init__(self, network: _Optional[int] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ("options",)

@@ -19,7 +19,7 @@ from grpc import aio
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, is_server_streaming, is_unary, label
 from criproxy.fronts.engine import FLUSH_S, GONE, AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.socket import ListenSocket, SocketError, accepts, grpc_target

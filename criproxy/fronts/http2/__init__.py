@@ -1,1 +1,1 @@
-"""HTTP/2: frames, header blocks, flow control, and a small client; what the relay and the client share."""
+"""HTTP/2: frames, header blocks, flow control; what the relay and our own client (`criproxy.clients.http2`) share."""

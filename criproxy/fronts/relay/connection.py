@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.cri.methods import is_endless, label
 from criproxy.fronts.engine import AnswerError, CallMetrics, Forward, Interceptor, Verdict
 from criproxy.fronts.http2.codes import Code

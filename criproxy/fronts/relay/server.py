@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.engine import FLUSH_S, GONE, CallMetrics, Interceptor
 from criproxy.fronts.http2.side import PeerIds, ReadBuffer
 from criproxy.fronts.relay.connection import RelayConnection, RelayShared

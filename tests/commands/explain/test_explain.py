@@ -16,7 +16,8 @@ from criproxy.config.settings import Config
 from criproxy.fronts.cri import messages as cri
 from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.bandwidth import EGRESS, Bandwidth
-from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.hooks.hardening import Hardening
+from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules, Rule, Subject, Test
 from criproxy.pods.admission import AdmissionSettings
 from tests.fronts.cri.test_intercept import V1, Bench
 
@@ -76,7 +77,8 @@ def test_what_is_said_of_a_pod_is_what_placing_does_to_kubelet_s_calls(hooks: Ho
         metadata=cri.PodSandboxMetadata(name=b"p", uid=b"u1", namespace=b"default"),
         labels=[cri.StringEntry(key=key.encode(), value=value.encode()) for key, value in pod.pod.labels.items()],
         annotations=[cri.StringEntry(key=key.encode(), value=one.encode()) for key, one in pod.pod.annotations.items()],
-        linux={"cgroup_parent": b"/kubepods/burstable/podu1", "resources": {"cpu_quota": 50000, "cpu_period": 100000}},
+        linux={"cgroup_parent": b"/kubepods/burstable/podu1", "resources": {"cpu_quota": 50000, "cpu_period": 100000}}
+        | {"security_context": {"seccomp": {}}},
     )
     quotas = {b"prep": {"cpu_period": 100000}, b"main": {"cpu_quota": 50000, "cpu_period": 100000}}
     with structlog.testing.capture_logs() as logs:
@@ -115,6 +117,60 @@ def test_capability_for_real_time_is_told_to_be_dropped() -> None:
     pod = read_manifests(json.dumps(document))[0]
     assert changes(explain(pod, NODE))["main", "drop_capabilities"] == "SYS_NICE"
     assert any(line.split()[:3] == ["drop_capabilities", "(none)", "SYS_NICE"] for line in text(pod).splitlines())
+
+
+def hostile(**spec: Any) -> Manifest:
+    """An offline pod with this in its spec."""
+    document = {
+        "kind": "Pod",
+        "metadata": {"name": "p", "labels": {DEFAULT_RULE.key: DEFAULT_RULE.value}},
+        "spec": {"containers": [{"name": "main"}], **spec},
+    }
+    return read_manifests(json.dumps(document))[0]
+
+
+def of_main(**of_container: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "main", **of_container}]}
+
+
+SYS_ADMIN = of_main(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}})
+SYS = {"volumes": [{"name": "v", "hostPath": {"path": "/sys"}}], **of_main(volumeMounts=[{"name": "v"}])}
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        pytest.param(of_main(securityContext={"privileged": True}), "privileged", id="privileged"),
+        pytest.param({"hostPID": True}, "hostPID", id="hostPID"),
+        pytest.param({"hostIPC": True}, "hostIPC", id="hostIPC"),
+        pytest.param({"hostNetwork": True}, "hostNetwork", id="hostNetwork"),
+        pytest.param(SYS, "a hostPath volume of /sys", id="hostPath"),
+    ],
+)
+def test_what_would_let_a_pod_leave_the_box_is_said_to_be_refused(spec: dict[str, Any], named: str) -> None:
+    (refused,) = [line for line in text(hostile(**spec)).splitlines() if line.startswith("refused")]
+    assert f"an offline pod may not have {named}" in refused
+    allowed = Hardening(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "default"),))
+    shown = text(hostile(**spec), replace(NODE, hooks=HookSettings(False, hardening=allowed)))
+    assert 'hardening      none, as the node\'s file lets it (hardening.allow): namespace is "default"\n' in shown
+
+
+@pytest.mark.parametrize(
+    ("spec", "row"),
+    [
+        pytest.param({}, ["seccomp", "Unconfined", "RuntimeDefault"], id="no-profile"),
+        pytest.param(SYS_ADMIN, ["add_capabilities", "SYS_ADMIN", "(none)"], id="capability"),
+    ],
+)
+def test_what_is_taken_from_a_pod_is_a_row_of_the_table(spec: dict[str, Any], row: list[str]) -> None:
+    assert any(row == [word for word in line.split() if word in row] for line in text(hostile(**spec)).splitlines())
+
+
+@pytest.mark.parametrize("of", ["pod", "container"])
+def test_profile_that_a_pod_names_stays(of: str) -> None:
+    context = {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a.json"}}}
+    pod = hostile(**context) if of == "pod" else hostile(**of_main(**context))
+    assert ("main", "seccomp") not in changes(explain(pod, NODE))
 
 
 def test_text_of_an_offline_pod_is_a_table_of_what_changes_and_why() -> None:

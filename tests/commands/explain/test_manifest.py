@@ -54,7 +54,7 @@ def test_cpu_quota_is_known_to_be_there(pod: Manifest, sandbox: bool, container:
 
 def test_containers_are_in_order_init_ones_first() -> None:
     pod = manifest({}, {"securityContext": {"capabilities": {"add": ["ALL"]}}}, init=[{}])
-    assert [(one.container, one.added_capabilities) for one in parts(pod)] == [
+    assert [(one.container, one.security.added_capabilities) for one in parts(pod)] == [
         ("", ()), ("i0", ()), ("c0", ()), ("c1", ("ALL",)),
     ]  # fmt: skip
     assert pod.init_containers == {"i0"}

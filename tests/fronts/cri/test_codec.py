@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from criproxy.cgroup.naming import parse_placement
 from criproxy.fronts.cri import codec
 from criproxy.hooks import HookSettings, offline_chain
-from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Resources
+from criproxy.hooks.hardening import CAPABILITIES
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Resources, Security
 from criproxy.pods.placing import adjust
 from integration.lab import cri_client_pb2 as whole
 
@@ -63,6 +64,23 @@ def expect_resources(resources: Any) -> None:
         resources.ClearField(field)
 
 
+def expect_confined(context: Any) -> None:
+    context.seccomp.SetInParent()
+    for field in ("profile_type", "localhost_ref"):
+        context.seccomp.ClearField(field)
+    if not context.seccomp_profile_path:
+        context.seccomp_profile_path = "runtime/default"
+
+
+def expect_container(config: Any) -> None:
+    expect_resources(config.linux.resources)
+    expect_confined(config.linux.security_context)
+    capabilities = config.linux.security_context.capabilities
+    if config.linux.security_context.HasField("capabilities"):  # two of each, which nobody knows
+        capabilities.ClearField("add_capabilities")
+        capabilities.ClearField("add_ambient_capabilities")
+
+
 def expect(operation: Operation, message: Any) -> Any:
     """The same rewrite, written out by hand on the whole message."""
     match operation:
@@ -70,11 +88,12 @@ def expect(operation: Operation, message: Any) -> Any:
             message.config.linux.cgroup_parent = PLACE
             message.config.annotations[PLACEMENT_ANNOTATION] = PLACE
             expect_resources(message.config.linux.resources)
+            expect_confined(message.config.linux.security_context)
             for config in getattr(message, "container_configs", ()):
-                expect_resources(config.linux.resources)
+                expect_container(config)
         case Operation.CREATE_CONTAINER:
             message.sandbox_config.linux.cgroup_parent = PLACE
-            expect_resources(message.config.linux.resources)
+            expect_container(message.config)
         case Operation.UPDATE_CONTAINER_RESOURCES:
             expect_resources(message.linux)
         case Operation.UPDATE_POD_SANDBOX_RESOURCES:
@@ -177,11 +196,67 @@ def test_capability_for_real_time_is_dropped_and_nothing_else_of_the_security_co
     capabilities = config.linux.security_context.capabilities
     if field not in capabilities.DESCRIPTOR.fields_by_name:
         pytest.skip("this CRI does not have it")
-    getattr(capabilities, field).extend(["NET_ADMIN", "SYS_NICE"])
+    getattr(capabilities, field).extend(["NET_RAW", "SYS_NICE"])
     capabilities.drop_capabilities.append("MKNOD")
     data, audit = rewrite(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
     capabilities.drop_capabilities.append("SYS_NICE")
+    getattr(capabilities, field).remove("SYS_NICE")
+    expect_confined(config.linux.security_context)
     assert whole.CreateContainerRequest.FromString(data).config.linux.security_context == config.linux.security_context
     assert [(entry["old"], entry["new"]) for entry in audit if entry["field"] == "drop_capabilities"] == [
         ("MKNOD", "SYS_NICE")
     ]
+
+
+def asked(**context: Any) -> Security:
+    """Of a container with this security context, and of a sandbox, as the codec reads it."""
+    config = whole.ContainerConfig(linux={"security_context": context})
+    call = codec.Request(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
+    return call.parts[0].security
+
+
+@pytest.mark.parametrize(
+    ("context", "unconfined"),
+    [
+        pytest.param({}, True, id="nothing"),
+        pytest.param({"seccomp": {"profile_type": 1}}, True, id="unconfined"),
+        pytest.param({"seccomp": {}}, False, id="runtime-default"),
+        pytest.param({"seccomp": {"profile_type": 2, "localhost_ref": "a.json"}}, False, id="the-node-s-own"),
+        pytest.param({"seccomp_profile_path": "unconfined"}, True, id="unconfined-by-path"),
+        pytest.param({"seccomp_profile_path": "localhost/a.json"}, False, id="the-node-s-own-by-path"),
+        pytest.param({"seccomp_profile_path": "localhost/a.json", "seccomp": {"profile_type": 1}}, True, id="both"),
+    ],
+)
+def test_profile_is_given_where_the_runtime_would_apply_none(context: dict[str, Any], unconfined: bool) -> None:
+    assert asked(**context).unconfined is unconfined
+
+
+def test_what_reaches_past_a_pod_s_own_namespaces_is_read() -> None:
+    node = whole.NamespaceMode.NODE
+    found = asked(privileged=True, namespace_options={"network": node, "pid": node, "ipc": node})
+    assert (found.privileged, found.host_namespaces) == (True, ("network", "pid", "ipc"))
+    assert asked(namespace_options={"pid": whole.NamespaceMode.CONTAINER}).host_namespaces == ()
+    config = whole.ContainerConfig(mounts=[{"host_path": "/a"}, {"container_path": "/b"}, {"host_path": "/c"}])
+    data = whole.CreateContainerRequest(config=config).SerializeToString()
+    assert codec.Request(Operation.CREATE_CONTAINER, data).parts[0].security.host_paths == ("/a", "/c")
+
+
+@pytest.mark.parametrize(
+    ("added", "ambient", "kept", "kept_ambient"),
+    [
+        pytest.param(["NET_RAW", "SYS_ADMIN"], [], ["NET_RAW"], [], id="by-name"),
+        pytest.param(["BPF"], ["CHOWN", "SYS_ADMIN"], [], ["CHOWN"], id="ambient"),
+        pytest.param(["CAP_KILL", "cap_bpf"], [], ["CAP_KILL"], [], id="other-spellings"),
+        pytest.param(["ALL"], [], sorted(CAPABILITIES), [], id="all-of-the-list"),
+    ],
+)
+def test_capabilities_are_cut_to_the_list(
+    added: list[str], ambient: list[str], kept: list[str], kept_ambient: list[str]
+) -> None:
+    config = whole.ContainerConfig()
+    capabilities = config.linux.security_context.capabilities
+    capabilities.add_capabilities.extend(added)
+    capabilities.add_ambient_capabilities.extend(ambient)
+    data, _ = rewrite(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
+    found = whole.CreateContainerRequest.FromString(data).config.linux.security_context.capabilities
+    assert (list(found.add_capabilities), list(found.add_ambient_capabilities)) == (kept, kept_ambient)

@@ -16,7 +16,7 @@ import pytest
 import structlog
 from grpc import aio
 
-from criproxy.control.clock import Clock
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.engine import Forward
 from criproxy.fronts.http2 import frames
 from criproxy.fronts.http2.frames import PREFACE, frame

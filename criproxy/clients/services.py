@@ -1,0 +1,187 @@
+"""How online services are asked: by HTTP or gRPC at their pod's own address, by a command in their container, or by a
+query at the node's Prometheus.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from criproxy.cgroup.address_filter import is_barred, remedy
+from criproxy.clients.http2.connection import CallError, Connection
+from criproxy.clients.runtime import PodsRuntime
+from criproxy.control.interference.service_checks import (
+    GrpcCheck,
+    PrometheusCheck,
+    ServiceAnswer,
+    ServiceCheck,
+)
+from criproxy.fronts.http2.codes import Code
+from criproxy.pods.service_checks import MOST, MOST_BYTES, NotAskedError, TooLargeError
+
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
+_SERVING: Final = b"\x08\x01"
+"""HealthCheckResponse with status SERVING. Source: gRPC, grpc/health/v1/health.proto."""
+
+
+_OTHERS_RATIO: Final = 0.8
+"""The share of a check's time-out in which the runtime has to tell where the pod is, or Prometheus to answer a query.
+If it takes longer, that is not the pod's doing.
+"""
+
+_MOST_KNOWN: Final = 4 * MOST
+"""Addresses; then all are asked for anew."""
+
+
+class _QueriedSample(Struct, frozen=True):
+    """When the query was answered, and its value: a number, NaN, +Inf or -Inf."""
+
+    value: tuple[float, str]
+
+
+class _Vector(Struct, frozen=True, tag_field="resultType", tag="vector"):
+    result: list[_QueriedSample]
+
+
+class _Scalar(Struct, frozen=True, tag_field="resultType", tag="scalar"):
+    result: tuple[float, str]
+
+
+class _Queried(Struct, frozen=True):
+    """An answer of Prometheus' HTTP API."""
+
+    data: _Vector | _Scalar | None = None
+    error: str = ""
+
+
+class ServiceAsker(Struct, frozen=True):
+    """An `AsksServices`. A pod on the host's network is asked at 127.0.0.1. `prometheus`: where queries go, the host
+    and the port; None: nowhere.
+
+    A runtime that is restarted, or that is busy, must not make all services look down at once. So the address, which a
+    sandbox keeps for as long as it lives, is asked for once.
+    """
+
+    runtime: PodsRuntime
+    prometheus: tuple[str, int] | None = None
+    _addresses: dict[str, str] = {}
+    """By sandbox."""
+
+    async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
+        if check.exec is not None:
+            try:
+                status, output = await self.runtime.execute(container_id, check.exec.command, check.timeout_s)
+            except CallError as error:
+                if error.code != Code.UNAVAILABLE:
+                    raise
+                raise NotAskedError(str(error)) from error
+            if len(output) > MOST_BYTES:
+                raise TooLargeError
+            text = output.decode(errors="replace")
+            return ServiceAnswer(status == 0, text if status == 0 else f"exit status {status}")
+        if check.prometheus is not None:
+            return await self._query(check.prometheus, check.timeout_s * _OTHERS_RATIO)
+        host = await self._address(sandbox_id, check.timeout_s * _OTHERS_RATIO)
+        if check.http is None:
+            return await _health(host, check.grpc)
+        status, text = await _get(host, check.http.port, check.http.path)
+        well = 200 <= status < 400
+        return ServiceAnswer(well, text if well else f"status {status}")
+
+    async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
+        over_the_network = check.http or check.grpc
+        if over_the_network is None:
+            return ""
+        host = await self._address(sandbox_id, check.timeout_s * _OTHERS_RATIO)
+        return f"{host}: {remedy([host])}, or the network of all pods" if is_barred(host, over_the_network.port) else ""
+
+    async def _query(self, check: PrometheusCheck, timeout_s: float) -> ServiceAnswer:
+        """Where there is no number, that is not the service's doing."""
+        if self.prometheus is None:
+            raise NotAskedError("interference.prometheus is not set, which says where queries go")
+        host, port = self.prometheus
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, text = await _get(host, port, f"/api/v1/query?query={quote(check.query, safe='')}")
+            return ServiceAnswer(True, _number(status, text))
+        except (OSError, ValueError) as error:
+            if is_barred(host, port):
+                raise NotAskedError(f"Prometheus at {host}: {remedy([host])}") from error
+            why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise NotAskedError(f"Prometheus at {host}: {why}") from error
+
+    async def _address(self, sandbox_id: str, timeout_s: float) -> str:
+        if (known := self._addresses.get(sandbox_id)) is not None:
+            return known
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await self.runtime.address(sandbox_id)
+        except TimeoutError as error:
+            raise NotAskedError(f"the runtime has not told its address within {timeout_s:g} s") from error
+        except CallError as error:
+            raise NotAskedError(str(error)) from error
+        if len(self._addresses) >= _MOST_KNOWN:
+            self._addresses.clear()
+        self._addresses[sandbox_id] = found
+        return found
+
+
+async def _get(host: str, port: int, path: str) -> tuple[int, str]:
+    """The status and the text. HTTP/1.0, so that the answer ends with the connection and comes in one piece. Raises
+    OSError, TooLargeError or ValueError. Source: RFC 1945.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        named = f"[{host}]" if ":" in host else host
+        request = f"GET {path} HTTP/1.0\r\nHost: {named}:{port}\r\nUser-Agent: criproxy\r\n\r\n"
+        writer.write(request.encode())
+        answer = b""
+        while part := await reader.read(MOST_BYTES + 1 - len(answer)):
+            answer += part
+            if len(answer) > MOST_BYTES:
+                raise TooLargeError
+    finally:
+        writer.transport.abort()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    words = head.partition(b"\r\n")[0].split(None, 2)
+    with contextlib.suppress(IndexError, ValueError):
+        if words[0].startswith(b"HTTP/1."):
+            return int(words[1]), body.decode(errors="replace")
+    raise ValueError("it is no HTTP/1")
+
+
+def _number(status: int, text: str) -> str:
+    """Of Prometheus' answer, as it writes numbers. Raises ValueError when there is none.
+
+    What is wrong with a query comes with a status of its own, and in JSON. Source: Prometheus, HTTP API.
+    """
+    try:
+        answer = msgspec.json.decode(text, type=_Queried)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"status {status}: {error}") from error
+    if answer.data is None:
+        raise ValueError(f"status {status}: {answer.error[:200] or 'the answer has no data'}")
+    if isinstance(answer.data, _Vector) and not answer.data.result:
+        raise ValueError("the query finds no sample")
+    _, number = answer.data.result if isinstance(answer.data, _Scalar) else answer.data.result[0].value
+    if number == "NaN":
+        raise ValueError("the query's value is NaN")
+    return number
+
+
+async def _health(host: str, check: GrpcCheck | None) -> ServiceAnswer:
+    assert check is not None
+    name = check.service.encode()
+    length = bytes([len(name) % 128 | 128, len(name) // 128]) if len(name) > 127 else bytes([len(name)])
+    request = b"\x0a" + length + name if name else b""
+    async with await Connection.dial_tcp(host, check.port, MOST_BYTES) as connection:
+        try:
+            answer = await connection.call(_HEALTH, request, 60.0)
+        except CallError as error:
+            if error.code == Code.RESOURCE_EXHAUSTED:
+                raise TooLargeError from error
+            return ServiceAnswer(False, str(error))
+    return ServiceAnswer(answer == _SERVING, "" if answer == _SERVING else "it is not serving")

@@ -1,0 +1,94 @@
+"""One thread for calls that may block in the kernel: the event loop waits for an answer, but never for ever."""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+
+T = TypeVar("T")
+
+
+class StuckError(TimeoutError):
+    """No answer in time, or an earlier call is still blocked."""
+
+
+class _Job(Struct, Generic[T], eq=False):
+    """A job, and where its answer is waited for. `forgone`: it was answered already, and is not to begin any more."""
+
+    job: Callable[[], T]
+    answer: asyncio.Future[T]
+    forgone: bool = False
+    ended: bool = False
+
+    def carry_out(self) -> None:
+        """On the worker's thread."""
+        try:
+            result: Any = None if self.forgone else self.job()
+            settle = partial(self.answer.set_result, result)
+        except BaseException as error:
+            settle = partial(self.answer.set_exception, error)
+        self.ended = True
+        with contextlib.suppress(RuntimeError):  # the event loop has ended, and whoever waited there
+            self.answer.get_loop().call_soon_threadsafe(self.settle, settle)
+
+    def settle(self, settle: Callable[[], None]) -> None:
+        """On the event loop; the first answer holds."""
+        if not self.answer.done():
+            settle()
+
+
+class Worker:
+    """Runs jobs in order. After a time-out, calls fail at once until the blocked job has ended.
+
+    A caller that is cancelled leaves its job running: what jobs learn must be kept by the job, not by the caller.
+    """
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._calls: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._running: _Job[Any] | None = None
+        self._blocked: _Job[Any] | None = None
+        self.timeouts = 0
+        # A daemon thread: one that is blocked in the kernel must not keep the process from ending.
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    @property
+    def stuck(self) -> bool:
+        return self._blocked is not None and not self._blocked.ended
+
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        """The job's result, or its exception. Raises StuckError, which names `what`."""
+        if self.stuck:
+            raise StuckError(f"cannot {what}: an earlier call of {self._name} is still blocked in the kernel")
+        loop = asyncio.get_running_loop()
+        call: _Job[T] = _Job(job, loop.create_future())
+        self._calls.put(call)
+        timer = loop.call_later(self._timeout_s, self._give_up, call, what)
+        try:
+            return await call.answer
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """End the thread after the jobs that wait."""
+        self._calls.put(None)
+
+    def _give_up(self, call: _Job[Any], what: str) -> None:
+        if call.answer.done():
+            return
+        call.forgone = True
+        self.timeouts += 1
+        self._blocked = self._running
+        error = StuckError(f"cannot {what}: no answer from the kernel within {self._timeout_s:g} s")
+        call.answer.set_exception(error)
+
+    def _serve(self) -> None:
+        while call := self._calls.get():
+            self._running = call
+            call.carry_out()

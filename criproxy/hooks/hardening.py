@@ -1,0 +1,149 @@
+"""What no cgroup bounds is kept from offline pods: what they may not ask for, and what is taken from them.
+
+| what a pod asks for                   | by default       | why                                                      |
+|---------------------------------------|------------------|----------------------------------------------------------|
+| `privileged`                          | refused          | it may write cgroups, run in real time, use every device |
+| `hostNetwork`, `hostPID`, `hostIPC`   | refused          | what it does there is the node's, not the pod's          |
+| a hostPath of the kernel's or the     | refused          | by these it leaves its cgroup, or others start what is   |
+| runtime's folders, in or above one    |                  | in none                                                  |
+| no seccomp profile, or `Unconfined`   | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
+|                                       |                  | container of the node's starts                           |
+| added capabilities                    | cut to a list    | most reach past the pod's own namespaces                 |
+
+A rule of the node's own file lets a pod pass all of it. What a hostPath leads to on the node, `pods.host_paths` finds
+out; here paths are compared as they are written. Pure.
+
+The runtime can't tell `Unconfined` from no profile: kubelet sends the one for the other, unless its `seccompDefault` is
+on. Source: kubelet, kuberuntime helpers, fieldSeccompProfile; Kubernetes, Pod Security Standards.
+"""
+
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Final
+
+from msgspec import Struct
+
+from criproxy.hooks.offline import Rule
+from criproxy.model import Adjustment, Pod, PodRequest, Security
+
+HOST_NAMESPACES: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
+"""By CRI's name, what a pod's author writes."""
+
+HOST_PATHS: Final = (
+    "/sys",
+    "/proc",
+    "/dev",
+    "/run",
+    "/var/run",
+    "/var/lib/kubelet",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+)
+
+CAPABILITIES: Final = (
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "IPC_LOCK",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "NET_RAW",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+)
+"""Those that runtimes give anyway, and two that stay in the pod: IPC_LOCK (what is locked counts against its memory)
+and SYS_PTRACE (it sees its own processes alone). Source: containerd, oci.defaultUnixCaps.
+"""
+
+ALL: Final = "ALL"
+
+_BY: Final = "hardening.allow"
+
+
+class Hardening(Struct, frozen=True):
+    """What a node keeps from its offline pods; see the module. `capabilities` with `ALL`: none is cut."""
+
+    seccomp: bool = True
+    capabilities: frozenset[str] = frozenset(CAPABILITIES)
+    refuse_privileged: bool = True
+    refuse_host_namespaces: frozenset[str] = frozenset(HOST_NAMESPACES)
+    refuse_host_paths: tuple[str, ...] = HOST_PATHS
+    allow: tuple[Rule, ...] = ()
+
+    def lets(self, pod: Pod) -> str | None:
+        """By which rule a pod passes all of this, in words; None: by none."""
+        return next((why for rule in self.allow if (why := rule.why(pod)) is not None), None)
+
+    def refusal(self, asked: Security) -> str:
+        """Why a pod that asks for this is refused, in words; "": it is not. Of its paths, nothing is said."""
+        if asked.privileged and self.refuse_privileged:
+            return refused("privileged", "it could leave every bound of the box")
+        for name in asked.host_namespaces:
+            if name in self.refuse_host_namespaces:
+                return refused(HOST_NAMESPACES[name], "what it does there, no limit of the box holds")
+        return ""
+
+    def refusal_of_paths(self, paths: Iterable[str]) -> str:
+        """The same of a pod's hostPath volumes, as they are written."""
+        for path in paths:
+            for listed in self.refuse_host_paths:
+                if related(path, listed):
+                    return refused_path(path, listed)
+        return ""
+
+
+class HardeningHook(Struct, frozen=True):
+    """Gives the runtime's seccomp profile to what has none, and cuts added capabilities; see the module."""
+
+    hardening: Hardening
+    name: ClassVar[str] = "hardening"
+
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        if request.pod is None or self.hardening.lets(request.pod) is not None:
+            return
+        if request.security.unconfined and self.hardening.seccomp:
+            yield Adjustment(
+                "seccomp", "RuntimeDefault", "without it, one pod can use up the kernel's keys of the node"
+            )
+        asked = request.security.added_capabilities
+        if (kept := self._kept(asked)) != tuple(asked):
+            yield Adjustment("add_capabilities", ", ".join(kept), "the others reach past the pod's own namespaces")
+
+    def _kept(self, asked: Sequence[str]) -> tuple[str, ...]:
+        """Of `ALL`, the list itself is what stays."""
+        allowed = self.hardening.capabilities
+        if ALL in allowed:
+            return tuple(asked)
+        names = [plain(one) for one in asked]
+        if ALL in names:
+            return tuple(sorted(allowed))
+        return tuple(one for one, name in zip(asked, names, strict=True) if name in allowed)
+
+
+def plain(capability: str) -> str:
+    """As CRI names it: `SYS_NICE`."""
+    return capability.upper().removeprefix("CAP_")
+
+
+def related(path: str, other: str) -> bool:
+    """Whether one of two absolute paths is the other, or lies in it, as they are written."""
+    one, two = (f"{posixpath.normpath('/' + each.lstrip('/')).rstrip('/')}/" for each in (path, other))
+    return one.startswith(two) or two.startswith(one)
+
+
+def refused(what: str, why: str) -> str:
+    """Why a pod that asks for `what` is refused, and what to do."""
+    return f"an offline pod may not have {what}, as {why}: take it away, or allow the pod in the node's file ({_BY})"
+
+
+def refused_path(path: str, found: str) -> str:
+    """The same of a hostPath that leads to `found`."""
+    leads = "" if path == found else f", which leads to {found}"
+    return refused(f"a hostPath volume of {path}{leads}", "by that it could leave every bound of the box")

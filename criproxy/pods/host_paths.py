@@ -1,0 +1,138 @@
+"""Where a container's hostPath volumes lead to on the node, past symbolic links, bind mounts and kubelet's subPaths.
+
+A path is refused that is a refused folder, lies in one or has one in it, by any of these:
+
+1. its name, once symbolic links are resolved;
+2. the file system that it leads to: one of the kernel's own (sysfs, proc, a cgroup hierarchy, …), there or below;
+3. what it is on its device: a bind mount of /run is a folder of the same file system as /run.
+
+Kubelet's own files for a pod (its volumes, /etc/hosts, the termination log) lie in a refused folder, /var/lib/kubelet,
+and pass: all that is in pods/UID there. But for subPaths: of a volume's `subPath`, kubelet hands on a bind mount in
+pods/UID/volume-subpaths, so that these go by 2 and 3, where what lies in the pod's own folder passes.
+
+What a path leads to can change before the runtime mounts it. Whoever gets out so, the placement check finds.
+Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /proc/PID/mountinfo.
+"""
+
+import os
+import posixpath
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup.files import kernel_text, lines_of, unescaped
+from criproxy.concurrency.worker import Worker
+from criproxy.hooks.hardening import Hardening, refused_path, related
+from criproxy.model import AdmissionError
+
+_TIMEOUT_S: Final = 10.0
+
+_SUBPATHS: Final = "volume-subpaths"
+
+_KERNELS_OWN: Final = frozenset(
+    {"sysfs", "proc", "cgroup", "cgroup2", "devtmpfs", "debugfs", "tracefs", "securityfs", "configfs", "bpf", "pstore"}
+    | {"efivarfs", "resctrl", "binfmt_misc", "fusectl", "selinuxfs"}
+)
+"""File systems that are the kernel's settings and devices, wherever they are mounted."""
+
+
+class Mount(Struct, frozen=True):
+    """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`."""
+
+    device: str
+    root: str
+    point: str
+    kind: str
+
+
+def parse_mount_table(mountinfo: str) -> tuple[Mount, ...]:
+    """In the kernel's order. A line of another form is skipped."""
+    found = []
+    for line in lines_of(mountinfo):
+        mount, _, filesystem = line.partition(" - ")
+        match mount.split(" "), filesystem.split(" "):
+            case [_, _, device, root, point, *_], [kind, *_] if kind:
+                found.append(Mount(device, unescaped(root), unescaped(point), kind))
+    return tuple(found)
+
+
+class NodePaths(Struct, frozen=True):
+    """What paths lead to; `resolve` follows symbolic links. Pure but for that."""
+
+    mounts: Sequence[Mount]
+    resolve: Callable[[str], str]
+
+    def refusal(self, path: str, own: str, hardening: Hardening) -> str:
+        """Why this one is refused, in words; "": it is not. `own` is kubelet's folder for the pod."""
+        resolved = self.resolve(path)
+        mine = _is_in(path, own)
+        if not mine and (listed := self._named(resolved, hardening)):
+            return refused_path(path, listed)
+        source = self._source(resolved)
+        for kind in (source.kind, *(one.kind for one in self.mounts if _is_in(one.point, resolved))):
+            if kind in _KERNELS_OWN:
+                return refused_path(path, f"a file system of the kernel's, {kind}")
+        home = self._source(self.resolve(own))
+        if source.device == home.device and _is_in(source.root, home.root):
+            return ""
+        for listed in hardening.refuse_host_paths:
+            there = self._source(self.resolve(listed))
+            if there.device == source.device and related(there.root, source.root):
+                return refused_path(path, listed)
+        return ""
+
+    def _named(self, resolved: str, hardening: Hardening) -> str:
+        return next((one for one in hardening.refuse_host_paths if related(resolved, self.resolve(one))), "")
+
+    def _source(self, path: str) -> Mount:
+        """The mount that a path is on; its `root` is the path's own on the device."""
+        over = [one for one in self.mounts if path == one.point or _is_in(path, one.point)]
+        if not over:
+            return Mount("", path, path, "")
+        last = max(enumerate(over), key=lambda one: (len(one[1].point), one[0]))[1]
+        rest = path[len(last.point) :].lstrip("/")
+        return Mount(last.device, posixpath.join(last.root, rest) if rest else last.root, path, last.kind)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder.rstrip('/')}/") and path != folder
+
+
+class HostPaths:
+    """Asks the node, in a thread of its own: a path may be on a disk or a server that does not answer.
+
+    `root_dir` is kubelet's. The mounts are those of process 1, as kubelet and the runtime see them.
+    """
+
+    def __init__(self, root_dir: str, mountinfo: Path = Path("/proc/1/mountinfo")) -> None:
+        self._pods = f"{root_dir}/pods"
+        self._mountinfo = mountinfo
+        self._worker = Worker("host-paths", _TIMEOUT_S)
+
+    def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
+        """Those that are not plainly kubelet's own for this pod."""
+        own = f"{self._pods}/{uid}/"
+        plain = [posixpath.normpath(one) for one in paths]
+        return tuple(one for one in plain if not one.startswith(own) or one.startswith(f"{own}{_SUBPATHS}/"))
+
+    async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
+        """Raises AdmissionError for a path that is refused, and where the node does not tell."""
+        suspects = self.suspects(uid, paths) if hardening.refuse_host_paths else ()
+        if not suspects:
+            return
+        what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
+        try:
+            refusal = await self._worker.run(what, lambda: self._look(suspects, own, hardening))
+        except OSError as error:
+            raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
+        if refusal:
+            raise AdmissionError(refusal)
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def _look(self, paths: Sequence[str], own: str, hardening: Hardening) -> str:
+        node = NodePaths(parse_mount_table(kernel_text(self._mountinfo.read_bytes())), os.path.realpath)
+        return next((why for path in paths if (why := node.refusal(path, own, hardening))), "")

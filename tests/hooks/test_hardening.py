@@ -1,0 +1,101 @@
+"""What no cgroup bounds: what an offline pod is refused, and what is taken from it."""
+
+import pytest
+from msgspec.structs import replace
+
+from criproxy.hooks.hardening import CAPABILITIES, HOST_PATHS, Hardening, HardeningHook, related
+from criproxy.hooks.offline import Rule, Subject, Test
+from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
+
+POD = Pod(PodRef("1", "batch", "job"), {"app": "job"})
+CONTAINER = PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/pod1", Resources(), "main", pod=POD)
+ALLOWED = Hardening(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
+OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        pytest.param(Security(privileged=True), "privileged", id="privileged"),
+        pytest.param(Security(host_namespaces=("network",)), "hostNetwork", id="network"),
+        pytest.param(Security(host_namespaces=("pid",)), "hostPID", id="pid"),
+        pytest.param(Security(host_namespaces=("ipc",)), "hostIPC", id="ipc"),
+    ],
+)
+def test_what_lets_a_pod_leave_the_box_is_refused_with_its_name_and_the_remedy(asked: Security, named: str) -> None:
+    why = Hardening().refusal(asked)
+    assert named in why
+    assert "hardening.allow" in why
+    assert OPEN.refusal(asked) == ""
+
+
+def test_what_stays_within_a_pod_is_not_refused() -> None:
+    ordinary = Security(unconfined=True, added_capabilities=("NET_RAW",), host_paths=("/data",))
+    assert Hardening().refusal(ordinary) == ""
+    assert Hardening().refusal_of_paths(ordinary.host_paths) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "is_refused"),
+    [
+        *((one, True) for one in HOST_PATHS),
+        ("/sys/fs/cgroup", True),
+        ("/run/containerd/containerd.sock", True),
+        ("/", True),
+        ("//", True),
+        ("/var", True),
+        ("/data/../proc/1", True),
+        ("/system", False),
+        ("/devices", False),
+        ("/var/lib", True),
+        ("/var/lib/kubelet-backup", False),
+        ("/data", False),
+        ("/etc/localtime", False),
+    ],
+)
+def test_path_is_refused_where_it_is_in_a_refused_folder_or_has_one(path: str, is_refused: bool) -> None:
+    assert (Hardening().refusal_of_paths([path]) != "") is is_refused
+    assert OPEN.refusal_of_paths([path]) == ""
+
+
+def test_related_goes_by_whole_names() -> None:
+    assert related("/a/b", "/a/b/")
+    assert not related("/a/b", "/a/bc")
+
+
+def changes(hardening: Hardening, security: Security, request: PodRequest = CONTAINER) -> dict[str, object]:
+    return {one.field: one.value for one in HardeningHook(hardening).adjust(replace(request, security=security))}
+
+
+def test_container_without_a_profile_gets_the_runtime_s() -> None:
+    assert changes(Hardening(), Security(unconfined=True)) == {"seccomp": "RuntimeDefault"}
+    assert changes(Hardening(), Security()) == {}
+    assert changes(replace(Hardening(), seccomp=False), Security(unconfined=True)) == {}
+
+
+@pytest.mark.parametrize(
+    ("added", "kept"),
+    [
+        pytest.param((), None, id="none"),
+        pytest.param(("NET_RAW", "CAP_CHOWN"), None, id="allowed"),
+        pytest.param(("NET_ADMIN",), "", id="another"),
+        pytest.param(("SYS_ADMIN", "net_raw"), "net_raw", id="some"),
+        pytest.param(("ALL",), ", ".join(CAPABILITIES), id="all"),
+    ],
+)
+def test_capabilities_that_are_not_allowed_are_cut(added: tuple[str, ...], kept: str | None) -> None:
+    expected = {} if kept is None else {"add_capabilities": kept}
+    assert changes(Hardening(), Security(added_capabilities=added)) == expected
+    assert changes(OPEN, Security(added_capabilities=added)) == {}
+
+
+def test_pod_that_a_rule_allows_passes_all_of_it() -> None:
+    asked = Security(True, ("pid",), True, ("ALL",), ("/sys",))
+    assert ALLOWED.lets(POD) == 'namespace is "batch"'
+    assert Hardening().lets(POD) is None
+    assert changes(ALLOWED, asked) == {}
+
+
+def test_request_that_does_not_carry_its_pod_is_left_alone() -> None:
+    update = replace(CONTAINER, operation=Operation.UPDATE_CONTAINER_RESOURCES, pod=None)
+    assert changes(Hardening(), Security(unconfined=True), update) == {}

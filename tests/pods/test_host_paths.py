@@ -1,0 +1,122 @@
+"""What hostPath volumes lead to, in scripted mounts and in a folder of links."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from criproxy.hooks.hardening import Hardening
+from criproxy.model import AdmissionError
+from criproxy.pods.host_paths import HostPaths, NodePaths, parse_mount_table
+
+KUBELET = "/var/lib/kubelet"
+OWN = f"{KUBELET}/pods/u1"
+SUBPATHS = f"{OWN}/volume-subpaths/v/main"
+MOUNTS = f"""\
+20 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+21 20 0:20 / /sys rw - sysfs sysfs rw
+22 21 0:21 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw
+23 20 0:22 / /proc rw - proc proc rw
+24 20 0:23 / /run rw - tmpfs tmpfs rw
+25 20 0:5 / /dev rw - devtmpfs udev rw
+30 20 8:17 / /data rw - ext4 /dev/sdb1 rw
+31 30 0:20 / /data/chroot/sys rw - sysfs sysfs rw
+32 20 0:23 /containerd /mnt/runtime rw - tmpfs tmpfs rw
+33 20 8:1 / /mnt/root rw - ext4 /dev/sda1 rw
+34 20 0:90 / {OWN}/volumes/kubernetes.io~csi/v/mount rw - fuse csi rw
+40 20 0:21 /kubepods {SUBPATHS}/0 rw - cgroup2 cgroup2 rw
+41 20 0:23 /containerd {SUBPATHS}/1 rw - tmpfs tmpfs rw
+42 20 8:1 {OWN}/volumes/kubernetes.io~empty-dir/v/sub {SUBPATHS}/2 rw - ext4 /dev/sda1 rw
+43 20 8:1 /var/lib/containerd {SUBPATHS}/3 rw - ext4 /dev/sda1 rw
+44 20 8:1 {KUBELET}/pods/u2/volumes {SUBPATHS}/4 rw - ext4 /dev/sda1 rw
+45 20 0:90 /sub {SUBPATHS}/5 rw - fuse csi rw
+46 20 8:17 /jobs {SUBPATHS}/6 rw - ext4 /dev/sdb1 rw
+47 20 8:1 / {SUBPATHS}/7 rw - ext4 /dev/sda1 rw
+50 20 8:33 / /mnt/a\\040b rw - ext4 /dev/sdc1 rw
+51 50 0:22 / /mnt/a\\040b/p rw - proc proc rw
+no line of any form
+"""
+LINKS = {"/mnt/link": "/sys/fs/cgroup", "/var/run": "/run", "/data/fine": "/data/jobs"}
+
+
+def refusal(path: str) -> str:
+    node = NodePaths(parse_mount_table(MOUNTS), lambda one: LINKS.get(one, one))
+    return node.refusal(path, OWN, Hardening())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/sys/fs/cgroup", id="by-name"),
+        pytest.param("/", id="the-root"),
+        pytest.param("/var", id="above"),
+        pytest.param("/mnt/link", id="a-link"),
+        pytest.param("/data", id="the-kernel-s-file-system-below"),
+        pytest.param("/data/chroot", id="the-kernel-s-file-system-nearer-below"),
+        pytest.param("/mnt/runtime", id="a-bind-mount-of-a-part"),
+        pytest.param("/mnt/root", id="a-bind-mount-of-the-root"),
+        pytest.param("/mnt/root/var/lib/containerd/x", id="in-a-bind-mount"),
+        pytest.param("/mnt/a b", id="a-name-with-a-blank"),
+        pytest.param(f"{KUBELET}/pods/u2/volumes/x", id="another-pod-s"),
+        pytest.param(f"{KUBELET}/device-plugins", id="kubelet-s"),
+        *(pytest.param(f"{SUBPATHS}/{number}", id=f"sub-path-{number}") for number in (0, 1, 3, 4, 7)),
+    ],
+)
+def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) -> None:
+    assert f"a hostPath volume of {path}" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/data/jobs",
+        "/data/fine",
+        "/etc/localtime",
+        "/home/me",
+        f"{OWN}/volumes/kubernetes.io~csi/v/mount",
+        *(f"{SUBPATHS}/{number}" for number in (2, 5, 6)),
+    ],
+)
+def test_other_path_is_not(path: str) -> None:
+    assert refusal(path) == ""
+
+
+def check(root_dir: Path | str, paths: list[str], hardening: Hardening) -> str:
+    """Why they are refused on this machine; "": they are not."""
+
+    async def ask() -> None:
+        await node.check("u1", paths, hardening)
+
+    node = HostPaths(str(root_dir), Path("/proc/self/mountinfo"))
+    try:
+        asyncio.run(ask())
+    except AdmissionError as error:
+        return str(error)
+    finally:
+        node.close()
+    return ""
+
+
+def test_kubelet_s_own_files_for_the_pod_need_no_look_at_the_node() -> None:
+    node = HostPaths(KUBELET, Path("/no/such/file"))
+    own = [f"{OWN}/etc-hosts", f"{OWN}/containers/main/1f", f"{OWN}/volumes/kubernetes.io~projected/token"]
+    assert node.suspects("u1", own) == ()
+    beside = [f"{OWN}/../u2/etc-hosts", f"{SUBPATHS}/0", "/data"]
+    assert node.suspects("u1", beside) == (f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/data")
+    node.close()
+
+
+def test_link_of_this_machine_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("/proc/self")
+    (tmp_path / "data").mkdir()
+    hardening = Hardening(refuse_host_paths=("/proc",))
+    assert "which leads to /proc" in check(tmp_path / "kubelet", [str(tmp_path / "a")], hardening)
+    assert check(tmp_path / "kubelet", [str(tmp_path / "data")], hardening) == ""
+    assert check(tmp_path / "kubelet", [str(tmp_path / "a")], Hardening(refuse_host_paths=())) == ""
+
+
+def test_node_that_does_not_tell_lets_no_such_pod_in() -> None:
+    node = HostPaths(KUBELET, Path("/no/such/file"))
+    with pytest.raises(AdmissionError, match="not known what its hostPath volumes lead to"):
+        asyncio.run(node.check("u1", ["/data"], Hardening()))
+    node.close()
