@@ -889,7 +889,7 @@ def assert_calm_leads_to_open(trace, responder):
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(traces())
 def test_any_signals_keep_the_invariants(trace):
     """All three of one trace, which is long to play. What is the same after each restart goes on the same."""
