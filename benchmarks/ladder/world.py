@@ -89,8 +89,8 @@ def world(scenario: Scenario, seed: int) -> World:
     begin_s = scenario.of_s - scenario.guilty_s
     while scenario.guilty_s and begin_s + scenario.guilty_s <= scenario.seconds - 240.0:
         # Somewhere in its turn, so that no probe keeps step with the phases.
-        at = begin_s + luck.uniform(-0.2, 0.2) * (scenario.of_s - scenario.guilty_s)
-        spell, height = (at, at + scenario.guilty_s), max(1.5, _height(luck))
+        from_s = begin_s + luck.uniform(-0.2, 0.2) * (scenario.of_s - scenario.guilty_s)
+        spell, height = (from_s, from_s + scenario.guilty_s), max(1.5, _height(luck))
         _add(made.guilt, spell, height * scenario.part, within, luck)
         _add(made.others, spell, height * (1.0 - scenario.part), within, luck)
         made.phases.append(spell)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,7 +60,7 @@ WITHIN_HYSTERESIS = reading(9.0, high=True)
 def stand(rung, resource=CPU, signal=None, held=None, **clocks):
     """A state in which this resource stands there: by an experiment, unless its signal is a stock."""
     signal = signal or f"{resource}_pressure"
-    given = {}
+    given: dict[str, Any] = {}
     if rung in (SQUEEZED, CLOSED, EVICTING):
         given = {"signal": signal, "share": 0.0 if rung is not SQUEEZED else 1.0}
         if not BY_NAME[signal].stock:
@@ -69,7 +70,7 @@ def stand(rung, resource=CPU, signal=None, held=None, **clocks):
 
 def trying(resource=CPU, detector="cpu_pressure", **case):
     """An experiment whose phase of 2 s is 1 s old; the signal was at 40 before."""
-    given = {"before": 40.0, "age_s": 1.0, "long_s": 2.0, "seen": 1, "high": Mean(80.0, 2)}
+    given: dict[str, Any] = {"before": 40.0, "age_s": 1.0, "long_s": 2.0, "seen": 1, "high": Mean(80.0, 2)}
     return replace(stand(TRIED, resource), case=Case(detector, on=resource, **given | case))
 
 
@@ -280,7 +281,7 @@ class Node:
         self.t_s = 0.0
         self.shares: Mapping[str, float] = {}
         self.transitions, self.evictions, self.decisions, self.values = [], [], [], []
-        self.unused, self.rose = frozenset(), frozenset()
+        self.unused, self.rose = frozenset[str](), frozenset[str]()
 
     def value(self):
         by_others = self.others(self.t_s) if self.others else 0.0
