@@ -1,4 +1,4 @@
-"""Runs a program whose stderr is a socket, as under systemd: `python benchmarks/journal.py LOG PROGRAM ARG …`.
+"""Runs a program whose stderr is a socket, as systemd does: `python benchmarks/journal.py LOG PROGRAM ARG …`.
 
 The program keeps this process's pid. What it writes is appended to LOG until it has ended.
 """

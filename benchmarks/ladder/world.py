@@ -86,15 +86,15 @@ def world(scenario: Scenario, seed: int) -> World:
     made.episodes = list(_episodes(luck, scenario)) if scenario.mean_s else []
     for spell in made.episodes:
         _add(made.others, spell, max(1.3, _height(luck)), within, luck, gusts=noise.gusts)
-    begin = scenario.of_s - scenario.guilty_s
-    while scenario.guilty_s and begin + scenario.guilty_s <= scenario.seconds - 240.0:
+    begin_s = scenario.of_s - scenario.guilty_s
+    while scenario.guilty_s and begin_s + scenario.guilty_s <= scenario.seconds - 240.0:
         # Somewhere in its turn, so that no probe keeps step with the phases.
-        at = begin + luck.uniform(-0.2, 0.2) * (scenario.of_s - scenario.guilty_s)
-        spell, height = (at, at + scenario.guilty_s), max(1.5, _height(luck))
+        from_s = begin_s + luck.uniform(-0.2, 0.2) * (scenario.of_s - scenario.guilty_s)
+        spell, height = (from_s, from_s + scenario.guilty_s), max(1.5, _height(luck))
         _add(made.guilt, spell, height * scenario.part, within, luck)
         _add(made.others, spell, height * (1.0 - scenario.part), within, luck)
         made.phases.append(spell)
-        begin += scenario.of_s
+        begin_s += scenario.of_s
     return made
 
 

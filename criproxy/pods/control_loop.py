@@ -131,7 +131,7 @@ class ControlLoop(Part, Struct, eq=False):
         if harm:
             with _noting(failures):
                 self.harm.follow()
-            self._harm_looks.done(began_s, clock.boottime_s(), pace_s)
+            self._harm_looks.done(began_s, clock.boottime_s(), self.harm.pace_s or interval_s)
         if samples:
             with _noting(failures):
                 self._tell(snapshot, decided, failures, clock.boottime_s() - began_s)

@@ -318,7 +318,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             self.disks.rest(self.settings.disks)
             return
         share = judged.decision.shares.get(IO)
-        self.disks.keep(share, calm=judged.calm_at_disks, innocent=judged.innocent_at_disks)
+        self.disks.keep(share, calm=judged.calm_at_disks, innocent=judged.innocent_of_io)
 
     def _close(self, why: str) -> None:
         self.closed = why

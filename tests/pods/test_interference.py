@@ -314,7 +314,7 @@ def test_box_that_goes_on_harming_is_closed_and_says_why() -> None:
 def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None:
     bench = Bench(replace(ON, ladder=LadderSettings(evict_after_s=5.0)))
     bench.looks(2)
-    bench.node.waits = lambda shares: 0.2 if shares.get(CPU, 1.0) < 0.5 else 0.6
+    bench.node.waits = lambda shares: 0.3 * 0.6 ** len(bench.orders) if shares.get(CPU, 1.0) < 0.5 else 0.9
     bench.looks(60)
 
     assert len(bench.orders) >= 2

@@ -4,8 +4,8 @@
     services -> service_checks ------+-> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
     what online executes -> cpi -----+
 
-The time for which online's own limits stop it is read only after a look that can't say without it whether online is
-harmed (`asks_own_limits`).
+The time for which online's own limits stop it is read while a signal for CPU is above half of its bar, or is judged
+(`asks_own_limits`): it takes two readings to say how much they explain.
 
 Of IO no experiment is made while there is no disk of whose IO the box does a large part.
 
@@ -73,14 +73,15 @@ class JudgedLook(Struct, frozen=True):
     """What a look means. `innocent`: online waits for CPU, and it is known that the box is not why.
 
     `accuser`: the service, by its pod's uid, whose next word an experiment waits for; "": none. `calm_at_disks`: what
-    the disks do now hurts nobody, as far as is known; `innocent_at_disks`: nor did the box's part of it.
+    the disks do now hurts nobody, as far as is known. `innocent_of_io`: the box's IO was found not to be what harmed,
+    or is given back in an experiment, as it was before.
     """
 
     decision: LadderDecision
     innocent: bool = False
     accuser: str = ""
     calm_at_disks: bool = False
-    innocent_at_disks: bool = False
+    innocent_of_io: bool = False
 
 
 class Judge(Struct, eq=False):
@@ -138,7 +139,7 @@ class Judge(Struct, eq=False):
             innocent,
             self._hearing.accuser if tried else "",
             self._is_calm_at_disks(),
-            self._innocent_at_disks(decision),
+            self._is_innocent_of_io(decision),
         )
 
     def _tick(self, look: Look, shown: Mapping[str, float]) -> LadderDecision:
@@ -243,12 +244,11 @@ class Judge(Struct, eq=False):
         waits = next((one.most for one in self._found if one.name == name), None)
         return waits is None or waits < level
 
-    def _innocent_at_disks(self, decision: LadderDecision) -> bool:
-        """Whether what the box does at disks was found not to be the harm, or may be done again to see."""
+    def _is_innocent_of_io(self, decision: LadderDecision) -> bool:
         freed = [one for one in decision.transitions if one.resource == IO and one.after is Rung.OPEN]
-        found = any(one.before is not Rung.SQUEEZED or one.signal in decision.exonerated for one in freed)
-        given_back = self._responder.ladder.of(IO).rung is Rung.TRIED and IO not in decision.shares
-        return found or given_back
+        if any(one.before is not Rung.SQUEEZED or one.signal in decision.exonerated for one in freed):
+            return True
+        return self._responder.ladder.of(IO).rung is Rung.TRIED and IO not in decision.shares
 
     def forget(self) -> None:
         """No signal is known, nor what it was before."""

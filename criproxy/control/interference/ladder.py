@@ -50,8 +50,8 @@ high but no harm pauses calm, and does not reset it. The resource stands at a *l
 prediction (1) that is known to be good, at first the floor:
 
     probe     after `first_wait_s` of calm the prediction is given for the resource's `probe_s`, then by halves what
-              lies between the highest good and the lowest bad level; and all of it after 5, 10, 20 … `longest_wait_s`.
-              The resource is open when it stays calm at that
+              lies between the highest good and the lowest bad level; and all of it after 5, 10, 20 s … so that
+              `longest_wait_s` after the end of guilt at the latest all is back: open, when it stays calm at that
     harm at the floor       is no relapse. Once it has lasted for `look_s`, all is given back for a phase, and the harm
                             at the floor is compared with the harm at open now: at most half of it: the box is the cause
                             still, and the next look waits twice as long. Else it is another's
@@ -61,7 +61,8 @@ prediction (1) that is known to be good, at first the floor:
 
 So it is on every rung; and a rung that is stricter than squeezed is entered only after harm at the floor was seen to
 grow with the box in this conviction: nobody is evicted for less. Harm that goes on at the floor closes the box after
-`close_after_s`, and lets a pod go after `evict_after_s`.
+`close_after_s`, and lets a pod go after `evict_after_s`. Where the harm is not down to `relieved_ratio` after that, no
+other pod goes for this resource, until it has been open for `forget_s`: what is left is not the box's.
 
 **By account**: where a signal is a stock, a resource that is held, not used up as it comes, nothing comes back within
 seconds, and no experiment is made. A suspect of which the box holds more than its bound is convicted on the alarm;
@@ -202,6 +203,7 @@ class LadderSettings(Struct, frozen=True):
     look_s: float = 5.0
     deaf_s: float = 10.0
     innocents: int = 2
+    relieved_ratio: float = 0.8
     to_floor_s: float = 5.0
     ease_s: float = 30.0
     close_after_s: float = 10.0
@@ -338,7 +340,7 @@ class Hold(Struct, frozen=True):
     what a test has seen; `worst`: the highest value of a probe, where 1 is the bar. `calm_s` counts up to the next
     probe; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the floor waits for a test.
     `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm at the floor was seen
-    to come of the box.
+    to come of the box. `ordered`: the mean harm when a pod had to go last; None: none had.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -358,6 +360,7 @@ class Hold(Struct, frozen=True):
     deaf_s: float = 0.0
     innocent: int = 0
     returns: int = 0
+    ordered: float | None = None
     free: bool = False
     """It was calm at open."""
 
@@ -368,7 +371,7 @@ class Hold(Struct, frozen=True):
         """Harm that lasts: never one look."""
         return self.harm_s > harmed_s and self.harm.samples > 1
 
-    def rests(self, **changes: float | bool | int) -> "Hold":
+    def rests(self, **changes: float) -> "Hold":
         """At its level, from now on."""
         new = replace(self, **changes)
         return replace(
@@ -390,7 +393,7 @@ class RungState(Struct, frozen=True):
     `held`: how, by an experiment; None: by account, and `share` counts. `harm_s`: for how long there has been harm at
     the floor on this rung; `calm_s`: how much calm since. `near_s`: for how long the signal has been high, but within
     its hysteresis. `relapses`: how often harm came back while it was eased. `convictions` and `closings` count how
-    often it came there.
+    often it came there. `vain`: a pod went, and it did not help.
     """
 
     rung: Rung = Rung.OPEN
@@ -405,6 +408,7 @@ class RungState(Struct, frozen=True):
     relapses: int = 0
     convictions: int = 0
     closings: int = 0
+    vain: bool = False
 
 
 class Case(Struct, frozen=True):
@@ -605,6 +609,7 @@ def _lasts(scene: _Scene) -> bool:
     state = scene.state
     proved = scene.account or (state.held is not None and state.held.returns > 0)
     after_s = scene.evict_after_s if state.rung is Rung.CLOSED else scene.settings.close_after_s
+    proved = proved and not (state.vain and state.rung is Rung.CLOSED)
     return scene.harmed and proved and state.harm_s >= after_s
 
 
@@ -803,7 +808,7 @@ class _Step:
                 held = replace(held, harm_s=0.0, harm=Mean())
         state = self._clocks_of_rung(state, held, harmed=harmed, quiet=quiet)
         if held.mode is HoldMode.TEST:
-            tested = self._tested(held, state.signal, settled=settled)
+            tested = self._tested(held, state.signal, of, settled=settled)
             return replace(state, held=tested, calm_s=0.0 if tested.returns > held.returns else state.calm_s)
         if held.mode is HoldMode.PROBE:
             return replace(state, held=self._probed(held, state.signal, of))
@@ -839,14 +844,14 @@ class _Step:
             bar = reading.bar - self._detectors[signal].rest
             held = replace(held, worst=max(held.worst, self._excess(signal) / bar))
         if held.harmed(settings.harmed_s):
-            return self._relapsed(held, held.at)
+            return self._relapsed(held, held.at, of)
         if held.age_s < of.probe_s or held.harm_s:
             return held
         if held.at >= ALL:
             return replace(held, free=True)
         return held.rests(level=held.at) if held.worst < settings.good_ratio else held.rests(bad=held.at)
 
-    def _tested(self, held: Hold, signal: str, *, settled: bool) -> Hold:
+    def _tested(self, held: Hold, signal: str, of: Phases, *, settled: bool) -> Hold:
         settings = self._settings
         if settled and signal in self._readings:
             held = replace(held, seen=held.seen.plus(self._excess(signal)))
@@ -856,17 +861,18 @@ class _Step:
             return held.rests()
         if held.level > 0.0:
             if held.seen.value <= settings.half_ratio * held.harm.value:
-                return self._relapsed(held, held.level)
+                return self._relapsed(held, held.level, of)
         elif held.harm.value <= settings.half_ratio * held.seen.value:
             look_s = min(settings.longest_wait_s, 2.0 * held.look_s)
             return held.rests(innocent=0, returns=held.returns + 1, look_s=look_s)
         return held.rests(innocent=held.innocent + 1, deaf_s=settings.deaf_s)
 
-    def _relapsed(self, held: Hold, level: float) -> Hold:
+    def _relapsed(self, held: Hold, level: float, of: Phases) -> Hold:
         """Harm has come with this level."""
-        held = replace(held, innocent=0)
+        held, settings = replace(held, innocent=0), self._settings
         if level >= ALL:
-            return held.rests(wait_s=min(self._settings.longest_wait_s, 2.0 * held.wait_s))
+            most_s = max(settings.first_wait_s, settings.longest_wait_s - of.probe_s)
+            return held.rests(wait_s=min(most_s, 2.0 * held.wait_s))
         if level <= held.level:  # it was good once, and is no more
             return held.rests(level=0.0, searching=False)
         return held.rests(bad=level)
@@ -949,7 +955,9 @@ class _Step:
     def _may_try(self, resource: str) -> bool:
         row = self._resources.get(resource)
         spent_s = self._spent_s.get(resource, 0.0)
-        return row is not None and row.phase_s is not None and spent_s < self._settings.trial_most_s
+        if row is None or row.phase_s is None:
+            return False
+        return spent_s == 0.0 or spent_s + row.longest_phase_s <= self._settings.trial_most_s
 
     def _at_alarm(self, detector: str) -> bool:
         reading = self._readings.get(detector)
@@ -1074,8 +1082,8 @@ class _Step:
             case When.ACCOUNTED:
                 new = replace(new, signal=signal, share=1.0, held=None, convictions=old.convictions + 1)
             case When.GUILTY:
-                held = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
-                new = replace(new, signal=signal, share=0.0, held=held, convictions=old.convictions + 1)
+                begun = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
+                new = replace(new, signal=signal, share=0.0, held=begun, convictions=old.convictions + 1)
             case When.NO_HELP:
                 new = _AT_REST
             case When.LASTS if row.to is Rung.CLOSED:
@@ -1084,7 +1092,7 @@ class _Step:
             case When.LASTS:
                 new = replace(new, calm_s=0.0)
             case When.CALM if row.to is Rung.OPEN:
-                new = RungState(convictions=old.convictions, closings=old.closings)
+                new = RungState(convictions=old.convictions, closings=old.closings, vain=old.vain)
         return new
 
     def _words(self, scene: _Scene) -> dict[str, object]:
@@ -1114,7 +1122,8 @@ class _Step:
         """
         for resource in self._settings.resources:
             scene = self._scene(resource)
-            if scene.state.rung is Rung.EVICTING and self._pods and (scene.harmed or scene.emergency):
+            harmed = scene.emergency or (scene.harmed and not self._in_vain(scene))
+            if scene.state.rung is Rung.EVICTING and self._pods and harmed:
                 reason = "{signal} is at {value}, its bar is {bar}".format_map(self._words(scene))
                 return self._within_budget(scene, scene.signal, reason)
         for resource in self._settings.resources:
@@ -1122,6 +1131,23 @@ class _Step:
                 reason = f"{self._irreducible[resource.name]}, for {self._irreducible_s[resource.name]:.0f} s by now"
                 return self._within_budget(self._scene(resource), "", reason)
         return None
+
+    def _in_vain(self, scene: _Scene) -> bool:
+        """Whether the pod that went last did not help, so that no other one goes."""
+        held, state = scene.state.held, scene.state
+        if held is not None and held.ordered is not None and held.harmed(self._settings.harmed_s):
+            vain = held.harm.value > self._settings.relieved_ratio * held.ordered
+            self._states[scene.resource.name] = replace(state, vain=state.vain or vain)
+            return state.vain or vain
+        return state.vain or (held is not None and held.ordered is not None)
+
+    def _ordered(self, order: EvictionOrder) -> None:
+        """What the harm is from now on tells whether it has helped."""
+        state = self._states[order.resource]
+        if order.signal and state.held is not None:
+            harm = state.held.harm.value or self._excess(order.signal)
+            held = replace(state.held, ordered=harm, harm=Mean(), harm_s=0.0)
+            self._states[order.resource] = replace(state, held=held)
 
     def _within_budget(self, scene: _Scene, signal: str, reason: str) -> EvictionOrder | None:
         budget, past, t_s = self._settings.budget, self._before, self._t_s
@@ -1131,7 +1157,9 @@ class _Step:
             return None
         recent = () if scene.emergency else _recent(past.evictions, t_s, budget.owner_s)
         barred = frozenset(name for one in recent for name in one.owners)
-        return EvictionOrder(scene.resource.name, signal, scene.emergency, barred, reason)
+        order = EvictionOrder(scene.resource.name, signal, scene.emergency, barred, reason)
+        self._ordered(order)
+        return order
 
     # what comes out
 

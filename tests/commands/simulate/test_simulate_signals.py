@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,19 @@ def test_lasting_harm_is_not_the_boxs_by_the_record_alone():
     assert found.signals[0].bar == 10.0
 
 
+def test_hours_of_others_harm_of_a_second_each_hold_back_almost_nothing():
+    luck = random.Random(7)
+    usual = [2.0 * luck.lognormvariate(0.0, 0.6) for _ in range(2 * 3600)]
+    found = replayed(record([30.0 if luck.random() < 1 / 60 else value for value in usual]))
+    held_s = sum(seconds for rung, seconds in found.rungs_s["cpu"].items() if rung is not OPEN)
+    assert held_s < 0.01 * found.span_s
+    assert SQUEEZED not in path(found)
+
+
 def test_lasting_harm_that_is_supposed_to_be_the_boxs_climbs_the_ladder_and_comes_down():
     found = replayed(record([0.0] * 10 + [40.0] * 200 + [0.0] * 200), guilty="cpu")
     assert path(found) == [TRIED, SQUEEZED, CLOSED, EVICTING, CLOSED, SQUEEZED, OPEN]
-    assert len(found.gone) >= 3
+    assert len(found.gone) == 1, "nothing in the record tells that it has helped"
     assert found.span_s == 409.0
 
 
@@ -133,7 +143,7 @@ def test_command_goes_by_the_numbers_of_the_config(tmp_path, capsys):
     assert main(signals) == 0
     assert "0 pods would have gone" in capsys.readouterr().out
     assert main([*signals, "--config", str(config)]) == 0
-    assert "3 pods would have gone" in capsys.readouterr().out
+    assert "1 pod would have gone" in capsys.readouterr().out
 
 
 def test_command_says_what_is_wrong_with_a_config(tmp_path, capsys):

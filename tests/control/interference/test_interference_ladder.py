@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,7 +60,7 @@ WITHIN_HYSTERESIS = reading(9.0, high=True)
 def stand(rung, resource=CPU, signal=None, held=None, **clocks):
     """A state in which this resource stands there: by an experiment, unless its signal is a stock."""
     signal = signal or f"{resource}_pressure"
-    given = {}
+    given: dict[str, Any] = {}
     if rung in (SQUEEZED, CLOSED, EVICTING):
         given = {"signal": signal, "share": 0.0 if rung is not SQUEEZED else 1.0}
         if not BY_NAME[signal].stock:
@@ -69,7 +70,7 @@ def stand(rung, resource=CPU, signal=None, held=None, **clocks):
 
 def trying(resource=CPU, detector="cpu_pressure", **case):
     """An experiment whose phase of 2 s is 1 s old; the signal was at 40 before."""
-    given = {"before": 40.0, "age_s": 1.0, "long_s": 2.0, "seen": 1, "high": Mean(80.0, 2)}
+    given: dict[str, Any] = {"before": 40.0, "age_s": 1.0, "long_s": 2.0, "seen": 1, "high": Mean(80.0, 2)}
     return replace(stand(TRIED, resource), case=Case(detector, on=resource, **given | case))
 
 
@@ -280,7 +281,7 @@ class Node:
         self.t_s = 0.0
         self.shares: Mapping[str, float] = {}
         self.transitions, self.evictions, self.decisions, self.values = [], [], [], []
-        self.unused, self.rose = frozenset(), frozenset()
+        self.unused, self.rose = frozenset[str](), frozenset[str]()
 
     def value(self):
         by_others = self.others(self.t_s) if self.others else 0.0
@@ -581,7 +582,7 @@ def test_guilty_box_is_probed_more_and_more_rarely_and_harms_for_two_seconds_eac
     node.values.clear()
     node.run(3600)
     probes = sum(value > 10.0 and before <= 10.0 for (_, before), (_, value) in pairwise(node.values))
-    assert 3600 / 100 - 5 < probes <= 3600 / 90
+    assert 36 <= probes <= 42
     assert node.harmed_s() <= 2.0 * probes
     assert node.t_s > begun
     assert node.path()[-1] is SQUEEZED
@@ -631,6 +632,17 @@ def test_lasting_harm_of_the_box_climbs_all_rungs_and_comes_back():
     node.own, node.causes = 0.0, {}
     node.run(100)
     assert node.path()[-1] is OPEN
+
+
+@pytest.mark.parametrize(("helps", "pods"), [(True, 2), (False, 1)])
+def test_no_other_pod_goes_where_the_last_one_did_not_help(helps, pods):
+    node = Node({CPU: 60.0}, own=25.0, detectors=CPU_ALONE)
+    while len(node.evictions) < pods and node.t_s < 600:
+        node.run(0.1)
+        node.own = 25.0 * 0.7 ** len(node.evictions) if helps else 25.0
+    assert len(node.evictions) == pods
+    node.run(300)
+    assert helps or len(node.evictions) == pods
 
 
 def test_nobody_goes_while_all_is_given_back_for_a_test():
@@ -709,11 +721,11 @@ def test_emergency_waits_no_longer_than_others_where_these_wait_less():
 
 
 def test_owner_of_a_pod_that_went_is_barred_for_a_minute():
-    fallen = {"memory_pressure": reading(15.0)}
-    _, state = step(Signals(101.0, fallen, 3), evicting(), BY_NAME, SETTINGS)
+    over, state = {"memory_shortage": OVER}, stand(EVICTING, MEMORY, **BY_SHORTAGE)
+    _, state = step(Signals(101.0, over, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     state = evicted(state, ("job-1", "uid-1"))
     for t_s, barred in ((121.0, {"job-1", "uid-1"}), (162.0, set())):
-        decision, _ = step(Signals(t_s, fallen, 3), state, BY_NAME, SETTINGS)
+        decision, _ = step(Signals(t_s, over, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
         assert decision.eviction.barred == barred
     decision, _ = step(Signals(121.0, SHORTAGE, 3, BOUND_EXCEEDED), state, BY_NAME, SETTINGS)
     assert (decision.eviction.emergency, decision.eviction.barred) == (True, set())
@@ -871,14 +883,14 @@ def assert_calm_leads_to_open(trace, responder):
     for _ in range(1300):
         t_s += 1.0
         decision = responder.tick(t_s, calm, 30)
-        if not decision.shares:
+        if responder.at_rest:
             break
     assert (decision.shares, decision.closed, decision.eviction) == ({}, "", None)
     assert all(one.rung is OPEN for one in responder.ladder.resources.values())
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(traces())
 def test_any_signals_keep_the_invariants(trace):
     """All three of one trace, which is long to play. What is the same after each restart goes on the same."""
