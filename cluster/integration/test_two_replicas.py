@@ -181,8 +181,8 @@ def told(plane, node):
 def test_a_switch_is_in_force_within_seconds_though_nobody_takes_the_log(plane, sides, stderr):
     first = sides[0]
     first.start(stderr)
-    sides[1].start()
     until(first.replica.leads, DURATION_S + 2 * RETRY_S + 30.0)
+    sides[1].start()
     nodes = [put_node(plane, f"quiet-{stderr.count('_end')}-{number}") for number in range(200)]
     label = {"metadata": {"labels": {SWITCH: "off"}}}
     for node in nodes[:150]:  # enough of its lines to fill a pipe
