@@ -7,6 +7,7 @@ from pathlib import Path
 
 from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.webhook.conversion import ConversionSettings
+from criproxy_cluster.webhook.hardening import HardeningSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,6 +43,18 @@ def _parser() -> argparse.ArgumentParser:
         help="tls.crt and tls.key of cert-manager; without it, they are made here",
     )
     _add_preset(run)
+    run.add_argument(
+        "--trusted-namespace",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="its offline pods may be privileged and have the node's namespaces and folders, if the nodes let them",
+    )
+    run.add_argument(
+        "--own-users",
+        action="store_true",
+        help="give offline pods user namespaces of their own (hostUsers: false), where all their nodes can",
+    )
     run.set_defaults(verb=_run)
     return parser
 
@@ -87,7 +100,8 @@ def _plan(chosen: argparse.Namespace) -> int:
 def _run(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.run import RunSettings, main
 
-    conversion = ConversionSettings(names=NAMES[chosen.preset])
+    hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
+    conversion = ConversionSettings(names=NAMES[chosen.preset], hardening=hardening)
     return main(RunSettings(conversion=conversion, port=chosen.port, certificates=chosen.certificates))
 
 

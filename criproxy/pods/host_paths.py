@@ -24,8 +24,9 @@ from msgspec import Struct
 
 from criproxy.cgroup.files import kernel_text, lines_of, unescaped
 from criproxy.concurrency.worker import Worker
-from criproxy.hooks.hardening import Hardening, refused_path, related
+from criproxy.hooks.hardening import BY, Hardening
 from criproxy.model import AdmissionError
+from criproxy.vocabulary.unboundable import host_path, related
 
 _TIMEOUT_S: Final = 10.0
 
@@ -38,7 +39,7 @@ _KERNELS_OWN: Final = frozenset(
 """File systems that are the kernel's settings and devices, wherever they are mounted."""
 
 
-class Mount(Struct, frozen=True):
+class MountPoint(Struct, frozen=True):
     """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`."""
 
     device: str
@@ -47,21 +48,21 @@ class Mount(Struct, frozen=True):
     kind: str
 
 
-def parse_mount_table(mountinfo: str) -> tuple[Mount, ...]:
+def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
     """In the kernel's order. A line of another form is skipped."""
     found = []
     for line in lines_of(mountinfo):
         mount, _, filesystem = line.partition(" - ")
         match mount.split(" "), filesystem.split(" "):
             case [_, _, device, root, point, *_], [kind, *_] if kind:
-                found.append(Mount(device, unescaped(root), unescaped(point), kind))
+                found.append(MountPoint(device, unescaped(root), unescaped(point), kind))
     return tuple(found)
 
 
 class NodePaths(Struct, frozen=True):
     """What paths lead to; `resolve` follows symbolic links. Pure but for that."""
 
-    mounts: Sequence[Mount]
+    mounts: Sequence[MountPoint]
     resolve: Callable[[str], str]
 
     def refusal(self, path: str, own: str, hardening: Hardening) -> str:
@@ -69,31 +70,31 @@ class NodePaths(Struct, frozen=True):
         resolved = self.resolve(path)
         mine = _is_in(path, own)
         if not mine and (listed := self._named(resolved, hardening)):
-            return refused_path(path, listed)
+            return host_path(path, listed, BY)
         source = self._source(resolved)
         for kind in (source.kind, *(one.kind for one in self.mounts if _is_in(one.point, resolved))):
             if kind in _KERNELS_OWN:
-                return refused_path(path, f"a file system of the kernel's, {kind}")
+                return host_path(path, f"a file system of the kernel's, {kind}", BY)
         home = self._source(self.resolve(own))
         if source.device == home.device and _is_in(source.root, home.root):
             return ""
         for listed in hardening.refuse_host_paths:
             there = self._source(self.resolve(listed))
             if there.device == source.device and related(there.root, source.root):
-                return refused_path(path, listed)
+                return host_path(path, listed, BY)
         return ""
 
     def _named(self, resolved: str, hardening: Hardening) -> str:
         return next((one for one in hardening.refuse_host_paths if related(resolved, self.resolve(one))), "")
 
-    def _source(self, path: str) -> Mount:
+    def _source(self, path: str) -> MountPoint:
         """The mount that a path is on; its `root` is the path's own on the device."""
         over = [one for one in self.mounts if path == one.point or _is_in(path, one.point)]
         if not over:
-            return Mount("", path, path, "")
+            return MountPoint("", path, path, "")
         last = max(enumerate(over), key=lambda one: (len(one[1].point), one[0]))[1]
         rest = path[len(last.point) :].lstrip("/")
-        return Mount(last.device, posixpath.join(last.root, rest) if rest else last.root, path, last.kind)
+        return MountPoint(last.device, posixpath.join(last.root, rest) if rest else last.root, path, last.kind)
 
 
 def _is_in(path: str, folder: str) -> bool:

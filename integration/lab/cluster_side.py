@@ -34,6 +34,10 @@ def leader(plane: ControlPlane) -> str:
     return str(plane.call("GET", LEASE)["spec"].get("holderIdentity", ""))
 
 
+TRUSTED = ("--trusted-namespace", "default", "--trusted-namespace", "batch")
+"""The lab's pods have no network of their own, and offline ones may not have the node's."""
+
+
 class Replica:
     """`criproxy-cluster run` with a certificate of the plane's authority. `process` is there once it was started."""
 
@@ -66,7 +70,7 @@ class Replica:
         kubeconfig = self._folder / "kubeconfig"
         kubeconfig.write_text(json.dumps(config))
         main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
-        command = [sys.executable, "-c", main, "run", "--port", str(self.port)]
+        command = [sys.executable, "-c", main, "run", "--port", str(self.port), *TRUSTED]
         certificates = [] if own_certificate else ["--certificates", str(self._folder)]
         environment = {"KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
         self.process = Process("criproxy-cluster", [*command, *certificates], self.log, environment)
