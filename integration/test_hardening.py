@@ -15,7 +15,7 @@ import pytest
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import ON_THE_HOSTS_NETWORK, Config, Criproxy
+from integration.lab.criproxy import LETS_THE_LAB, Config, Criproxy
 from integration.lab.directory import cgroup_root
 from integration.lab.process import wait_until
 
@@ -33,7 +33,7 @@ def config(**hardening: Any) -> Config:
         "cpu": {"static_cores": 0.5},
         "memory": {"static_bytes": 256 << 20},
         "guard": {"enabled": False},
-        "hardening": {**ON_THE_HOSTS_NETWORK, **hardening},
+        "hardening": {"refuse_host_namespaces": LETS_THE_LAB["refuse_host_namespaces"], **hardening},
     }
 
 

@@ -1,4 +1,4 @@
-"""What is rewritten in an offline pod's requests, a small hook per concern: its place, its resources, its machine, real time."""
+"""What is rewritten in an offline pod's requests, a small hook per concern: place, resources, machine, real time."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Final
@@ -92,7 +92,7 @@ class ResourcesHook(Struct, frozen=True):
 class MachineHook(Struct, frozen=True):
     """Gives a sandbox that starts what its pod asks for in an annotation, where kubelet knows of none.
 
-    Runtimes hand a sandbox's CPU and memory on as annotations alone, by which those of virtual machines size the machine
+    Runtimes hand a sandbox's CPU and memory on as annotations alone, by which those of virtual machines size theirs
     (`io.kubernetes.cri.sandbox-cpu-quota`, `-cpu-period` and `-memory`); no cgroup gets them.
     Source: containerd, pkg/cri/annotations; Kata Containers, static_sandbox_resource_mgmt.
     """

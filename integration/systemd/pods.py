@@ -5,7 +5,7 @@ from pathlib import Path
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import version
 from integration.lab.client import Container, CriClient
-from integration.lab.criproxy import ON_THE_HOSTS_NETWORK, Config
+from integration.lab.criproxy import LETS_THE_LAB, Config
 from integration.lab.process import LabError, wait_until
 
 V1 = version() == 1
@@ -25,7 +25,7 @@ STATIC: Config = {
     "cpu": {"static_cores": CORES},
     "memory": {"static_bytes": BYTES},
     "guard": {"enabled": False},
-    "hardening": ON_THE_HOSTS_NETWORK,
+    "hardening": LETS_THE_LAB,
 }
 
 
