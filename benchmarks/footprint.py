@@ -203,7 +203,7 @@ def run(directories: Mapping[str, Path]) -> tuple[Sequence[Start], Sequence[Memo
     """`directories`: a lab's for each engine. Each has a runtime of its own, which lists its pods."""
     with ExitStack() as ends:
         proxies = {
-            name: NodeCriproxy(directory, ends.enter_context(backend(directory)), name)
+            name: NodeCriproxy(directory, ends.enter_context(backend(directory)).socket, name)
             for name, directory in directories.items()
         }
         print("measuring starts …", file=sys.stderr)

@@ -61,7 +61,7 @@ def _calls_ms(client: Client) -> list[float]:
 def measure(clients: int, rounds: int) -> Cost:
     with ExitStack() as ends:
         directory = ends.enter_context(labs(["observe"]))["observe"]
-        proxy = Criproxy(directory, ends.enter_context(backend(directory)), {"colocation": {"enabled": True}})
+        proxy = Criproxy(directory, ends.enter_context(backend(directory)).socket, {"colocation": {"enabled": True}})
         proxy.start()
         ends.callback(proxy.stop)
         client = ends.enter_context(Client(proxy.socket))

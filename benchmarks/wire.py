@@ -135,7 +135,7 @@ class _Peer:
 
 
 class Client:
-    """One connection, one call at a time; `requests` are made before they are needed, and sent in that order."""
+    """One connection; `requests` are made before they are needed, and sent in that order."""
 
     def __init__(self, path: Path) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -174,7 +174,15 @@ class Client:
 
     def call(self, request: bytes) -> list[bytes]:
         """Send it, and read its answer to the end; returns the answer's header blocks, for `check`."""
-        self._peer.send(request)
+        self.send(request)
+        return self.answers(1)
+
+    def send(self, requests: bytes) -> None:
+        """Of several calls, one behind the other, at once."""
+        self._peer.send(requests)
+
+    def answers(self, count: int) -> list[bytes]:
+        """Read so many answers to their ends; returns their header blocks, as they came."""
         blocks = []
         for kind, flags, _, payload in self._frames:
             if kind == HEADERS:
@@ -182,16 +190,19 @@ class Client:
             elif kind in (RST_STREAM, GOAWAY):
                 raise LabError(f"a frame of type {kind} in the place of an answer")
             if kind in (HEADERS, DATA) and flags & END_STREAM:
-                return blocks
-        raise AssertionError
+                count -= 1
+                if not count:
+                    break
+        return blocks
 
     def check(self, blocks: Sequence[bytes]) -> None:
-        """Each answer, in order, and go on with what it has brought. Raises LabError for one that is not OK."""
+        """All blocks, in order, and go on with what they have brought. Raises LabError for an answer that is not OK."""
         if next(self._alone):
             self._peer.flush()
-        fields = [dict(self._decoder.decode(block, raw=True)) for block in blocks]
-        if fields[-1].get(b"grpc-status") != _OK.encode():
-            raise LabError(f"the call failed: {fields[-1]}")
+        for block in blocks:
+            fields = dict(self._decoder.decode(block, raw=True))
+            if fields.get(b"grpc-status", _OK.encode()) != _OK.encode():
+                raise LabError(f"the call failed: {fields}")
 
 
 class _Served:

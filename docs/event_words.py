@@ -49,7 +49,9 @@ WORDS: Final = {
     "misplaced": "A container that criproxy has placed in the box runs outside it, and so without bounds.",
     "no_longer_misplaced": "A container that ran outside the box is in it now.",
     "placement_unknown": "It can't be told whether this one runs in the box, as with a virtual machine's runtime.",
-    "offline_pod_unbounded": "An offline pod runs outside the box, as it started while it could not be placed there.",
+    "offline_pod_unbounded": "An offline pod runs outside the box, as it started while it could not be placed there. "
+    "One that `was_online` then is not stopped.",
+    "online_pods_not_kept": "Which pods were online when they started is not kept for a restart of criproxy.",
     "driver_not_found": "It can't be told from this pod which cgroup driver kubelet has; another pod may tell.",
     "runtime_overloaded": "What the runtime does for an offline pod costs the node too much, outside the box.",
     "runtime_no_longer_overloaded": "What the runtime does for offline pods is within its bound again.",
@@ -76,8 +78,6 @@ WORDS: Final = {
     "upkeep_failed": "A round of comparing the box with the runtime's pods has failed; the next one tries again.",
     # Limits, the prediction and the guard.
     "sample_discarded": "A reading of the node's usage made no sense; the limits stay as they are.",
-    "tick_failed": "A round of predicting and setting limits has failed; the limits stay as they are.",
-    "tick_recovered": "Rounds of predicting and setting limits succeed again.",
     "predictor_starts_cold": "What a predictor has learned before could not be used: it learns anew.",
     "guard_failed": "A look of the guard has failed; the next one is tried all the same.",
     "guard_pressure": "How the guard is told that online waits for a CPU, or why it is not.",
@@ -88,9 +88,7 @@ WORDS: Final = {
     "memory_within_limit": "That is over: kubelet's eviction is not near on the box's account.",
     # Harm to online, and what is done about it.
     "ladder": "What is done about harm to online has changed, from `old` to `new`; `reason` has the figures.",
-    "interference_not_seen": "The signals of harm to online could not be read; it is tried again.",
     "interference_starts_cold": "What was learned of harm to online before could not be used: it is learned anew.",
-    "squeeze_failed": "A lower limit for harm to online could not be written at once; the next round writes it.",
     "service_check_ignored": "What an online pod asks to have checked can't be read.",
     "disks_bounded": "The box's limits on disks were written.",
     "disk_weight_in_force": "On these disks, the box has the lowest weight.",
@@ -125,6 +123,9 @@ WORDS: Final = {
     "upgrade_given_up": "This new process does not take over, and ends.",
     "upgrade_refused": "An upgrade was asked for while another one was under way.",
     "retired": "The old process of an upgrade ends; `calls_finished` says whether all of its calls have.",
+    "chore_failed": "Something that criproxy goes on without could not be done; its own line says what.",
+    "cleaning_up_failed": "A step of ending, or of beginning again, failed; all other steps are done.",
+    "not_stopped_any_more": "A pod was to go, and stays: a hold-off, a setting or another criproxy came first.",
     "not_relisted": "After an upgrade, the runtime's pods could not be listed; the next listing makes up for it.",
     # Kubernetes.
     "kubernetes_begun": "What criproxy does with Kubernetes has begun, with this kubeconfig.",
@@ -134,6 +135,7 @@ WORDS: Final = {
     "publishing_failed": "What the node lends could not be written to its Node object; it is tried again.",
     "publishing_again": "Writing what the node lends succeeds again.",
     "node_watched": "This node's object is watched again.",
+    "node_unreadable": "What the API server says of this node can't be read; what was last seen of it holds.",
     "node_not_watched": "This node's object can't be watched; it is tried again.",
     "policy_keys_ignored": "`settings` of the cluster's policy are the node's own file's: they have no effect.",
     "policy_taken": "The cluster's policy has changed, and is in force.",

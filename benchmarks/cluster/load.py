@@ -10,10 +10,10 @@ from criproxy.commands.simulate.replay import Plan, predict
 from criproxy.commands.simulate.trace import Trace
 from criproxy.config.settings import Config
 from criproxy.control.policy import PolicyState, decide
-from criproxy.daemon.settings import policy
 from criproxy.kube.extended_resources import Offer, offer
 from criproxy.model import CPU, MEMORY, ResourcePrediction, ResourceSample, Snapshot
 from criproxy.model.modes import Modes
+from criproxy.pods.policy_settings import policy
 
 HOUR_S: Final = 3600.0
 ALPHA_RATIO: Final = 0.05

@@ -169,7 +169,7 @@ class Run:
         """A real one, with its own Node and as many offline pods as a node may have."""
         node = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": DAEMON}}
         self._plane.call("POST", "/api/v1/nodes", node)
-        runtime = self._ends.enter_context(backend(self._directory))
+        runtime = self._ends.enter_context(backend(self._directory)).socket
         daemon = NodeCriproxy(self._directory, runtime, "relay", self._plane.node_kubeconfig(DAEMON))
         daemon.start()
         self._ends.callback(daemon.stop)

@@ -30,12 +30,12 @@ Json = dict[str, Any]
 _PRESETS: Final = frozenset(name for preset in NAMES.values() for name, _, _ in preset.rows)
 
 
-class Meta(Struct):
-    """Source: meta/v1 ObjectMeta. The names are those that the client asks for."""
+class Meta(Struct, rename="camel"):
+    """Source: meta/v1 ObjectMeta."""
 
     name: str = ""
     uid: str = ""
-    resourceVersion: str = ""
+    resource_version: str = ""
     generation: int = 0
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -129,7 +129,7 @@ def view(node: NodeObject) -> NodeView:
         lent |= {intern(name) for name in (table or {}).keys() & names if _some((table or {})[name])}
     return NodeView(
         name=intern(meta.name),  # a label has it, too
-        version=meta.resourceVersion,
+        version=meta.resource_version,
         labels={intern(key): intern(value) for key, value in (meta.labels or {}).items()},
         policy=_interned(annotations.get(POLICY)),
         parts=_interned(annotations.get(POLICIES)),

@@ -11,8 +11,9 @@ def stepped(monkeypatch):
     garbage in all that the tests hold.
     """
     monkeypatch.setattr("criproxy_cluster.controller.controller.settle", lambda: None)
-    for module in ("controller", "leader"):
-        monkeypatch.setattr(f"criproxy_cluster.controller.{module}.time", stepping.SteppedTime())
+    clock = stepping.SteppedTime()
+    for module in ("controller", "follower", "leader"):
+        monkeypatch.setattr(f"criproxy_cluster.controller.{module}.time", clock)
     return stepping.run
 
 
@@ -30,3 +31,11 @@ def kube(request):
 @pytest.fixture
 def log():
     return structlog.wrap_logger(structlog.ReturnLogger())
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A lease of a second."""
+    for name, value in (("DURATION_S", 1.0), ("RETRY_S", 0.1), ("RENEW_WITHIN_S", 0.5), ("REQUEST_S", 0.2)):
+        monkeypatch.setattr(f"criproxy_cluster.controller.lease_law.{name}", value)
+    monkeypatch.setattr("criproxy_cluster.controller.leader.LOOK_S", 0.05)

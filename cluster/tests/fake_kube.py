@@ -45,14 +45,19 @@ class FakeKube:
         self.version, self.oldest = 10, 0
         self.history: list = []
         self.watchers: list = []
-        """(plural, what is called with each line of an event; None ends the answer)"""
+        """(plural, what is called with each line of an event; None ends the answer, in memory an error cuts it)"""
         self.lock = threading.RLock()
         self.faults: list = []
-        """[pattern of "METHOD path", status, how often]"""
+        """[pattern of "METHOD path", status, how often, what is answered: None: an error in words]"""
         self.slow: dict = {}
         """Pattern of a name -> for how many seconds a patch of it lies there before it is done."""
         self.begun: list = []
         """The names that are patched, from when the patch has come."""
+        self.odd: dict = {}
+        """What is sent for some bytes of what would be sent, as what Python's own JSON can't hold."""
+        self.hangs = ""
+        """What has this in its path is never answered, in memory."""
+        self.answers_in_s = ANSWERS_IN_S
         self.page = 500
         self.absent: set = set()
         """Resources that the server does not know: a CRD that was removed."""
@@ -111,8 +116,14 @@ class FakeKube:
         self.begun.append(name)
         return sum(seconds for pattern, seconds in self.slow.items() if re.match(pattern, name))
 
-    def fail(self, pattern, status, times=1):
-        self.faults.append([pattern, status, times])
+    def fail(self, pattern, status, times=1, body=None):
+        self.faults.append([pattern, status, times, body])
+
+    def sent(self, body):
+        data = json.dumps(body, ensure_ascii=False).encode()
+        for usual, odd in self.odd.items():
+            data = data.replace(usual, odd)
+        return data
 
     def tell_watchers(self, event):
         for _, tell in list(self.watchers):
@@ -132,7 +143,7 @@ class FakeKube:
         return body
 
     def _tell(self, plural, event):
-        line = json.dumps(event).encode() + b"\n"
+        line = self.sent(event) + b"\n"
         self.history.append((self.version, plural, line))
         for wanted, tell in list(self.watchers):
             if wanted == plural:
@@ -153,7 +164,7 @@ class FakeKube:
             for fault in self.faults:
                 if fault[2] > 0 and re.search(fault[0], f"{method} {path}"):
                     fault[2] -= 1
-                    return failure(fault[1], "as the test wants it")
+                    return failure(fault[1], "as the test wants it") if fault[3] is None else (fault[1], fault[3])
             if not self.may(verb, resource, name):
                 return failure(403, f"may not {verb} {resource} {name}")
             if plural in self.absent:
@@ -301,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.api.lock:
             kind = self.headers.get("Content-Type", "").partition(";")[0]
             status, body = self.api.answer(self.command, parts.path, query, kind, json.loads(data or b"{}"))
-            data = json.dumps(body).encode()
+            data = self.api.sent(body)
         if "watch" in query and status == 200:
             return self._watch(parts.path, query)
         self.send_response(status)
@@ -348,15 +359,18 @@ class _InMemory(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request):
         api, path, query = self._api, request.url.path, dict(request.url.params)
         data = await request.aread()
+        if api.hangs and api.hangs in path:
+            await asyncio.Event().wait()
         await asyncio.sleep(ANSWERS_IN_S)
         if request.method == "PATCH":
             await asyncio.sleep(api.lies_s(path.rpartition("/")[2]))
         kind = request.headers.get("Content-Type", "").partition(";")[0]
         status, body = api.answer(request.method, path, query, kind, json.loads(data or b"{}"))
+        await asyncio.sleep(api.answers_in_s - ANSWERS_IN_S)
         headers = {"Content-Type": "application/json"}
         if "watch" in query and status == 200:
             return httpx2.Response(status, headers=headers, stream=_Events(api, path, query))
-        return httpx2.Response(status, headers=headers, content=json.dumps(body))
+        return httpx2.Response(status, headers=headers, content=api.sent(body))
 
 
 class _Events(httpx2.AsyncByteStream):
@@ -377,7 +391,10 @@ class _Events(httpx2.AsyncByteStream):
                 return
             if line is None:
                 return
+            if isinstance(line, Exception):
+                raise httpx2.ReadError("cut") from line
             yield line
 
     async def aclose(self):
-        self._api.watchers.remove(self._watcher)
+        if self._watcher in self._api.watchers:
+            self._api.watchers.remove(self._watcher)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import msgspec
 import yaml
 
 from criproxy.config.schema import Setting, settings
@@ -175,7 +176,7 @@ BAD: dict[str, Bad] = {
     },
     **{
         f"{setting.key} of the node's own": Bad(
-            of_setting(setting, setting.default or "x"),
+            of_setting(setting, msgspec.to_builtins(setting.default) or "x"),
             f"spec.settings.{setting.key if setting.section in _SECTIONS else setting.section}",
             _NODE_S,
         )

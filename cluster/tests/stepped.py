@@ -29,7 +29,12 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 class SteppedTime:
-    """What our modules use of `time`, by the running loop."""
+    """What our modules use of `time`, by the running loop. `suspended_s`: so long the machine was, which a clock that
+    only grows while it runs does not have.
+    """
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+    suspended_s = 0.0
 
     def __init__(self):
         self._ahead_s = time.time() - _Jumping.now_s
@@ -37,8 +42,11 @@ class SteppedTime:
     def monotonic(self):
         return asyncio.get_running_loop().time()
 
+    def clock_gettime(self, _):
+        return self.monotonic() + self.suspended_s
+
     def time(self):
-        return self._ahead_s + self.monotonic()
+        return self._ahead_s + self.monotonic() + self.suspended_s
 
 
 def run(scenario):

@@ -7,7 +7,7 @@ from criproxy.hooks import batch
 from criproxy.kube import publisher
 from criproxy.kube.extended_resources import Offer
 from criproxy.kube.objects import Condition, status_patch
-from criproxy.model import Asked
+from criproxy.model import Asked, ContainerKind
 from criproxy_cluster.objects import NodeObject, view
 from criproxy_cluster.vocabulary import names
 from criproxy_cluster.webhook import conversion
@@ -38,7 +38,7 @@ def test_what_the_webhook_records_is_what_the_node_s_hook_reads() -> None:
     }
     found = conversion.converted(pod, conversion.ConversionSettings())
     assert batch.asked_by(found["metadata"]["annotations"]) == {
-        "first": Asked(256, 64 << 20, 250),
+        "first": Asked(256, 64 << 20, 250, ContainerKind.INIT),
         "main": Asked(1536, 2 << 30),
         "side": Asked(),
     }

@@ -103,12 +103,16 @@ class DiskWeights(Struct, frozen=True):
             return ""
 
     def disks(self) -> list[Disk]:
-        """What has no other device beneath it, has a size, and is none of those that are no disks."""
+        """What has no other device beneath it, has a size, and is none of those that are no disks.
+
+        A hidden one (`nvme0c0n1`) is a path to another, which has all that is read and written. Source:
+        drivers/nvme/host/multipath.c; Documentation/ABI/stable/sysfs-block, hidden.
+        """
         found = []
         for directory in sorted(self.sys_block.glob("*")):
             if _NO_DISK.match(directory.name) or any((directory / "slaves").glob("*")):
                 continue
-            if (self._attribute(directory, "size") or "0") == "0":
+            if (self._attribute(directory, "size") or "0") == "0" or self._attribute(directory, "hidden") == "1":
                 continue
             scheduler = self._attribute(directory, "queue/scheduler")
             chosen = _CHOSEN.search(scheduler)

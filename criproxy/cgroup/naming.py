@@ -16,7 +16,7 @@ _QOS_CLASSES: Final = ("besteffort", "burstable")
 _KEPT: Final = 512
 """Paths whose parts are kept: a start of a pod, and each look at it, takes the same few apart again and again."""
 
-_LONGEST: Final = 1024
+LONGEST: Final = 1024
 _LONGEST_UNIT: Final = 255
 # No dot in a pod's name: with one it could end in ".slice", which has another meaning.
 _POD_NAME: Final = re.compile(r"pod[0-9A-Za-z][0-9A-Za-z_-]{0,120}")
@@ -172,8 +172,8 @@ def pod_named(box: str, directory: str) -> str | None:
 
 
 def _check_length(path: str) -> None:
-    if len(path) > _LONGEST:
-        raise ValueError(f"cgroup path {path[:64]!r}… has {len(path)} characters, more than {_LONGEST}")
+    if len(path) > LONGEST:
+        raise ValueError(f"cgroup path {path[:64]!r}… has {len(path)} characters, more than {LONGEST}")
 
 
 def _directories(path: str) -> list[str]:

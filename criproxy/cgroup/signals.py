@@ -77,7 +77,7 @@ class SignalReader:
             self._work.stop()
         online = _understood(lambda: checked_path(parse_box(box).online))
         if isinstance(online, Missing):
-            return SignalReading(online, online, online, online, online, online, online, online)
+            return SignalReading.without(online)
         cpu = self._stall(rows.CPU_PRESSURE, online)
         return SignalReading(
             cpu=cpu,

@@ -3,6 +3,7 @@
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu (topology/thread_siblings_list).
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -13,7 +14,7 @@ from criproxy.cgroup.kernel_files import EFFECTIVE_CPUS
 from criproxy.cgroup.tree import Tree
 from criproxy.cgroup.whole_cores import choose, spared
 from criproxy.model import UNLIMITED, Unlimited
-from criproxy.model.cpulist import Cpus, parse_cpus
+from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 
 SYS_CPU: Final = "/sys/devices/system/cpu"
 
@@ -23,6 +24,19 @@ def root_cpuset(driver: CgroupDriver) -> str | None:
     if driver.version == 0 or not driver.files.has(EFFECTIVE_CPUS, ""):
         return None
     return driver.files.file(EFFECTIVE_CPUS, "")
+
+
+def isolated_cpus(tree: Tree, directory: str = SYS_CPU) -> Cpus:
+    """The CPUs that are kept idle for who pins itself there, of `isolcpus=` and `nohz_full=`, though cpusets have them.
+
+    The kernel balances no load between isolated ones. Those that are not told, or not as a list, are none. Source:
+    Documentation/admin-guide/kernel-parameters.txt; drivers/base/cpu.c, which has "(null)" for no list.
+    """
+    found: Cpus = frozenset()
+    for file in ("isolated", "nohz_full"):
+        with contextlib.suppress(CgroupError, ValueError):
+            found |= parse_cpus(tree.read_often(f"{directory}/{file}"))
+    return found
 
 
 class Topology(Struct):
@@ -51,6 +65,9 @@ class Topology(Struct):
             raise CgroupError(f"{self.directory} does not say which CPUs are one core: {error}") from error
         return tuple(core for core in self._cores if core <= there)
 
+    def isolated(self) -> Cpus:
+        return isolated_cpus(self.tree, self.directory)
+
     def _siblings(self, cpu: int) -> Cpus:
         return parse_cpus(self.tree.read(f"{self.directory}/cpu{cpu}/topology/thread_siblings_list"))
 
@@ -71,17 +88,29 @@ class WholeCores(Struct):
 
         Raises CgroupError.
         """
-        cpus, words = choose(self.topology.cores(), allowed, self.own(), self._held, limit_cores)
+        cores = self.topology.cores()
+        left, without = self._left(frozenset().union(*cores) if allowed is UNLIMITED else allowed)
+        cpus, words = choose(cores, left if without else allowed, self.own(), self._held, limit_cores)
         if cpus is not UNLIMITED:
             self._held = cpus
-        return cpus, words
+        return cpus, words + without
+
+    def _left(self, allowed: Cpus) -> tuple[Cpus, str]:
+        """Without isolated CPUs, unless no others are left; and in words which these are, "": none."""
+        isolated = (self.topology.isolated() & allowed) - self.own()
+        if not isolated or isolated >= allowed:
+            return allowed, ""
+        return allowed - isolated, f"; {format_cpus(isolated)} are isolated (isolcpus, nohz_full), and never the box's"
 
     def spare(self, allowed: Cpus) -> tuple[Cpus, str]:
-        """The CPUs that may be the box's, without siblings of exclusive ones, and in words what these are.
+        """The CPUs that may be the box's, without isolated ones and siblings of exclusive ones, and what these are.
 
         Never raises: what is not known to be a sibling stays the box's, which is to leave the exclusive CPUs at least.
         """
+        left, without = self._left(allowed)
         try:
-            return spared(self.topology.cores(), allowed, self.own(), self.exclusive())
+            cpus, words = spared(self.topology.cores(), left, self.own(), self.exclusive())
         except CgroupError as error:
-            return allowed, f"what kubelet leaves; which of them are siblings of exclusive CPUs is not known: {error}"
+            words = f"what kubelet leaves; which of them are siblings of exclusive CPUs is not known: {error}"
+            return left, words + without
+        return cpus, (words or "what kubelet leaves") + without if without else words

@@ -160,7 +160,7 @@ def _number(status: int, text: str) -> str:
     """
     try:
         answer = msgspec.json.decode(text, type=_Queried)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"status {status}: {error}") from error
     if answer.data is None:
         raise ValueError(f"status {status}: {answer.error[:200] or 'the answer has no data'}")

@@ -144,19 +144,9 @@ def decide(
     """
     decided, states = {}, {}
     for name, law in settings.resources.items():
-        row, sample = RESOURCES[name], snapshot.of.get(name, _UNKNOWN)
-        predicted = prediction.get(name, _UNPREDICTED)
-        facts = _RowFacts(
-            t_s=snapshot.t_s,
-            row=row,
-            capacity=sample.capacity,
-            online=sample.online,
-            predicted=predicted.level,
-            note=predicted.note,
-            guard=guard if row.guarded else None,
-            starting=starting,
-            kept=0.0 if kept is None else kept.get(name, 0.0),
-        )
+        row, predicted = RESOURCES[name], prediction.get(name, _UNPREDICTED)
+        free = 0.0 if kept is None else kept.get(name, 0.0)
+        facts = _facts(row, snapshot, predicted, guard, starting=starting, kept=free)
         limit, reason, states[name] = _resource(facts, state.resources.get(name, _NOTHING_YET), law)
         decided[name] = ResourceDecision(
             limit=row.whole(limit),
@@ -167,6 +157,44 @@ def decide(
         )
     decision = Decision(snapshot.t_s, decided, guard, settings.window, starting)
     return decision, PolicyState(states, decision.limits)
+
+
+def left_by_online(
+    name: str,
+    snapshot: Snapshot,
+    prediction: ResourcePrediction,
+    settings: PolicySettings,
+    *,
+    starting: int = 0,
+    kept: float = 0.0,
+) -> Limit:
+    """What the policy would give of one resource by this prediction, whatever it gave before. Never raises."""
+    row = RESOURCES[name]
+    facts = _facts(row, snapshot, prediction, starting=starting, kept=kept)
+    return row.whole(_resource(facts, _NOTHING_YET, settings.resources[name])[0])
+
+
+def _facts(
+    row: Resource,
+    snapshot: Snapshot,
+    predicted: ResourcePrediction,
+    guard: GuardCeiling | None = None,
+    *,
+    starting: int,
+    kept: float,
+) -> _RowFacts:
+    sample = snapshot.of.get(row.name, _UNKNOWN)
+    return _RowFacts(
+        t_s=snapshot.t_s,
+        row=row,
+        capacity=sample.capacity,
+        online=sample.online,
+        predicted=predicted.level,
+        note=predicted.note,
+        guard=guard if row.guarded else None,
+        starting=starting,
+        kept=kept,
+    )
 
 
 def safe_limits(settings: PolicySettings) -> Limits:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from criproxy.control import statefile
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import Mode
 from criproxy.model.shown import Gauge, Shows
@@ -153,7 +154,8 @@ def _write(file: Path, text: str) -> None:
             return
     new = file.with_suffix(".new")
     try:
-        new.write_text(text, encoding="utf-8")
+        with open(new, "w", encoding="utf-8", opener=statefile.private) as opened:
+            opened.write(text)
         new.rename(file)
     except OSError:
         with contextlib.suppress(OSError):

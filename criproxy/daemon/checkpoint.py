@@ -1,12 +1,19 @@
 """What was learned of online, and where the ladder stands, on disk.
 
 It is written atomically, each minute and when the ladder moves, and read once at the start; nothing of it is fatal.
+
+    {"crc32":"8a1c…", "version":1, "wall_s":…, "boottime_s":…, "predictors":{…}, "interference":…}
+
+The checksum is of all that follows it. A bit that has flipped in a name would be a key that nobody misses, and in a
+number a level that nobody had. A file of a criproxy that wrote none is read without.
 """
 
 import asyncio
 import contextlib
 import errno
 import os
+import re
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,6 +24,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
+from criproxy.control import statefile
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.pods.interference import InterferenceState
@@ -34,9 +42,18 @@ _LADDER: Final = "where the ladder stood, and what was learned of the signals of
 LAST_S: Final = 1.0
 """What the end of the process waits for the last one."""
 
+MOST_BYTES: Final = 16 << 20
+"""Of the file; a real one has some hundred kilobytes."""
+
 MAX_AGE_S: Final = 7 * 86400.0
 WALL_SLACK_S: Final = 60.0
 """Clocks are set while a machine runs; by more than this, a file is from the future or from another boot."""
+
+
+_MOMENTS: Final = frozenset({"t_s", "last_s", "loss_s"})
+"""Keys of states that name a moment (CLOCK_BOOTTIME), and not a time that passes."""
+
+_CRC: Final = re.compile(rb'\{"crc32":"([0-9a-f]{8})",')
 
 
 class Document(Struct, frozen=True):
@@ -79,11 +96,11 @@ class CheckpointFile(Struct):
         """
         ladder = msgspec.Raw(msgspec.json.encode(states.interference))
         document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states.predictors), ladder)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        statefile.make_directory(self.path.parent)
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:
-            file.write(msgspec.json.encode(document))
+        with open(temporary, "xb", opener=statefile.private) as file:
+            file.write(_encode(document))
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -100,18 +117,17 @@ class CheckpointFile(Struct):
     def load(self) -> tuple[Remembered, float]:
         """The states, and what to add to their times to make them ours (0 within one boot); nothing when unusable."""
         try:
-            data = self.path.read_bytes()
+            document = _decode(statefile.read(self.path, MOST_BYTES))
+            age_s = self.clock.wall_s() - document.wall_s
+            if not -WALL_SLACK_S <= age_s <= MAX_AGE_S:
+                raise ValueError(f"it is {age_s:.0f} s old by the wall clock, not within 0 and {MAX_AGE_S:.0f}")
+            _check_moments(document.predictors, document.boottime_s + WALL_SLACK_S)
         except FileNotFoundError:
             return _NOTHING, 0.0
         except OSError as error:
             self.log.warning("checkpoint_unreadable", file=str(self.path), error=str(error), remedy="starting cold")
             return _NOTHING, 0.0
-        try:
-            document = _decode(data)
-            age_s = self.clock.wall_s() - document.wall_s
-            if not -WALL_SLACK_S <= age_s <= MAX_AGE_S:
-                raise ValueError(f"it is {age_s:.0f} s old by the wall clock, not within 0 and {MAX_AGE_S:.0f}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._set_aside(str(error))
             return _NOTHING, 0.0
         since_s = self.clock.boottime_s() - document.boottime_s
@@ -121,8 +137,10 @@ class CheckpointFile(Struct):
 
     def _ladder(self, document: Document) -> InterferenceState | None:
         try:
-            return msgspec.json.decode(document.interference, type=InterferenceState | None)
-        except msgspec.DecodeError as error:
+            found = msgspec.json.decode(document.interference, type=InterferenceState | None)
+            _check_moments(found, document.boottime_s + WALL_SLACK_S)
+            return found
+        except (ValueError, RecursionError) as error:
             self.log.warning("interference_starts_cold", file=str(self.path), lost=_LADDER, error=str(error))
             return None
 
@@ -135,8 +153,29 @@ class CheckpointFile(Struct):
         )
 
 
+def _encode(document: Document) -> bytes:
+    data = msgspec.json.encode(document)
+    return b'{"crc32":"%08x",%b' % (zlib.crc32(data[1:]), data[1:])
+
+
+def _check_moments(states: object, latest_s: float) -> None:
+    """Raises ValueError where states speak of a moment after the one at which they were written."""
+    waiting = [msgspec.to_builtins(states)]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            for key, value in one.items():
+                if key in _MOMENTS and isinstance(value, int | float) and not value <= latest_s:
+                    raise ValueError(f"its {key} is {value:g}, later than the file")
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+
+
 def _decode(data: bytes) -> Document:
-    """Raises ValueError on anything but a document of this version."""
+    """Raises ValueError on anything but a document of this version, whole."""
+    if (found := _CRC.match(data)) and int(found[1], 16) != zlib.crc32(data[found.end() :]):
+        raise ValueError("its checksum is not that of its content")
     version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version")
     if version is None or bytes(version) != str(VERSION).encode():
         raise ValueError(f"its version is {bytes(version).decode() if version else 'missing'}, not {VERSION}")

@@ -29,11 +29,12 @@ from criproxy.clients.link import RuntimeInfo, RuntimeLink
 from criproxy.clients.runtime import PodsRuntime
 from criproxy.clients.services import ServiceAsker
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import Worker
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
+from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
-from criproxy.control.loop import Loop
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon import settings as settings_of
@@ -65,6 +66,7 @@ from criproxy.observe.notify import Notifier, notify_address, watchdog_interval_
 from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
+from criproxy.pods.control_loop import ControlLoop
 from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
@@ -76,6 +78,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
@@ -246,32 +249,29 @@ class Daemon:
             counters=self._metrics,
             log=self._log,
         )
-        self._loop = Loop(
-            self._box,
-            CapacityReader(Path(cpuset) if cpuset else None).read,
-            self._clock,
-            settings_of.loop(settings),
-            observer=self._recorder,
-            log=self._log,
-            guard=self._guard,
-            kept_free=relief.kept_free,
-            on_sample=relief.sampled,
-        )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint)
         self._interference = InterferenceWatch(
             shared,
             self._box,
             _signal_reader(self._clock),
-            self._loop,
-            self._guard,
             relief,
             eviction,
             one_of(parts, ServiceChecks),
             disks,
             self._checkpointer.hurry,
         )
-        self._round = Round([relief, self._interference, disks, *parts], self._clock, self._log)
+        self._loop = ControlLoop(
+            shared,
+            self._box,
+            CapacityReader(Path(cpuset) if cpuset else None).read,
+            Decider(loop_settings(settings), self._log),
+            self._recorder,
+            self._guard,
+            relief,
+            self._interference,
+        )
+        self._round = Round([self._loop, relief, disks, *parts], self._clock, self._log)
         self._round.configure(settings)
 
     def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
@@ -324,9 +324,12 @@ class Daemon:
             shown=(
                 self._hold_offs,
                 self._bypass,
+                self._reload,
                 self._cpu_manager,
                 self._guard,
+                self._interference,
                 *self._round.parts,
+                self._round,
                 self._kubernetes,
                 self._inside,
                 self._outside,
@@ -362,7 +365,8 @@ class Daemon:
             cpu_manager=self._cpu_manager,
             reconciler=self._reconciler,
             holds=self._holds,
-            checkpoint=self._loop.checkpoint,
+            reload=self._reload,
+            remembered=self._remembered,
             active=self._active,
             watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=self._notifier,
@@ -376,7 +380,6 @@ class Daemon:
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
         return (
-            self._loop.run(),
             self._guard.run(),
             self._reconciler.run(),
             self._cpu_manager.run(),
@@ -392,7 +395,6 @@ class Daemon:
         of = settings_of
         self._box.configure(of.box(settings))
         self._placing.configure(of.placing(settings, child_quota=self._child_quota))
-        self._loop.configure(of.loop(settings))
         self._guard.configure(of.guard(settings))
         self._holds.configure(settings.stops_by)
         self._reconciler.configure(of.reconciler(settings))
@@ -420,31 +422,29 @@ class Daemon:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
         if not await self._upgrades.take_over(self._loaded.errors):
             return
-        self._hold_offs.read()  # what the predecessor was told since this one began
-        self._reload.follow_operator()
         await self._restore()
         self._socket.publish()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
-        self._tasks.keep(_settle_soon())
+        self._tasks.attempt("settle", _settle_soon())
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
         """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
-        goes on, but that nothing is given back. A predecessor hands over what its predictors know; where its ladder
-        stands is in the file.
+        goes on, but that nothing is given back. A predecessor hands both over; one of an earlier version leaves the
+        ladder in the file.
         """
         if self._upgrades.learned:
             self._loop.restore(self._upgrades.learned, 0.0)
-        loading = self._tasks.keep(self._checkpointer.load(self._remember, self._wait_for_checkpoint))
+        if self._upgrades.ladder is not None:
+            self._loop.harm.restore(self._upgrades.ladder, 0.0)
+            return
+        load = self._checkpointer.load(self._remember, self._loop.wait_for_checkpoint)
+        loading = self._tasks.attempt("load the checkpoint", load)
         await asyncio.wait((loading,), timeout=_LOAD_S)
 
-    def _wait_for_checkpoint(self, waits: bool) -> None:
-        self._loop.wait_for_checkpoint(waits)
-        self._interference.wait_for_checkpoint(waits)
-
     def _remembered(self) -> Remembered:
-        return Remembered(self._loop.checkpoint(), self._interference.checkpoint())
+        return Remembered(self._loop.predictors(), self._interference.checkpoint())
 
     def _remember(self, remembered: Remembered, shift_s: float) -> None:
         if not self._upgrades.learned:
@@ -453,22 +453,30 @@ class Daemon:
             self._interference.restore(remembered.interference, shift_s)
 
     async def _end(self) -> None:
-        await self._upgrades.end()
-        await self._engine.stop(_GRACE_S)
+        await done_all(
+            self._log,
+            ("hand over, or say that this ends", self._upgrades.end),
+            ("stop the engine", partial(self._engine.stop, _GRACE_S)),
+            ("end the tasks", self._tasks.cancel),
+            ("end the parts", self._cease),
+            ("close the link to the runtime", self._link.close),
+            ("close the box", self._box.close),
+            ("close the CPU manager", self._cpu_manager.close),
+            ("close the reader of processes", self._proc_cgroups.close),
+            ("close the reader of paths", self._host_paths.close),
+            ("close the parts", self._round.close),
+            ("close the thread for looks", self._looks.close),
+            ("close the thread for files", self._disk_reader.close),
+            ("close the thread for the config", self._reload.close),
+            ("release the sockets", self._active.release_sockets),
+        )
+
+    async def _cease(self) -> None:
+        """What they know last is saved, if they worked here until now."""
         worked = self._active.goes_on
-        await self._tasks.cancel()
         await self._active.cease()
         if worked:
             await self._checkpointer.save_last(self._remembered)
-        await self._link.close()
-        self._box.close()
-        self._cpu_manager.close()
-        self._proc_cgroups.close()
-        self._host_paths.close()
-        self._round.close()
-        self._looks.close()
-        self._disk_reader.close()
-        self._active.release_sockets()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -486,7 +494,7 @@ class Daemon:
         else:
             await self._reconciler.connected()
         self._upgrades.listed.set()
-        self._tasks.keep(self._kubelets_driver.find())
+        self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
 
 
 class _PodsOfDaemon(PodObserver, Struct):

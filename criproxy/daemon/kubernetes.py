@@ -139,7 +139,6 @@ class KubernetesPart(Shows):
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
-        self._remembered = remembered(config) if self._enabled else ()
 
     # --- settings ---------------------------------------------------------------------------------------------------
 
@@ -160,14 +159,25 @@ class KubernetesPart(Shows):
         """The config with the cluster's policy above it. Blocks; for any thread."""
         if not self._enabled:
             return load(file)
-        return self._own.load(self._side.follower.in_force.overrides if self._side is not None else self._remembered)
+        return self._own.load(
+            self._side.follower.in_force.overrides if self._side is not None else remembered(self._config)
+        )
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
     async def run(self, offering: Offering) -> None:
-        """Until cancelled; does nothing where Kubernetes is not switched on."""
+        """Until cancelled; where Kubernetes is not switched on, there is nothing to do."""
         self._offering = offering
-        while self._enabled:
+        if not self._enabled:
+            await asyncio.Event().wait()
+        try:
+            await self._work_on()
+        finally:
+            for one in self._evictions.values():  # whoever works here next decides anew
+                one.cancel()
+
+    async def _work_on(self) -> None:
+        while True:
             await self._clock.sleep(_BEGIN_S, slack_s=1.0)
             try:
                 await self._work()
@@ -253,7 +263,15 @@ class KubernetesPart(Shows):
             pod.metadata.uid: KnownPod(pod.spec.priority, pod.controller.uid if pod.controller else "") for pod in pods
         }
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self,
+        pod: PodRef,
+        why: str,
+        *,
+        within_s: float,
+        grace_s: int | None = None,
+        still: Callable[[], bool] = lambda: True,
+    ) -> float | None:
         """See `criproxy.pods.stopping.Evicts`."""
         if self._side is None:
             return None
@@ -261,7 +279,7 @@ class KubernetesPart(Shows):
 
         under_way = self._evictions.get(pod.uid)
         if under_way is None:
-            work = self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s)
+            work = self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s, still=still)
             self._evictions[pod.uid] = under_way = asyncio.create_task(work)
             under_way.add_done_callback(lambda ended: self._eviction_ended(pod.uid, ended))
         # Whoever waits no longer stops the pod, whose controller is to learn all the same where not to place the next.
@@ -271,7 +289,7 @@ class KubernetesPart(Shows):
         made = under_way.result()
         if made.outcome is Outcome.BUDGET:
             raise BudgetError(made.message or made.outcome.value)
-        if made.outcome is Outcome.REFUSED:
+        if made.outcome in (Outcome.REFUSED, Outcome.WITHDRAWN):
             raise RefusedError(made.message or made.outcome.value)
         return made.grace_s + _KUBELETS_OWN_S if made.outcome is Outcome.EVICTED else None
 
@@ -301,6 +319,7 @@ class KubernetesPart(Shows):
         side = self._side
         published, policy = side.publisher.status(), side.follower.status()
         problems = (
+            self._trouble,
             (side.watch.trouble and f"the Node is not watched: {side.watch.trouble}"),
             (published.trouble and f"nothing can be published: {published.trouble}"),
             policy.trouble,

@@ -3,11 +3,13 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 from msgspec import Struct, field
 
+from criproxy.concurrency.closing import STRAY
 from criproxy.concurrency.worker import Worker
 from criproxy.observe.listener import Listener, Serve
 from criproxy.observe.notify import Notifier
@@ -30,6 +32,10 @@ async def run_apart(name: str, job: Callable[[], T]) -> T:
         worker.close()
 
 
+class PartEndedError(Exception):
+    """A part of the daemon has ended that was to go on; the message says how."""
+
+
 class Tasks(Struct):
     """`stop` is set when all is to end. `failure`: what a part has failed of, None: all is well."""
 
@@ -38,11 +44,17 @@ class Tasks(Struct):
     failure: BaseException | None = None
     _kept: list[asyncio.Task[None]] = []
 
-    def spawn(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A part that fails ends the daemon: better to be started anew than to go on without it."""
+    def spawn(self, part: Coroutine[Any, Any, None], *, goes_on: bool = False) -> asyncio.Task[None]:
+        """A part that fails ends the daemon: better to be started anew than to go on without it. `goes_on`: it has
+        failed, too, when it ends without a cancel.
+        """
         task = asyncio.create_task(part)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, goes_on=goes_on))
         return task
+
+    def attempt(self, what: str, chore: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+        """Until its end or `cancel`, for what the daemon goes on without: its failure is logged."""
+        return self.keep(self._attempted(what, chore))
 
     def keep(self, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """As `spawn`, for a part that goes on until its end or `cancel`."""
@@ -60,13 +72,25 @@ class Tasks(Struct):
         await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-                error = error.exceptions[0]
-            self.log.error("part_failed", error=str(error) or type(error).__name__, exc_info=error)
-            self.failure = self.failure or error
-            self.stop.set()
+    async def _attempted(self, what: str, chore: Coroutine[Any, Any, object]) -> None:
+        try:
+            await chore
+        except Exception as error:
+            self.log.warning("chore_failed", chore=what, error=str(error) or type(error).__name__, exc_info=error)
+
+    def _ended(self, task: asyncio.Task[None], *, goes_on: bool) -> None:
+        error: BaseException | None = None
+        if not task.cancelled():
+            error = task.exception() or (PartEndedError("it has ended, and was to go on") if goes_on else None)
+        elif not task.cancelling():
+            error = PartEndedError(STRAY)
+        if error is None:
+            return
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        self.log.error("part_failed", error=str(error) or type(error).__name__, exc_info=error)
+        self.failure = self.failure or error
+        self.stop.set()
 
 
 async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
@@ -125,7 +149,7 @@ class ActiveParts(Struct):
         return bool(self._running)
 
     def begin(self) -> None:
-        self._running = [self.tasks.spawn(part) for part in self.parts()]
+        self._running = [self.tasks.spawn(part, goes_on=True) for part in self.parts()]
         for listener, serve in self.listeners.items():
             listener.open(serve)
 

@@ -5,6 +5,7 @@ from typing import Final
 from criproxy.control.guard import CpuGuard
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.kubernetes import KubernetesPart
+from criproxy.daemon.round import Round
 from criproxy.model.shown import Shows
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_pinning import CpuPinning
@@ -34,5 +35,13 @@ PARTS: Final[tuple[type[Part], ...]] = (
     KernelTablesWatch,
 )
 
-OTHERS: Final[tuple[type[Shows], ...]] = (HoldOffs, Bypass, CpuGuard, MemoryRelief, InterferenceWatch, KubernetesPart)
+OTHERS: Final[tuple[type[Shows], ...]] = (
+    HoldOffs,
+    Bypass,
+    CpuGuard,
+    MemoryRelief,
+    InterferenceWatch,
+    Round,
+    KubernetesPart,
+)
 """What else shows itself. The daemon makes these by hand: others have them for ports, or they take no looks."""

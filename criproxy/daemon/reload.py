@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,11 +11,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.settings import Timetable
 from criproxy.fronts.socket import ListenSocket, SocketError
+from criproxy.model.shown import Shows
 from criproxy.observe import log as logs
 from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
@@ -33,8 +35,13 @@ schedule is asked again and again, not once at its next change, as the wall cloc
 _AT_REST_AFTER_S: Final = 0.25
 """A changed file is read when it is still the same after this."""
 
+_READ_S: Final = 10.0
+
+_AT_ONCE_S: Final = 2.0
+"""How long a hand-over waits for the files: nobody bounds the box meanwhile."""
+
 _AGAIN_S: Final = 5.0
-"""When the machine has no more threads."""
+"""When a disk does not answer."""
 
 
 class FileWatch:
@@ -79,7 +86,7 @@ class FileWatch:
         return found
 
 
-class Reload(Struct):
+class Reload(Shows, Struct):
     """`settings` are what holds, here at the start; `apply` configures the parts whenever something else holds.
 
     `asked` is to be set when the file is to be read at once, changed or not. `load` reads it, and may set other
@@ -100,6 +107,8 @@ class Reload(Struct):
     hold_offs: HoldOffs
     load: Callable[[Path], Loaded] = load
     asked: asyncio.Event = field(default_factory=asyncio.Event)
+    files: Worker = field(default_factory=lambda: Worker("config-files", _READ_S))
+    """A disk with the config on it may hang, and must not keep any call."""
     _first_config: Config = Config()
 
     def __post_init__(self) -> None:
@@ -122,10 +131,9 @@ class Reload(Struct):
         while True:
             await self.asked.wait()
             self.asked.clear()
-            self.watch.read()
             try:
-                loaded = await run_apart("config", lambda: self.load(self.watch.file))
-            except RuntimeError as error:
+                loaded = await self.files.run(f"read {self.watch.file}", self._read)
+            except StuckError as error:
                 self.log.warning("config_not_read", error=str(error), consequence="tried again")
                 self.asked.set()
                 await self.clock.sleep(_AGAIN_S)
@@ -136,6 +144,30 @@ class Reload(Struct):
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
                 await run_apart("bypass", self._tell_switch)
+
+    async def read_again(self) -> None:
+        """Have the parts go by what the files say now, before any of them acts: they were read when this process began,
+        and another one has followed them since, and has obeyed its operator.
+
+        Raises OSError when a disk does not answer, and ValueError when the config has errors by now: then the other
+        process, which knows what holds, is to go on.
+        """
+
+        def read() -> Loaded:
+            self.hold_offs.read()
+            return self._read()
+
+        try:
+            async with asyncio.timeout(_AT_ONCE_S):
+                loaded = await self.files.run("read the files again", read)
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.watch.file} can't be read within {_AT_ONCE_S:g} s") from error
+        if loaded.errors:
+            raise ValueError(f"the config has errors: {'; '.join(map(str, loaded.errors))}")
+        self._hold(loaded.config)
+        self._tell_config(loaded)
+        self._tell_stage()
+        self.follow_operator()
 
     async def look_around(self) -> None:
         """Follow the schedule and the operator, and reload when the file has changed.
@@ -149,8 +181,21 @@ class Reload(Struct):
                 await self.clock.sleep(_AT_REST_AFTER_S)
             else:
                 await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
-            if self.watch.changed():
-                self.asked.set()
+            with contextlib.suppress(StuckError):  # the disk hangs, which `problems` says
+                if await self.files.run(f"look at {self.watch.file}", self.watch.changed):
+                    self.asked.set()
+
+    def _read(self) -> Loaded:
+        """Blocks."""
+        self.watch.read()
+        return self.load(self.watch.file)
+
+    def problems(self) -> Iterator[str]:
+        if self.files.stuck:
+            yield f"{self.watch.file} can't be read, as its disk does not answer: what was read last holds"
+
+    def close(self) -> None:
+        self.files.close()
 
     def _follow_schedule(self) -> None:
         self._leave_bypass()
@@ -188,14 +233,17 @@ class Reload(Struct):
         self.notifier.reloading()
         config = loaded.instead if loaded.errors else loaded.config
         if config is not None:
-            self.timetable = Timetable(config)
-            stage = self.timetable.stage(self.clock.wall_s())
-            self._take(replace(self.settings, config=config, stage=stage, pass_through=False))
-            logs.configure(config.observe.log_level)
+            self._hold(config)
         self.metrics.count("config_reload_failures" if loaded.errors else "config_reloads")
         self._tell_config(loaded)
         self._tell_stage()
         self.notifier.ready(self.recorder.headline())
+
+    def _hold(self, config: Config) -> None:
+        self.timetable = Timetable(config)
+        stage = self.timetable.stage(self.clock.wall_s())
+        self._take(replace(self.settings, config=config, stage=stage, pass_through=False))
+        logs.configure(config.observe.log_level)
 
     def _take(self, settings: NodeSettings) -> None:
         self.settings = settings

@@ -5,15 +5,16 @@ A part's look keeps no other part's from being taken. What falls into one second
 """
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.closing import STRAY, done_all, is_cancelled
+from criproxy.model.shown import Gauge, Shows
 from criproxy.pods.part import NodeSettings, Part
 
 P = TypeVar("P", bound=Part)
@@ -24,12 +25,47 @@ def one_of(parts: Sequence[Part], kind: type[P]) -> P:
     return next(part for part in parts if isinstance(part, kind))
 
 
-class Round(Struct, frozen=True):
+LATE_S: Final = 60.0
+"""A look that takes longer than this, beyond the part's pause, is a problem: what it waits for may never come."""
+
+
+class Round(Shows, Struct, frozen=True):
     """See the module."""
+
+    GAUGES = (
+        Gauge("part_failing", "Whether a part's last look failed, or is late", lambda one: one.failing(), "part"),
+        Gauge(
+            "part_look_seconds",
+            "How long a part's look has lasted by now; 0: none is under way",
+            lambda one: one.lasting(),
+            "part",
+        ),
+    )
 
     parts: Sequence[Part]
     clock: Clock
     log: FilteringBoundLogger
+    _began_s: dict[str, float] = {}
+    """When the look began that is under way (CLOCK_MONOTONIC), by the part's name."""
+
+    # --- what it shows ----------------------------------------------------------------------------------------------
+
+    def lasting(self) -> Mapping[str, float]:
+        now_s, began_s = self.clock.monotonic_s(), dict(self._began_s)
+        return {part.NAME: now_s - began_s.get(part.NAME, now_s) for part in self.parts}
+
+    def failing(self) -> Mapping[str, float]:
+        late = self._late()
+        return {part.NAME: float(bool(part.failure) or part.NAME in late) for part in self.parts}
+
+    def problems(self) -> Iterator[str]:
+        for name, seconds in self._late().items():
+            yield f"{name} has waited for {seconds:.0f} s for an answer, and goes on when it comes"
+
+    def _late(self) -> Mapping[str, float]:
+        return {name: seconds for name, seconds in self.lasting().items() if seconds > LATE_S}
+
+    # --- its life ---------------------------------------------------------------------------------------------------
 
     def configure(self, now: NodeSettings) -> None:
         for part in self.parts:
@@ -42,14 +78,10 @@ class Round(Struct, frozen=True):
                 for part in self.parts:
                     looks.create_task(self._look_on(part))
         finally:
-            for part in self.parts:
-                with contextlib.suppress(Exception):  # one that fails keeps no other from it
-                    part.cease()
+            await done_all(self.log, *((f"cease {part.NAME}", part.cease) for part in self.parts))
 
-    def close(self) -> None:
-        for part in self.parts:
-            with contextlib.suppress(Exception):
-                part.close()
+    async def close(self) -> None:
+        await done_all(self.log, *((f"close {part.NAME}", part.close) for part in self.parts))
 
     async def _look_on(self, part: Part) -> None:
         await self.clock.sleep(part.FIRST_S, part.SLACK_S if part.FIRST_S else 0.0)
@@ -58,15 +90,25 @@ class Round(Struct, frozen=True):
             await self.clock.sleep(part.pause_s, part.SLACK_S, wake=part.wake)
 
     async def look(self, part: Part) -> None:
-        """One look. Never raises."""
+        """One look. Raises nothing but a cancel of ours."""
+        self._began_s[part.NAME] = self.clock.monotonic_s()
         try:
             await part.look()
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self._failed(part, STRAY, error)
         except Exception as error:
-            before, part.failure = part.failure, str(error) or type(error).__name__
-            if part.failure != before:
-                trace = None if isinstance(error, OSError | CgroupError) else error
-                self.log.warning("look_failed", part=part.NAME, error=part.failure, exc_info=trace)
+            trace = None if isinstance(error, OSError | CgroupError) else error
+            self._failed(part, str(error) or type(error).__name__, trace)
         else:
             if part.failure:
                 self.log.info("look_succeeded", part=part.NAME, after=part.failure)
             part.failure = ""
+        finally:
+            self._began_s.pop(part.NAME, None)
+
+    def _failed(self, part: Part, failure: str, trace: BaseException | None) -> None:
+        before, part.failure = part.failure, failure
+        if failure != before:
+            self.log.warning("look_failed", part=part.NAME, error=failure, exc_info=trace)

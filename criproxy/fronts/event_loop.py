@@ -65,11 +65,15 @@ class EventLoop(asyncio.SelectorEventLoop):
         the kernel's timer is periodic then; after a late call, one that would follow within half that time is left out.
         The timer goes with the context.
         """
-        if self.waits.timer is None:
+        try:
+            timer = None if self.waits.timer is None else Timerfd()
+        except OSError:  # no descriptor is free for a moment
+            timer = None
+        if timer is None:
             with asyncio_timer(self, call) as call_in:
                 yield call_in
             return
-        timer, called_s = Timerfd(), -math.inf
+        called_s = -math.inf
 
         def expired() -> bool:
             nonlocal called_s

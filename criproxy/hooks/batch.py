@@ -6,7 +6,8 @@ kubelet passes on; criproxy's own (criproxy-cluster) in the quantities that the 
 that the scheduler counts:
 
     colocation.criproxy.io/resources:
-      {"containers": {"main": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}}}
+      {"containers": {"main": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}},
+       "initContainers": {"fetch": {"requests": {"cpu": "1"}}, "log": {"restartPolicy": "Always"}}}
 
     node.koordinator.sh/extended-resource-spec:
       {"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"},
@@ -17,32 +18,32 @@ of memory become memory limits. Both are given to the cgroups of the pod and of 
 never to the runtime: kubelet takes what the runtime reports of a container for what the pod requests, and what is lent
 would count as the node's own. A limit of CPU becomes no quota, as what online leaves is there to be used: it says on
 how many CPUs the pod stays (`control.cpu_pins`). What kubelet sets itself, for requests and limits of the ordinary
-kind, stays. Of a container that both annotations name, the first holds: it says what the pod asks for by now.
+kind, stays. Where the first is there, the second is not read: the first says of each container what it asks for by now.
+A pod that keeps its requests (`KEEP_REQUESTS`) was promised those and nothing else, and neither is read.
 
-Whoever may create a pod may write anything there. Nothing in it can lift a pod above the box: shares compare siblings
-in it only, and a memory limit only takes away. What makes no sense is ignored, as a whole.
-Source: Koordinator, apis/extension/resource.go and pkg/koordlet/runtimehooks/hooks/batchresource.
+Whoever may create a pod may write anything there, where no webhook writes it. Nothing in it can lift a pod above the
+box: shares compare siblings in it only, are never more than the node's CPUs (`BoxPods`), and a memory limit
+only takes away. What makes no sense is ignored, as a whole.
+Source: Koordinator, apis/extension/resource.go and pkg/koordlet/runtimehooks/hooks/batchresource; KEP-753.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, NO_LIMIT_BYTES, Asked
-from criproxy.vocabulary.names import EXTENDED_SPEC, RESOURCES
+from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, NO_LIMIT_BYTES, Asked, ContainerKind
+from criproxy.vocabulary.names import EXTENDED_SPEC, KEEP_REQUESTS, MOST_CONTAINERS, MOST_RECORDED, RESOURCES
 from criproxy.vocabulary.presets import CORES, NAMES, ExtendedNames
 from criproxy.vocabulary.quantities import parse_quantity
 
-_ANNOTATIONS: Final[Mapping[str, ExtendedNames]] = {
-    EXTENDED_SPEC: NAMES["batch"],
+ANNOTATIONS: Final[Mapping[str, ExtendedNames]] = {
     RESOURCES: ExtendedNames("cpu", "memory", CORES),
+    EXTENDED_SPEC: NAMES["batch"],
 }
-"""Of two that name a container, the later one holds."""
-
-_MOST_CHARACTERS: Final = 64 * 1024
+"""The first that is there holds."""
 
 _Amounts = Mapping[str, str | int | float] | None
 
@@ -50,52 +51,88 @@ _Amounts = Mapping[str, str | int | float] | None
 class _RawSpecOfContainer(Struct, frozen=True):
     requests: _Amounts = None
     limits: _Amounts = None
+    restartPolicy: str | None = None
+
+
+_Containers = Mapping[str, _RawSpecOfContainer] | None
 
 
 class _RawExtendedSpec(Struct, frozen=True):
-    containers: Mapping[str, _RawSpecOfContainer] | None = None
+    containers: _Containers = None
+    initContainers: _Containers = None
 
 
 def asked_by(annotations: Mapping[str, str]) -> dict[str, Asked]:
-    """What each container asks for, by its name. Raises ValueError for what makes no sense."""
-    found: dict[str, Asked] = {}
-    for annotation, names in _ANNOTATIONS.items():
-        if (text := annotations.get(annotation)) is None:
-            continue
-        try:
-            if len(text) > _MOST_CHARACTERS:
-                raise ValueError(f"it has {len(text)} characters, more than {_MOST_CHARACTERS}")
-            raw = msgspec.json.decode(text, type=_RawExtendedSpec)
-            found |= {name: _asked(one, names) for name, one in (raw.containers or {}).items()}
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"annotation {annotation}: {error}") from error
-    return found
+    """What each container asks for, by its name; init containers first, in their order.
+
+    Raises ValueError for what makes no sense.
+    """
+    if annotations.get(KEEP_REQUESTS) == "true":
+        return {}
+    for annotation, names in ANNOTATIONS.items():
+        if (text := annotations.get(annotation)) is not None:
+            try:
+                return _read(text, names)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"annotation {annotation}: {error}") from error
+    return {}
+
+
+def _read(text: str, names: ExtendedNames) -> dict[str, Asked]:
+    if len(text) > MOST_RECORDED:
+        raise ValueError(f"it has {len(text)} characters, more than {MOST_RECORDED}")
+    raw = msgspec.json.decode(text, type=_RawExtendedSpec)
+    inits, mains = raw.initContainers or {}, raw.containers or {}
+    if (count := len(inits) + len(mains)) > MOST_CONTAINERS:
+        raise ValueError(f"it has {count} containers, more than {MOST_CONTAINERS}")
+    kinds = {True: ContainerKind.SIDECAR, False: ContainerKind.INIT}
+    found = {name: _asked(one, names, kinds[one.restartPolicy == "Always"]) for name, one in inits.items()}
+    return found | {name: _asked(one, names, ContainerKind.MAIN) for name, one in mains.items()}
 
 
 def of_pod(containers: Mapping[str, Asked]) -> Asked:
-    """What the pod asks for as a whole: the sums; one container without a limit, and the pod has none.
+    """What the pod asks for as a whole; one container without a limit, and the pod has none.
 
-    One without shares has the lowest, as kubelet would give it.
+    It is the most that any moment of its life asks for: containers and sidecars together, or an init container with the
+    sidecars that start before it. One without shares has the lowest, as kubelet would give it. Source: KEP-753.
     """
     if not containers:
         return Asked()
-    memory = [one.memory_bytes for one in containers.values()]
-    millicores = [one.cpu_limit_millicores for one in containers.values()]
+    asked = tuple(containers.values())
     return Asked(
-        min(HIGHEST_SHARES, sum(one.cpu_shares or LOWEST_SHARES for one in containers.values())),
-        sum(memory) if all(memory) else 0,
-        sum(millicores) if all(millicores) else 0,
+        min(HIGHEST_SHARES, _most([(one.cpu_shares or LOWEST_SHARES, one.kind) for one in asked])),
+        _most_limit([(one.memory_bytes, one.kind) for one in asked]),
+        _most_limit([(one.cpu_limit_millicores, one.kind) for one in asked]),
     )
 
 
-def _asked(raw: _RawSpecOfContainer, names: ExtendedNames) -> Asked:
+def once_initialized(containers: Mapping[str, Asked]) -> Asked:
+    """As `of_pod`, once its init containers have ended."""
+    return of_pod({name: one for name, one in containers.items() if one.kind is not ContainerKind.INIT})
+
+
+def _most(amounts: Collection[tuple[int, ContainerKind]]) -> int:
+    together = most = 0
+    for amount, kind in amounts:
+        if kind is ContainerKind.INIT:
+            most = max(most, together + amount)
+        else:
+            together += amount
+    return max(most, together)
+
+
+def _most_limit(limits: Collection[tuple[int, ContainerKind]]) -> int:
+    return _most(limits) if all(limit for limit, _ in limits) else 0
+
+
+def _asked(raw: _RawSpecOfContainer, names: ExtendedNames, kind: ContainerKind) -> Asked:
     times = 1000 // names.per_core
     millicores = _amount(raw.requests, names.cpu, times)
     shares = min(HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0
     memory_bytes = _amount(raw.limits, names.memory)
     if memory_bytes >= NO_LIMIT_BYTES:
         memory_bytes = 0
-    return Asked(shares, memory_bytes, _amount(raw.limits, names.cpu, times))
+    return Asked(shares, memory_bytes, _amount(raw.limits, names.cpu, times), kind)
 
 
 def _amount(amounts: _Amounts, name: str, times: int = 1) -> int:

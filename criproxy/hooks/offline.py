@@ -1,4 +1,8 @@
-"""Which pods are offline, and in words why."""
+"""Which pods are offline, and in words why.
+
+A pod that the cluster's webhook has converted is offline by the record that the webhook leaves on it, too: such a pod
+asks for what nodes lend, and whoever takes its mark away before it starts must not lead it past the box.
+"""
 
 import enum
 from collections.abc import Mapping
@@ -7,12 +11,13 @@ from typing import Final
 from msgspec import Struct, field
 
 from criproxy.model import Pod
+from criproxy.vocabulary.names import RESOURCES
 from criproxy.vocabulary.presets import MARKS, OWN_MARK, Mark
 
 _SHOWN: Final = 80
 """Characters of a pod's own text that a reason repeats."""
 
-_CONFIG_SOURCE: Final = "kubernetes.io/config.source"
+CONFIG_SOURCE: Final = "kubernetes.io/config.source"
 """Set by kubelet on every pod: "api", or how it found a static one ("file", "http")."""
 
 
@@ -73,6 +78,7 @@ def _rule(mark: Mark) -> Rule:
 
 
 DEFAULT_RULE: Final = _rule(OWN_MARK)
+_CONVERTED: Final = Rule(Subject.ANNOTATION, RESOURCES, Test.PRESENT, "")
 PRESETS: Final[Mapping[str, tuple[Rule, ...]]] = {name: tuple(map(_rule, marks)) for name, marks in MARKS.items()}
 
 
@@ -96,12 +102,12 @@ class OfflineRules(Struct, frozen=True):
             for rule in rules:
                 if reason := rule.why(pod):
                     return f"{reason} (preset {name})"
-        return None
+        return _CONVERTED.why(pod)
 
 
 def is_static_system_pod(pod: Pod) -> bool:
     """Whether kubelet took the pod from a file or URL of the node, into kube-system."""
-    return pod.ref.namespace == "kube-system" and pod.annotations.get(_CONFIG_SOURCE, "api") != "api"
+    return pod.ref.namespace == "kube-system" and pod.annotations.get(CONFIG_SOURCE, "api") != "api"
 
 
 def _quoted(text: str) -> str:

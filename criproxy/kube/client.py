@@ -13,8 +13,9 @@ from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.kube.connection import TlsConnection, connected, resolve
 from criproxy.kube.credential import Access, Credential, CredentialError
-from criproxy.kube.http1 import Head, LineReader, ResponseError, ResponseReader
+from criproxy.kube.http1 import Head, ResponseError, ResponseReader
 from criproxy.kube.retry import Meaning, meaning, named_pause_s, pause_s
+from criproxy.vocabulary.watching import SILENCE_S, LineReader
 
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -22,9 +23,6 @@ JSON: Final = "application/json"
 
 MAX_BODY_BYTES: Final = 32 << 20
 """A list of 500 pods has a few MB."""
-
-MAX_LINE_BYTES: Final = 4 << 20
-"""etcd keeps no object of more than 1.5 MiB. Source: etcd, --max-request-bytes."""
 
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
@@ -82,11 +80,11 @@ class Asks(Protocol):
 
 
 class Timeouts(Struct, frozen=True):
-    """Seconds. `silence_s` is how long a watch may say nothing: most servers send a bookmark each minute."""
+    """Seconds. `silence_s` is how long a watch may say nothing."""
 
     connect_s: float = 10.0
     answer_s: float = 30.0
-    silence_s: float = 180.0
+    silence_s: float = SILENCE_S
     files_s: float = 15.0
 
 
@@ -130,7 +128,7 @@ class ApiClient:
         return await self.ask(request)
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
-        """The lines of the answer to a GET as they come, until the server ends it.
+        """The lines of the answer to a GET as they come, until the server ends it. The first is empty: it has begun.
 
         Raises UnreachableError, also when nothing comes for too long, and RejectedError.
         """
@@ -145,12 +143,13 @@ class ApiClient:
 
     async def _lines(self, path: str) -> AsyncGenerator[bytes]:
         async with self._connected() as (connection, access):
-            reader, lines = ResponseReader(), LineReader(MAX_LINE_BYTES)
+            reader, lines = ResponseReader(), LineReader()
             async with asyncio.timeout(self._timeouts.answer_s):
                 await connection.send(_bytes_of(ApiRequest("GET", path), access))
                 data = await _body_begun(connection, reader)
                 if reader.head is not None and reader.head.status != 200:
                     raise RejectedError(await _answer(connection, reader, _MAX_ERROR_BYTES, data))
+            yield b""
             while True:
                 for line in lines.feed(data):
                     yield line

@@ -10,6 +10,7 @@ What the answer means
 | the same, after a try without an answer | EVICTED | that try may have been the one by which it went |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
+| not asked for any more | WITHDRAWN | it stays |
 | other 4xx | REFUSED | the next victim; if none goes, its sandbox may be stopped |
 | none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
 
@@ -35,7 +36,7 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Final
 
@@ -52,10 +53,10 @@ from criproxy.kube.objects import (
     Involved,
     Node,
     ObjectError,
-    PodList,
     decoded,
     eviction,
     path,
+    pods_of,
     pods_path,
     status_of,
 )
@@ -94,6 +95,7 @@ class Outcome(Enum):
     BUDGET = "its disruption budget allows none now"
     REFUSED = "refused"
     UNREACHABLE = "the API server does not answer"
+    WITHDRAWN = "it is not to go any more"
 
 
 class Eviction(Struct, frozen=True):
@@ -231,10 +233,15 @@ class Evictor:
         """What the Node may have a label for."""
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[object]] = set()
-        self._node_seen = False
+        self._own: dict[str, float] = {}
+        """What this process has marked, and when that is over (CLOCK_BOOTTIME): the Node may be seen as it was before
+        that was taken away.
+        """
         self._some = asyncio.Event()
 
-    async def evict_pod(self, pod: PodRef, why: str, *, grace_period_s: int | None = None) -> Eviction:
+    async def evict_pod(
+        self, pod: PodRef, why: str, *, grace_period_s: int | None = None, still: Callable[[], bool] = lambda: True
+    ) -> Eviction:
         """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
         where = path("namespaces", pod.namespace, "pods", pod.name)
         try:
@@ -246,7 +253,7 @@ class Evictor:
             return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
         controller = found.controller if found else None
         victim = EvictionTarget(pod, controller.uid if controller else "", grace_period_s)
-        made = await self.evict(victim, why)
+        made = await self.evict(victim, why, still=still)
         own_s = found.spec.termination_grace_period_seconds if found else None
         grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
         return replace(made, grace_s=float(grace_s))
@@ -254,18 +261,23 @@ class Evictor:
     async def pods(self) -> tuple[BoundPod, ...]:
         """All that are bound to this node; () when the server does not tell. Raises UnreachableError or ObjectError."""
         answer = await self._client.ask(ApiRequest("GET", pods_path(self._node.name)))
-        return decoded(answer.body, PodList).items if answer.meaning is Meaning.DONE else ()
+        return pods_of(answer.body) if answer.meaning is Meaning.DONE else ()
 
-    async def evict(self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0) -> Eviction:
-        """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here."""
+    async def evict(
+        self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0, still: Callable[[], bool] = lambda: True
+    ) -> Eviction:
+        """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here. `still`:
+        whether it is to go, asked before each request that has it go.
+        """
         now_s = self._clock.boottime_s()
         self._evicted = not_over(self._evicted, now_s)
         mark = _key(victim), kept_out_for(keep_out_s, now_s, self._clock.wall_s())
         self._under_way.append(mark)
+        self._own[mark[0]] = mark[1].ends_s
         evicted = False
         try:
             await self._mark()
-            made = await self._evict(victim)
+            made = await self._evict(victim, still)
             evicted = made.outcome is Outcome.EVICTED
         finally:  # also when whoever asked waits no longer
             self._under_way.remove(mark)
@@ -284,11 +296,13 @@ class Evictor:
             self._tell(victim.pod, _EVICTED, f"Evicted by criproxy: {why}")
         return made
 
-    async def _evict(self, victim: EvictionTarget) -> Eviction:
+    async def _evict(self, victim: EvictionTarget, still: Callable[[], bool]) -> Eviction:
         pod, message, unanswered = victim.pod, "", False
         where = path("namespaces", pod.namespace, "pods", pod.name, "eviction")
         for tried in range(1, TRIES + 1):
             named_s = None
+            if not still():
+                return Eviction(pod, Outcome.WITHDRAWN, message)
             try:
                 version = self._version
                 answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
@@ -388,14 +402,23 @@ class Evictor:
         self._evicted = not_over(self._evicted, self._clock.boottime_s() - LATER_S)
 
     def saw(self, node: Node | None) -> None:
-        """What the node has from before, so that entries of an earlier process are kept."""
-        if self._node_seen or node is None:
+        """Take over what other processes of this node have left there: its entries, and labels that no entry is left
+        of. A process before this one may write one late, when this one has been at work for a while.
+        """
+        if node is None:
             return
-        self._node_seen = True
-        found = entries_of(node.annotation(EVICTED) or "{}", self._clock.boottime_s(), self._clock.wall_s())
-        if before := {key: one for key, one in found.items() if key not in self._labelled}:
+        now_s = self._clock.boottime_s()
+        self._own = {key: ends_s for key, ends_s in self._own.items() if ends_s + LATER_S > now_s}
+        known = self._labelled | self._own.keys()
+        found = entries_of(node.annotation(EVICTED) or "{}", now_s, self._clock.wall_s())
+        if before := {key: one for key, one in found.items() if key not in known}:
             if self._written == self._evicted == {}:
                 self._written = before
             self._evicted = {**before, **self._evicted}
             self._labelled |= before.keys()
             self._some.set()  # some of them may be over
+        labels = {one.removeprefix(EVICTED_FROM) for one in node.metadata.labels or {} if one.startswith(EVICTED_FROM)}
+        if left := labels - known - found.keys():
+            self._labelled |= left
+            self._written = None  # which has them taken away, a while from now
+            self._some.set()

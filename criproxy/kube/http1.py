@@ -147,31 +147,6 @@ class ResponseReader:
         return line
 
 
-class LineReader:
-    """Splits what comes into lines, without their ends. Raises ResponseError for one of more than `most_bytes`."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        first, *others = data.split(b"\n")
-        self._hold(first)
-        lines = []
-        for part in others:
-            lines.append(b"".join(self._held))
-            self._held, self._held_bytes = [], 0
-            self._hold(part)
-        return [line for line in lines if line.strip()]
-
-    def _hold(self, part: bytes) -> None:
-        self._held_bytes += len(part)
-        if self._held_bytes > self._most_bytes:
-            raise ResponseError(f"a line of its body has more than {self._most_bytes} bytes")
-        self._held.append(part)
-
-
 def _parsed(head: bytes) -> Head:
     first, *lines = head.split(b"\r\n")
     status = _STATUS_LINE.fullmatch(first)

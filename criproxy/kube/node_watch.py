@@ -1,26 +1,30 @@
-"""One watch on the own Node, for all parts that want to see it. What to do next is `watch_law`'s."""
+"""One watch on the own Node, for all parts that want to see it. What to do next is `watching`'s."""
 
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final, Protocol
+from urllib.parse import urlencode
 
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
-from criproxy.kube import watch_law
 from criproxy.kube.client import ApiAnswer, ApiRequest, Asks, RejectedError, UnreachableError
-from criproxy.kube.objects import Node, ObjectError, status_of
-from criproxy.kube.retry import Meaning
-from criproxy.kube.watch_law import Seen, WatchError, WatchState
+from criproxy.kube.objects import Node, status_of
+from criproxy.kube.retry import Meaning, pause_s
+from criproxy.vocabulary import watching
+from criproxy.vocabulary.watching import Item, Unread, UnreadableError, WatchError, WatchState
 
 _PATH: Final = "/api/v1/nodes?"
+_HOLDS: Final = "what was last seen of it holds"
 
 
 class Watches(Asks, Protocol):
     """Whoever can also keep a watch (`criproxy.kube.client`)."""
 
-    def lines(self, path: str) -> AsyncGenerator[bytes]: ...
+    def lines(self, path: str) -> AsyncGenerator[bytes]:
+        """The lines of an answer as they come, after an empty one when it has begun."""
+        ...
 
 
 class SeesNode(Protocol):
@@ -52,6 +56,8 @@ class NodeWatch:
         self._luck = luck
         self._log = log
         self._state = WatchState()
+        self._unread = Unread()
+        self._began_s: float | None = None
         self.node: Node | None = None
         self.trouble = "it was not seen yet"
 
@@ -62,60 +68,78 @@ class NodeWatch:
 
     async def step(self) -> float:
         """One list, or one watch to its end. Returns the seconds to wait before the next."""
-        luck = self._luck.random()
-        try:
-            if not self._state.version:
-                return await self._list()
-            return await self._watch()
-        except UnreachableError as error:
-            self._state, wait_s = watch_law.failed(self._state, luck)
-            return self._failed(str(error), wait_s)
-        except ObjectError as error:
-            self._state, wait_s = watch_law.failed(WatchState(failures=self._state.failures), luck)
-            return self._failed(str(error), wait_s)
-        except WatchError as error:
-            named_s = float(error.status.details.retry_after_seconds) if error.status.details else None
-            self._state, wait_s = watch_law.refused(self._state, error.status.code, luck, named_s or None)
-            return self._failed(str(error), wait_s)
-        except RejectedError as error:
-            return self._rejected(error.answer, luck)
+        return await (self._watch() if self._state.version else self._list())
 
     async def _list(self) -> float:
-        luck = self._luck.random()
-        answer = await self._client.ask(ApiRequest("GET", _PATH + watch_law.query(self._state, self._name, luck)))
-        if answer.meaning is not Meaning.DONE:
-            return self._rejected(answer, luck)
-        self._state, node = watch_law.listed(self._state, answer.body)
-        self._tell(node)
+        try:
+            answer = await self._client.ask(ApiRequest("GET", self._path()))
+            if answer.meaning is not Meaning.DONE:
+                return self._rejected(answer)
+            page = watching.read_page(answer.body, Node)
+        except (UnreachableError, UnreadableError) as error:
+            self._state = watching.failed(self._state)
+            return self._failed(str(error))
+        for item in page.items:
+            self._hear(item)
+        if not page.items:
+            self._tell(None)
+        self._state = watching.listed(self._state, page.version)
+        if not self._state.failures:  # a list between two broken watches is no recovery
+            self._well()
         return 0.0
 
     async def _watch(self) -> float:
-        luck = self._luck.random()
-        started_s, events = self._clock.boottime_s(), 0
-        path = _PATH + watch_law.query(self._state, self._name, luck)
-        async with aclosing(self._client.lines(path)) as lines:
-            async for line in lines:
-                self._state, seen, node = watch_law.happened(self._state, line)
-                events += 1
-                if seen is not Seen.NOTHING:
-                    self._tell(node)
-                else:
-                    self._well()
-        lasted_s = self._clock.boottime_s() - started_s
-        self._state, wait_s = watch_law.ended(self._state, lasted_s, events, luck)
+        self._began_s = None
+        why, named_s = "the server ends each watch at once", None
+        try:
+            await self._listen()
+        except UnreachableError as error:
+            self._state, why = watching.ended(self._state, self._lasted_s()), str(error)
+        except WatchError as error:
+            self._state, why = watching.refused(self._state, error.code, self._lasted_s()), str(error)
+            named_s = error.named_s
+        except RejectedError as error:
+            return self._rejected(error.answer)
+        else:
+            self._state = watching.ended(self._state, self._lasted_s())
         if self._state.failures:
-            return self._failed("the server ends each watch at once", wait_s)
+            return self._failed(why, named_s)
         self._well()
-        return wait_s
+        return self._luck.random()
 
-    def _rejected(self, answer: ApiAnswer, luck: float) -> float:
-        self._state, wait_s = watch_law.refused(self._state, answer.status, luck, answer.named_pause_s)
-        return self._failed(f"{answer.status} {status_of(answer.body).message}", wait_s)
+    async def _listen(self) -> None:
+        async with aclosing(self._client.lines(self._path())) as lines:
+            async for line in lines:
+                if self._began_s is None:
+                    self._began_s = self._clock.boottime_s()
+                    continue
+                item = watching.read_event(line, Node)
+                self._hear(item)
+                self._state = watching.happened(self._state, item, self._lasted_s())
+                if not item.problem:
+                    self._well()
+
+    def _lasted_s(self) -> float:
+        return 0.0 if self._began_s is None else self._clock.boottime_s() - self._began_s
+
+    def _path(self) -> str:
+        chosen = {"fieldSelector": f"metadata.name={self._name}"}
+        return _PATH + urlencode(chosen | watching.asked(self._state, self._luck.random()))
+
+    def _rejected(self, answer: ApiAnswer) -> float:
+        self._state = watching.refused(self._state, answer.status)
+        return self._failed(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
+
+    def _hear(self, item: Item[Node]) -> None:
+        if self._unread.is_news(item):
+            self._log.warning("node_unreadable", node=self._name, reason=item.problem, consequence=_HOLDS)
+        if item.event == "DELETED":
+            self._tell(None)
+        elif item.value is not None:
+            self._tell(item.value)
 
     def _tell(self, node: Node | None) -> None:
         self.node = node
-        if not self._state.failures:  # a list between two broken watches is no recovery
-            self._well()
         for observer in self._observers:
             observer.saw(node)
 
@@ -124,13 +148,11 @@ class NodeWatch:
             self._log.info("node_watched", node=self._name)
         self.trouble = ""
 
-    def _failed(self, why: str, wait_s: float) -> float:
-        """Logged once for each row of failures; one watch that was cut off is none."""
-        if not self.trouble and self._state.failures < 2:
-            return wait_s
-        if self._state.failures == 2:
-            self._log.warning(
-                "node_not_watched", node=self._name, reason=why, consequence="what was last seen of it holds"
-            )
-        self.trouble = why
-        return wait_s
+    def _failed(self, why: str, named_s: float | None = None) -> float:
+        """Logged once for each row of failures; one watch that was cut off is none. Returns the seconds to wait."""
+        failures = self._state.failures
+        if self.trouble or failures >= 2:
+            if failures == 2:
+                self._log.warning("node_not_watched", node=self._name, reason=why, consequence=_HOLDS)
+            self.trouble = why
+        return pause_s(failures, self._luck.random(), named_s)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from criproxy.model import PodRef
+from criproxy.vocabulary import watching
 from criproxy.vocabulary.quantities import amount, rounded_up
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Meta(Struct, frozen=True, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] | None = None
+    labels: Mapping[str, str] | None = None
     owner_references: tuple[Owner, ...] | None = None
 
 
@@ -75,15 +77,6 @@ class Node(Struct, frozen=True):
 
     def annotation(self, name: str) -> str | None:
         return (self.metadata.annotations or {}).get(name)
-
-
-class ListMeta(Struct, frozen=True, rename="camel"):
-    resource_version: str = ""
-
-
-class NodeList(Struct, frozen=True):
-    metadata: ListMeta = ListMeta()
-    items: tuple[Node, ...] = ()
 
 
 class Needs(Struct, frozen=True):
@@ -133,8 +126,13 @@ class BoundPod(Struct, frozen=True):
         return self.status.phase in ("Succeeded", "Failed")
 
 
-class PodList(Struct, frozen=True):
-    items: tuple[BoundPod, ...] = ()
+def pods_of(body: bytes) -> tuple[BoundPod, ...]:
+    """Those of a list, but for pods that can't be read. Raises ObjectError for what is no list."""
+    try:
+        items = watching.read_page(body, BoundPod).items
+    except watching.UnreadableError as error:
+        raise ObjectError(f"not a list of pods: {error}") from error
+    return tuple(item.value for item in items if item.value is not None)
 
 
 class StatusCause(Struct, frozen=True):
@@ -167,13 +165,6 @@ def status_of(body: bytes) -> ApiStatus:
         return decoded(body, ApiStatus)
     except ObjectError:
         return ApiStatus(message=" ".join(body[:300].decode(errors="replace").split())[:200])
-
-
-class WatchEvent(Struct, frozen=True):
-    """One line of a watch. Source: API concepts, "Efficient detection of changes"."""
-
-    type: str
-    object: msgspec.Raw
 
 
 def allocated(pods: Sequence[BoundPod], names: Sequence[str]) -> dict[str, int]:

@@ -40,11 +40,12 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Override, OwnFiles
+from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
 from criproxy.vocabulary.names import POLICIES, POLICY, POLICY_STATUS
-from criproxy.vocabulary.policy import MAX_POLICY_BYTES, NodePolicy, PolicyReport, merged, split
+from criproxy.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, NodePolicy, PolicyReport, is_deep, merged, split
 
 T = TypeVar("T")
 
@@ -103,9 +104,12 @@ def parsed(text: str) -> NodePolicy:
     if len(text.encode(errors="replace")) > MAX_POLICY_BYTES:
         raise PolicyError(f"it has more than {MAX_POLICY_BYTES} bytes")
     try:
-        return msgspec.json.decode(text, type=NodePolicy)
+        found = msgspec.json.decode(text, type=NodePolicy)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise PolicyError(f"it is no policy: {str(error)[:200]}") from error
+    if is_deep(found.settings):
+        raise PolicyError(f"its settings are nested more than {MOST_DEEP} levels deep")
+    return found
 
 
 def parts_of(text: str, policy: NodePolicy) -> tuple[NodePolicy, ...]:
@@ -157,7 +161,7 @@ class PolicyFile:
 
     def write(self, in_force: InForce) -> None:
         """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        statefile.make_directory(self.path.parent)
         _write(self._parts, in_force.parts)
         _write(self.path, in_force.policy)
 
@@ -169,7 +173,7 @@ def _read(path: Path) -> str:
 
 def _write(path: Path, content: object) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=statefile.private) as file:
         file.write(msgspec.json.encode(content))
         file.flush()
         os.fsync(file.fileno())

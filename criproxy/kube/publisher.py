@@ -30,10 +30,10 @@ from criproxy.kube.objects import (
     Condition,
     Node,
     ObjectError,
-    PodList,
     allocated,
     decoded,
     path,
+    pods_of,
     pods_path,
     status_of,
     status_patch,
@@ -198,8 +198,8 @@ class Publisher:
 
     async def _allocated(self) -> dict[str, int]:
         """What this node's pods were promised, as the API server's cache has it."""
-        pods = decoded(await self._ask(ApiRequest("GET", pods_path(self._node))), PodList)
-        return allocated(pods.items, [resource.name for resource in self._settings.resources])
+        pods = pods_of(await self._ask(ApiRequest("GET", pods_path(self._node))))
+        return allocated(pods, [resource.name for resource in self._settings.resources])
 
     async def _ask(self, request: ApiRequest) -> bytes:
         answer = await self._client.ask(request)

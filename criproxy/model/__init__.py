@@ -75,12 +75,24 @@ HIGHEST_SHARES: Final = 262144
 """Source: Linux, kernel/sched/sched.h, MAX_SHARES."""
 
 
+class ContainerKind(enum.StrEnum):
+    """When a container runs: with the others; before them, alone but for sidecars; or all the time, started before."""
+
+    MAIN = "container"
+    INIT = "init container"
+    SIDECAR = "sidecar"
+
+
 class Asked(Struct, frozen=True):
-    """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing."""
+    """What a container or a pod asks for beside kubelet's knowledge (see `hooks.batch`); 0: nothing.
+
+    `kind` is a container's.
+    """
 
     cpu_shares: int = 0
     memory_bytes: int = 0
     cpu_limit_millicores: int = 0
+    kind: ContainerKind = ContainerKind.MAIN
 
 
 class AdmissionError(Exception):

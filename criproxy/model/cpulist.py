@@ -7,17 +7,20 @@ from typing import Final
 Cpus = frozenset[int]
 
 _PART: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
-_LONGEST: Final = 1 << 16
-"""More CPUs than any kernel has (CONFIG_NR_CPUS is 8,192 at most): a longer range is a mistake, or hostile."""
+_MOST: Final = 8192
+"""CPUs that a kernel can have (CONFIG_NR_CPUS): a list of more parts, or with higher numbers, is a mistake, or hostile.
+"""
 
 
 def parse_cpus(text: str) -> Cpus:
     """The CPUs of a list such as `0-3,8`; an empty one has none. Raises ValueError for anything else."""
     cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
+    left = 2 * _MOST  # of CPUs to add, however often a list names the same
+    for part in filter(None, text.strip().split(",", _MOST)):
         found = _PART.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not first <= last < _LONGEST:
+        left -= last + 1 - first
+        if not first <= last < _MOST or left < 0:
             raise ValueError(f"{text[:80]!r} is not a list of CPUs such as 0-3,8")
         cpus.update(range(first, last + 1))
     return frozenset(cpus)

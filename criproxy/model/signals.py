@@ -5,6 +5,7 @@ for one that begins anew, as its cgroup, thread or disk has. Each `read_s` is CL
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -139,23 +140,33 @@ class WorkReading(Struct, frozen=True):
     of: Mapping[str, Work]
 
 
+NOT_READ: Final = Missing("it was not read")
+
+
 class SignalReading(Struct, frozen=True):
-    """One reading of all signals. `cpu`, `memory` and `io` are pressure of kubepods, which is online's alone.
+    """One reading of all signals; `NOT_READ` stands for what was not. `cpu`, `memory` and `io` are pressure of
+    kubepods, which is online's alone.
 
     `disk_limits` are those that the kernel holds the box to, by the disk's number; None: one that is not criproxy's.
     `own_limits` and `work` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while
     nobody else wants to.
     """
 
-    cpu: Stall | Missing
-    memory: Stall | Missing
-    io: Stall | Missing
-    run_queue: RunQueue | Missing
-    room: MemoryRoom | Missing
-    refaults: Refaults | Missing
-    disks: DiskCounters | Missing
-    pids: PidsRoom | Missing
+    cpu: Stall | Missing = NOT_READ
+    memory: Stall | Missing = NOT_READ
+    io: Stall | Missing = NOT_READ
+    run_queue: RunQueue | Missing = NOT_READ
+    room: MemoryRoom | Missing = NOT_READ
+    refaults: Refaults | Missing = NOT_READ
+    disks: DiskCounters | Missing = NOT_READ
+    pids: PidsRoom | Missing = NOT_READ
     own_limits: OwnLimits | Missing | None = None
     cpu_idle: bool = False
-    disk_limits: Mapping[str, DiskRate | None] | Missing = Missing("it was not asked for")
+    disk_limits: Mapping[str, DiskRate | None] | Missing = NOT_READ
     work: WorkReading | Missing | None = None
+
+    @classmethod
+    def without(cls, why: Missing, **known: Any) -> "SignalReading":
+        """One in which no signal is known but `known`, and why that is so."""
+        unknown = cls.__struct_fields__[: cls.__struct_fields__.index("own_limits")]
+        return cls(**{**dict.fromkeys(unknown, why), **known})

@@ -1,6 +1,7 @@
 """Keeps each offline pod with a CPU limit on as many CPUs; the law is `control.cpu_pins`.
 
-A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say. What the
+A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say of the
+containers that run: of its init containers only until these are over. What the
 kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before this one
 has pinned is pinned anew, or freed. The first look only measures.
 
@@ -9,7 +10,7 @@ cgroup v1 none is pinned beside it: kubelet names the shared pool for each conta
 a CPU that its pod has not. None is, either, while kubelet names CPUs and its file says nothing of it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from criproxy.cgroup.cpu_use import CpuUse, cpu_use
 from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
-from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
+from criproxy.hooks.batch import once_initialized
+from criproxy.model import CPU, UNLIMITED, ContainerKind, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_manager import CpuManager
@@ -54,6 +56,8 @@ class CpuPinning(Part, Struct):
     enabled: bool | None = None
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
+    isolated: Cpus = frozenset()
+    """Of the box's CPUs: no pod is pinned there. As of the last look at what they do."""
     _pins: dict[str, Pin] = {}
     _limits: dict[str, float] = {}
     """In cores, of all pods (paths) that were looked at since `_limits_s`; 0: it has none."""
@@ -88,6 +92,14 @@ class CpuPinning(Part, Struct):
                 await self.box.writes("pin pods", lambda driver, _: pin(driver, wanted))
             self._free = frozenset(ours - self.pinned.keys())
 
+    def section(self) -> Mapping[str, Any]:
+        """The box's CPUs on which no pod is pinned ("2-3"); "": there is none."""
+        return {"isolated_cpus": format_cpus(self.isolated)}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if self.isolated:
+            yield "isolated CPUs", f"{format_cpus(self.isolated)}: no pod is pinned there (isolcpus, nohz_full)"
+
     def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
         """`cpus`: those that the pod stays on ("0-3,8"); "": on all of the box's."""
         return {"cpus": format_cpus(self.pinned.get(sandbox.placement or "", frozenset()))}
@@ -109,7 +121,7 @@ class CpuPinning(Part, Struct):
             self._pins, self._last = {}, None
             return
         idle, used = _rates(self._last, now_s, use)
-        self._last = (now_s, use)
+        self._last, self.isolated = (now_s, use), use.isolated
         if not idle:
             return
         before, cpus = self._pins, use.cpus - self.cpu_manager.of_box.own()
@@ -119,7 +131,11 @@ class CpuPinning(Part, Struct):
             self.shared.counters.count("pods_moved", by=moved)
 
     async def _limits_of(self, pods: Mapping[str, Sandbox], now_s: float) -> dict[str, float]:
-        """The limits in cores, by path, of the pods that have one, and no CPUs of their own."""
+        """The limits in cores, by path, of the pods that have one, and no CPUs of their own.
+
+        A pod whose limit has sunk is pinned anew: what it has beyond it, it has not for want of more.
+        """
+        before = self._limits
         if now_s - self._limits_s >= LIMITS_EVERY_S:
             self._limits, self._limits_s = {}, now_s
         known = {path: limit for path, limit in self._limits.items() if path in pods}
@@ -129,11 +145,21 @@ class CpuPinning(Part, Struct):
                 await self.box.reads("read pods' CPU limits", lambda driver, _: kubelets_limits(driver, unknown)) or {}
             )
             for place in unknown:
-                asked = pods[place.in_box].cpu_limit_millicores / 1000
-                known[place.in_box] = held.get(place.in_box, asked)
+                known[place.in_box] = held.get(place.in_box, self._asked_cores(pods[place.in_box]))
         self._limits = known
+        sunk = {path for path, limit in known.items() if limit < before.get(path, 0.0)}
+        self._pins = {path: pin for path, pin in self._pins.items() if path not in sunk}
         exclusive = self.cpu_manager.of_box.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
+
+    def _asked_cores(self, sandbox: Sandbox) -> float:
+        """What the pod's annotations limit it to: once a container runs, the init containers' limits are over."""
+        asked = sandbox.containers
+        if any(one.kind is ContainerKind.INIT for one in asked.values()):
+            running = (asked.get(one.name) for one in self.shared.inventory.containers_of(sandbox.id))
+            if any(one is not None and one.kind is ContainerKind.MAIN for one in running):
+                return once_initialized(asked).cpu_limit_millicores / 1000
+        return sandbox.cpu_limit_millicores / 1000
 
 
 # --- jobs of the box's threads ----------------------------------------------------------------------------------------

@@ -32,10 +32,10 @@ from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
 from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, fair_shares, owner_of
 from criproxy.control.resources import RESOURCES, bytes_in_words
-from criproxy.model import CPU, MEMORY, UNLIMITED, Pod, PodRef, Sandbox, Unlimited, Usage
+from criproxy.model import CPU, MEMORY, UNLIMITED, Pod, Sandbox, Unlimited, Usage
 from criproxy.pods.runtime import ListedSandbox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import KnownPod, PodStopper
+from criproxy.pods.stopping import KnownPod, Leave, PodStopper
 
 VICTIM_HELD_S: Final = 60.0
 """For so long a pod that was stopped may not start again, so that nothing spins."""
@@ -155,21 +155,26 @@ class PodEviction(Struct):
         if setting not in self.shared.holds.stops_by:  # by now
             return None
         words = _WORDS[order.resource]
-        leaves: list[tuple[str, PodRef, str]] = []
+        leaves: list[tuple[str, Leave]] = []
         for victim in victims:
             one = victim.candidate
             passed = _PASSED if leaves or (kept and one not in kept) else ""
             why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{passed}"
-            leaves.append((sandboxes[one.pod.uid].id, one.pod, why))
+            leave = Leave(one.pod, why, setting, held_off_too=order.emergency and covers(one.pod))
+            leaves.append((sandboxes[one.pod.uid].id, leave))
         within_s = EMERGENCY_S if order.emergency else ACCEPTED_S
         found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
         if found is None and not at_once:
-            self._kept |= {sandbox_id: now_s + VICTIM_HELD_S for sandbox_id, _, _ in leaves}
+            self._kept |= {sandbox_id: now_s + VICTIM_HELD_S for sandbox_id, _ in leaves}
             reason = "disruption budgets keep all offline pods that were asked for"
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
             return None
         at, is_evicted = found or (0, False)
-        sandbox_id, pod, why = leaves[at]
+        sandbox_id, leave = leaves[at]
+        pod, why = leave.pod, leave.why
+        if not is_evicted and not self.stopper.stands(leave):
+            self.shared.log.info("not_stopped_any_more", pod=str(pod), pod_uid=pod.uid, reason=why, setting=setting)
+            return None
         again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
         held = f"online pods were harmed: {order.reason}" if order.signal else order.reason
@@ -179,9 +184,9 @@ class PodEviction(Struct):
         owners = victims[at].candidate.owners
         chosen(owners)
         if order.emergency:
-            await self._kill(sandboxes[pod.uid], why)
+            await self._kill(sandboxes[pod.uid], leave)
         if not is_evicted:
-            await self._stop(sandbox_id, pod, why, at_once=at_once, resource=order.resource)
+            await self._stop(sandbox_id, leave, at_once=at_once, resource=order.resource)
         return owners
 
     def checkpoint(self) -> EvictionState:
@@ -199,15 +204,20 @@ class PodEviction(Struct):
         running = {one.id for one in self.shared.inventory.running_pods}
         return bool((self.stopper.leaving | self._stopping) & self._tried.keys() & running)
 
-    async def _kill(self, sandbox: Sandbox, why: str) -> None:
+    async def _kill(self, sandbox: Sandbox, leave: Leave) -> None:
         """What fails of it is logged: its sandbox is stopped all the same."""
-        self.shared.log.warning("kill", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=why)
+        self.shared.log.warning("kill", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=leave.why)
+
+        def kill(driver: CgroupDriver, _: str) -> None:
+            if self.stopper.stands(leave):  # on the thread: jobs before this one may have taken long
+                driver.kill_pod(sandbox.placement or "")
+
         try:
-            await self.box.reads("kill a pod", lambda driver, _: driver.kill_pod(sandbox.placement or ""))
+            await self.box.reads("kill a pod", kill)
         except (CgroupError, TimeoutError, ValueError) as error:
             self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 
-    async def _stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool, resource: str) -> None:
+    async def _stop(self, sandbox_id: str, leave: Leave, *, at_once: bool, resource: str) -> None:
         """One that the runtime does not stop in time, or not without an error, is counted, and the next may go.
 
         Its processes are gone all the same, killed here or by the runtime, which does that before it takes the network
@@ -216,9 +226,9 @@ class PodEviction(Struct):
         self._stopping.add(sandbox_id)
         try:
             async with asyncio.timeout(STOP_S):
-                await self.stopper.stop(sandbox_id, pod, why, at_once=at_once)
+                await self.stopper.stop(sandbox_id, leave, at_once=at_once)
         except (ConnectionError, TimeoutError, ValueError) as error:
-            reason = f"the runtime has not stopped {pod}: {str(error) or f'no answer within {STOP_S:.0f} s'}"
+            reason = f"the runtime has not stopped {leave.pod}: {str(error) or f'no answer within {STOP_S:.0f} s'}"
             self.shared.log.error("not_relieved", resource=resource, reason=reason)
         finally:
             self._stopping.discard(sandbox_id)

@@ -27,6 +27,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Worker
+from criproxy.control import statefile
 from criproxy.model import PodRef
 from criproxy.model.shown import Gauge, Shows
 from criproxy.pods.words import moment
@@ -38,6 +39,8 @@ MOST_S: Final = 7 * 86400.0
 
 MOST: Final = 100
 """At one time: more is a script that has gone wild."""
+
+MOST_BYTES: Final = 1 << 20
 
 MOST_WORDS: Final = 500
 """Characters of a reason."""
@@ -78,6 +81,7 @@ class HoldOffs(Shows, Struct):
     log: FilteringBoundLogger
     _all: Mapping[str, HoldOff] = {}
     """By uid. Replaced as a whole: the status reads it from its thread."""
+    resting: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what holds -------------------------------------------------------------------------------------------------
@@ -118,19 +122,22 @@ class HoldOffs(Shows, Struct):
     def read(self) -> None:
         """Take up what the file says, as a criproxy before this one has left it. Never raises; blocks on the file."""
         try:
-            data = self.file.read_bytes()
+            found = msgspec.json.decode(statefile.read(self.file, MOST_BYTES), type=list[HoldOff])
         except FileNotFoundError:
             self._all = {}
-            return
-        except OSError as error:
-            self._not_read(str(error))
-            return
-        try:
-            found = msgspec.json.decode(data, type=list[HoldOff])
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             self._not_read(str(error))
         else:
             self._all = {one.uid: one for one in found}
+
+    async def rest(self) -> None:
+        """Until `resume`, another process answers operators. What is under way here is in the file by then."""
+        self.resting = True
+        async with self._turn:
+            pass
+
+    def resume(self) -> None:
+        self.resting = False
 
     async def hold(self, name: str, uid: str, seconds: float, reason: str) -> HoldOff:
         """From now on; one of the same is replaced. Raises ValueError, saying what is wrong, or OSError."""
@@ -170,13 +177,16 @@ class HoldOffs(Shows, Struct):
 
     async def _keep(self, wanted: Mapping[str, HoldOff]) -> None:
         """What can't be written would be forgotten by a restart, so it does not hold."""
+        if self.resting:
+            raise OSError("another criproxy takes over just now: say it again")
         await self.worker.run("write the hold-offs", lambda: self._write(wanted.values()))
         self._all = wanted
 
     def _write(self, wanted: Iterable[HoldOff]) -> None:
         new = self.file.with_name(f"{self.file.name}.new")
         try:
-            new.write_bytes(msgspec.json.encode(list(wanted)))
+            with open(new, "wb", opener=statefile.private) as file:
+                file.write(msgspec.json.encode(list(wanted)))
             new.replace(self.file)
         except OSError:
             with contextlib.suppress(OSError):

@@ -1,92 +1,60 @@
-"""Answers harm to online pods: reads the signals each second, has them judged, and does what the ladder says.
-
-How it works
-------------
-A look goes one way, and the pure modules of `control.interference` do all of the judging:
-
-    SignalReader.of_box -> signals.values, cpi -> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
-    ServiceChecks.signals -> service_checks ---------^
+"""Answers harm to online pods: has each look judged (`control.interference.judge`), and does what the ladder says.
 
     what comes out    what is done with it
-    shares            the control loop keeps to them from the next decision on; where one has sunk, it decides at once
+    shares            the control loop keeps to them in the same look (`pods.control_loop`)
     closed            no offline pod is let in (`Holds`), and `closed` here says why, for whoever publishes capacity
     one pod to go     `PodEviction` chooses and stops it, beside the looks; what it says of the owner is in the budget
+    disks             the box is bounded on them one by one: see `control.interference.disks`
     transitions       the log, the counters, the status; and the checkpoint is written, so that a restart begins there;
                       so it is when a share has sunk, as nothing is given back by a restart
 
 It rests while the box has no pods: then the box harms nobody. A resource that is held then is given back by the
 ladder's clocks, as signals that are not reported for long count as calm.
-
-The time for which online's own limits stop it is read only after a look that can't say without it whether online is
-harmed. What such a look has shown to be no harm, the guard is told: it acts upon the same pressure, but can't explain
-it.
-
-Disks are squeezed one by one, by io.max: see `control.interference.disks`. Of IO no experiment is made while there is
-no disk of whose IO the box does a large part, nor where the kernel has no io.max (v1).
-
-Memory is squeezed by memory.high, and its limit stays: see `control.evidence`. Where there is no memory.high (v1), a
-squeeze would have to lower the limit, and who hits that is killed. So there it is never tried, but judged by account
-(`memory_shortage`), and never held below the prediction, which bounds it anyway.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.signals import SignalReader
 from criproxy.config.ladder import ladder_settings
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
-from criproxy.control.guard import CpuGuard
-from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
+from criproxy.control.interference.cpi import Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
-from criproxy.control.interference.disks import LARGE_RATIO, DisksState
-from criproxy.control.interference.ladder import EvictionOrder, LadderDecision, LadderSettings, Rung
+from criproxy.control.interference.disks import DisksState
+from criproxy.control.interference.judge import Judge, JudgedLook, Look, innocent_of_io
+from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.responder import (
     DiskBound,
     InterferenceStatus,
     Move,
-    Responder,
     ResponderState,
     RungStatus,
     SignalStatus,
 )
-from criproxy.control.interference.service_checks import (
-    ANNOTATION,
-    SERVICE_CHECK,
-    Hearing,
-    at_rest,
-    excused,
-    heard,
-    in_a_case,
-    worst_of,
-)
-from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
 from criproxy.control.interference.victim import owner_of
-from criproxy.control.loop import Loop
 from criproxy.model import MEMORY
 from criproxy.model.modes import LimitsUse
-from criproxy.model.shown import Counter, Gauge
-from criproxy.model.signals import MemoryRoom, Missing, SignalReading, WorkReading
+from criproxy.model.shown import Counter, Gauge, Shows
+from criproxy.model.signals import MemoryRoom, Missing, SignalReading
 from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import EvictionState, PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
-from criproxy.pods.part import NodeSettings, Part
+from criproxy.pods.part import NodeSettings
 from criproxy.pods.service_checks import ServiceChecks
-from criproxy.pods.shared import PodsShared, Trouble
+from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
 from criproxy.pods.words import megabytes, moment
 
 SHORTAGE: Final = "memory_shortage"
 
-LARGE_IO_SHARE: Final = 100.0 * LARGE_RATIO
-"""In %."""
-
+_EVERY_S: Final = 1.0
 _MOVES: Final = 20
 _RUNGS: Final = tuple(rung.value for rung in Rung)
 
@@ -145,15 +113,14 @@ class InterferenceState(Struct, frozen=True):
     eviction: EvictionState = EvictionState()
 
 
-class InterferenceWatch(Part, Struct, eq=False):
+class InterferenceWatch(Shows, Struct, eq=False):
     """See the module. `reader` None: this machine has no cgroups to read. `moved`: to have the state saved soon.
+
+    A look of the control loop has `job` read, what it reads judged, and what follows done; `seen` holds in between.
 
     `closed` and `status` may be asked for from any thread.
     """
 
-    NAME = "answering harm to online pods"
-    EVERY_S = FIRST_S = 1.0
-    SLACK_S = 0.1
     GAUGES = (
         Gauge(
             "ladder_rung",
@@ -194,8 +161,6 @@ class InterferenceWatch(Part, Struct, eq=False):
     shared: PodsShared
     box: Box
     reader: SignalReader | None
-    loop: Loop
-    guard: CpuGuard
     relief: MemoryRelief
     eviction: PodEviction
     services: ServiceChecks
@@ -203,16 +168,11 @@ class InterferenceWatch(Part, Struct, eq=False):
     moved: Callable[[], object]
     settings: InterferenceSettings = InterferenceSettings()
     closed: str = ""
-    _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
+    seen: HarmSeen = NOTHING_SEEN
+    _judge: Judge = field(default_factory=lambda: Judge(LadderSettings()))
+    _judged: JudgedLook | None = None
+    """By the look that is not yet followed."""
     _resting: str = _FIRST
-    _before: SignalReading | None = None
-    _found: Sequence[SignalValue] = ()
-    _own_limits: bool = False
-    _hearing: Hearing = Hearing()
-    _cpi: CpiMeter = field(default_factory=CpiMeter)
-    _cpu_seen_s: float | None = None
-    _cpu_idle: bool = False
-    _shares: Mapping[str, float] = {}
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None
     _choice: asyncio.Task[None] | None = None
@@ -222,108 +182,101 @@ class InterferenceWatch(Part, Struct, eq=False):
     _waits: bool = False
     _gone_s: float = 0.0
     """When the last pod went for memory (CLOCK_BOOTTIME)."""
-    _unseen: Trouble = field(default_factory=Trouble)
-    _unheld: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
-        self._responder = Responder(self._ladder(), self.settings.detectors)
-
-    def _ladder(self) -> LadderSettings:
-        """As it is set, as far as this machine can do it."""
-        ladder = self.settings.ladder
-        if self.box.spares_memory:
-            return ladder
-        untried = (replace(one, trial_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
-        return replace(ladder, resources=tuple(untried))
+        self._judge = Judge(self.settings.ladder, self.settings.detectors, spares_memory=self.box.spares_memory)
 
     def configure(self, now: NodeSettings) -> None:
         self.set_to(answer_asked(now))
 
     def set_to(self, settings: InterferenceSettings) -> None:
         """From the next look on; what was learned stays, as does where each resource stands."""
-        if settings != self.settings:
-            before, self.settings = self._responder.state(), settings
-            self._responder = Responder(self._ladder(), settings.detectors)
-            self._responder.load(before)
+        self.settings = settings
+        self._judge.configure(settings.ladder, settings.detectors)
         if not settings.acts:
             self._rest("the box's limits are not criproxy's to set now")
 
     # --- a look -----------------------------------------------------------------------------------------------------
 
-    async def look(self) -> None:
-        """What fails of it is logged once, and the next look tries again. A kernel that does not answer is no reason to
-        stand still: what is held is judged without signals then.
+    @property
+    def pace_s(self) -> float | None:
+        """From one look to the next; None: with each sample of the control loop, as there is nothing to look at."""
+        return _EVERY_S if self._looks else None
+
+    @property
+    def innocent(self) -> bool:
+        """Whether the last look has shown that the box is not what online waits for."""
+        return self._judged is not None and self._judged.innocent
+
+    @property
+    def _looks(self) -> bool:
+        """Whether there is anything to look at, or to give back."""
+        return self.settings.acts and not self._waits
+
+    def job(self) -> Callable[[CgroupDriver, str], SignalReading] | None:
+        """What this look needs to be read of driver and box, on the reader's thread; None: nothing."""
+        if not self._looks or not self.shared.inventory.running_pods:
+            return None
+        if self.reader is None or not self.settings.enabled:
+            return None
+        counted = tuple(self._workloads()) if self.settings.cpi else None
+        read = partial(self.reader.of_box, own_limits=self._judge.asks_own_limits, counted=counted)
+        return lambda _, box: read(box)
+
+    def judge(self, now_s: float, reading: SignalReading | Exception | None) -> None:
+        """What this look means. A reading that failed is no reason to stand still: what is held is judged without
+        signals then.
         """
-        pods = len(self.shared.inventory.running_pods)
-        if self._waits:
+        self._judged = None
+        pods, responder = len(self.shared.inventory.running_pods), self._judge.responder
+        if not self._looks:
             return
-        if not self.settings.acts:
-            self.disks.rest(self.settings.disks)
-            return
-        if not pods and self._responder.at_rest:
+        if not pods and responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")
-            if self._responder.remembers:
-                self._responder.tick(self.shared.clock.boottime_s(), {}, pods)
+            if responder.remembers:
+                self._judge.judge(Look(now_s, pods))
             return
-        now_s, shown = self.shared.clock.boottime_s(), dict[str, float]()
         if not pods:
             self._forget("the box has no pods; what is held is given back by and by")
-        else:
-            with self._unseen.logged_by(lambda e: self.shared.log.warning("interference_not_seen", error=str(e))):
-                shown = await self._read(now_s)
-            if self._unseen.last:  # what the look before has shown holds no more
-                self._found = ()
-                self.disks.read(None)
-                self.guard.acquit(False)
-        await self._tick(now_s, shown, pods)
+            reading = None
+        elif not isinstance(reading, Exception):
+            reading = reading if self.settings.enabled and self.reader is not None else self._room()
+            if reading is None:
+                self._forget("kubelet's cgroup is not known yet")
+            else:
+                self._resting = ""
+        known = reading if isinstance(reading, SignalReading) else None
+        self.disks.read(known)
+        self._judged = judged = self._judge.judge(self._found(now_s, pods, known))
+        before, shares = self.seen.shares, judged.decision.shares
+        self.seen = self._judge.seen(shares)
+        if any(share < before.get(name, 1.01) for name, share in shares.items()):
+            self.moved()
 
-    async def _read(self, now_s: float) -> dict[str, float]:
-        """The signals that the detectors are shown, by name. Raises CgroupError."""
-        await self.relief.judge_now(self.loop.given, self.loop.due)
-        workloads = self._workloads()
-        reading = await self._reading(workloads)
-        if reading is None:
-            self._forget("kubelet's cgroup is not known yet")
-            return {}
-        self.disks.read(reading)
-        self._found = found = (
-            *values(self._before, reading, self.relief.hard),
-            *self._services_word(now_s),
-            *self._processors_word(now_s, reading, workloads),
+    def _room(self) -> SignalReading | None:
+        """The node's memory alone, by what it has in use."""
+        evidence = self.relief.evidence
+        if evidence is None:
+            return None
+        room = MemoryRoom(int(evidence.capacity), None, int(evidence.available))
+        return SignalReading.without(_OFF, room=room)
+
+    def _found(self, now_s: float, pods: int, reading: SignalReading | None) -> Look:
+        asked = self.services.services()
+        first = asked[0] if asked else None
+        irreducible = self.relief.irreducible(self._gone_s)
+        return Look(
+            t_s=now_s,
+            pods=pods,
+            reading=reading,
+            hard=self.relief.hard,
+            services=self.services.signals(),
+            unanswered="" if first is None else f"{first.pod}: {first.problem or 'it has not answered of late'}",
+            workloads=self._workloads(),
+            over=frozenset({MEMORY} if self.relief.accountable else ()),
+            unused=frozenset(() if self.disks.suspected else {IO}),
+            irreducible={MEMORY: irreducible} if irreducible else {},
         )
-        self._before, self._resting, self._cpu_idle = reading, "", reading.cpu_idle
-        levels = {
-            name: bar - self._responder.detectors[name].hysteresis for name, bar in self._responder.bars(now_s).items()
-        }
-        known = [one for one in found if one.name in levels]
-        seen = {one.name: observed(one, levels[one.name]) for one in known}
-        cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
-        self._own_limits = any(seen[one.name][1] for one in cpu)
-        if any(seen[one.name][0] is not None for one in cpu):
-            self._cpu_seen_s = now_s
-        self.guard.acquit(any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu))
-        shown = {name: value for name, (value, _) in seen.items() if value is not None}
-        return self._without_others_io(shown)
-
-    def _services_word(self, now_s: float) -> Iterator[SignalValue]:
-        """What online services say of themselves, as the one signal that there is of it."""
-        responder, name = self._responder, SERVICE_CHECK
-        if name not in responder.detectors:
-            return
-        signals, asked = self.services.signals(), self.services.services()
-        bar, case = responder.bars(now_s)[name], responder.ladder.case
-        self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
-        if case is not None and case.detector == name:
-            word, self._hearing = in_a_case(signals, self._hearing, responder.trial_counts_from_s(name))
-            yield word
-        elif signals:
-            law = worst_of if responder.answers(name) else at_rest
-            word, self._hearing = law(signals, self._hearing)
-            yield word
-        elif asked:
-            yield SignalValue(name, "%", gap=f"{asked[0].pod}: {asked[0].problem or 'it has not answered of late'}")
-        else:
-            yield SignalValue(name, "%", absent=f"no online pod asks for it by the annotation {ANNOTATION}")
 
     def _workloads(self) -> dict[str, str]:
         """What online pods run, by uid, as far as labels say: pods of one owner are alike."""
@@ -332,51 +285,16 @@ class InterferenceWatch(Part, Struct, eq=False):
         pods = self.shared.inventory.outside.values()
         return {pod.ref.uid: owner_of(pod) or str(pod.ref) for pod in pods}
 
-    def _processors_word(
-        self, now_s: float, reading: SignalReading, workloads: Mapping[str, str]
-    ) -> Iterator[SignalValue]:
-        """How many cycles online pods take for their instructions; nothing, where it is not asked for."""
-        work, since_s = reading.work, self._responder.trial_counts_from_s(CPI)
-        if work is None:
-            return
-        self._cpi.take(work, workloads)
-        if since_s is not None and isinstance(work, WorkReading):
-            yield self._cpi.of_accused(work.read_s - max(0.0, now_s - since_s))
-        else:
-            yield self._cpi.of_accused() if self._responder.answers(CPI) else self._cpi.at_rest()
-
-    async def _reading(self, workloads: Mapping[str, str]) -> SignalReading | None:
-        if self.settings.enabled and self.reader is not None:
-            counted = tuple(workloads) if self.settings.cpi else None
-            job = partial(self.reader.of_box, own_limits=self._own_limits, counted=counted)
-            return await self.box.reads("read signals", lambda _, box: job(box))
-        evidence = self.relief.evidence
-        if evidence is None:
-            return None
-        room = MemoryRoom(int(evidence.capacity), None, int(evidence.available))
-        return SignalReading(_OFF, _OFF, _OFF, _OFF, room, _OFF, _OFF, _OFF)
-
-    def _is_innocent(self, signal: SignalValue, value: float | None, level: float) -> bool:
-        """Online waits as much as would be harm, and it is known that the box is not why."""
-        detector = self._responder.detectors[signal.name]
-        assert signal.most is not None
-        return value is not None and value < level and signal.most >= detector.threshold - detector.hysteresis
-
-    def _without_others_io(self, shown: dict[str, float]) -> dict[str, float]:
-        """The share says whether to suspect the box at all; it must never judge an experiment."""
-        share = next((one.value for one in self._found if one.name == "box_io_share"), None)
-        if share is None or share >= LARGE_IO_SHARE or self._responder.answers("io_pressure"):
-            return shown
-        return {name: value for name, value in shown.items() if name != "io_pressure"}
-
     # --- what follows -----------------------------------------------------------------------------------------------
 
-    async def _tick(self, now_s: float, shown: Mapping[str, float], pods: int) -> None:
-        over = frozenset({MEMORY}) if self.relief.accountable else frozenset[str]()
-        unused = frozenset[str]() if self.disks.suspected else frozenset({IO})
-        irreducible = {MEMORY: words} if (words := self.relief.irreducible(self._gone_s)) else {}
-        decision = self._responder.tick(now_s, shown, pods, over, unused, irreducible=irreducible)
-        wall_s, log = self.shared.clock.wall_s(), self.shared.log
+    def follow(self) -> None:
+        """Do what the last look has shown to be needed, beside the limits."""
+        judged = self._judged
+        if judged is None:
+            if not self.settings.acts:
+                self.disks.rest(self.settings.disks)
+            return
+        decision, log = judged.decision, self.shared.log
         for one in decision.transitions:
             worse = one.after is not Rung.OPEN and one.before is not Rung.EVICTING
             write = log.warning if worse else log.info
@@ -386,53 +304,26 @@ class InterferenceWatch(Part, Struct, eq=False):
                 self.shared.tells.transition(one)
         for name in decision.exonerated:
             self.shared.counters.count("exonerations", name)
-        if SERVICE_CHECK in decision.exonerated:
-            rest = self._responder.detectors[SERVICE_CHECK].rest
-            self._hearing = excused(self.services.signals(), self._hearing, rest)
+        wall_s = self.shared.clock.wall_s()
         self._moves = (*self._moves, *(Move(wall_s, one) for one in decision.transitions))[-_MOVES:]
         self._close(decision.closed)
-        self.services.hurry("" if self._responder.trial_counts_from_s(SERVICE_CHECK) is None else self._hearing.accuser)
+        self.services.hurry(judged.accuser)
         if decision.eviction is not None:
             self._ask_for(decision.eviction)
         if decision.transitions or decision.eviction is not None:
             self.moved()
-        self._bound_disks(decision)
-        await self._hold(decision.shares)
+        self._bound_disks(judged)
 
-    def _bound_disks(self, decision: LadderDecision) -> None:
+    def _bound_disks(self, judged: JudgedLook) -> None:
         if self.settings.disks is not DisksUse.HELD:
             self.disks.rest(self.settings.disks)
             return
-        moves = [one for one in decision.transitions if one.resource == IO]
-        innocent = any(one.after is Rung.OPEN and one.before is not Rung.SQUEEZED for one in moves)
-        self.disks.keep(decision.shares.get(IO), calm=self._is_calm_at_disks(), innocent=innocent)
-
-    def _is_calm_at_disks(self) -> bool:
-        """What the disks do now hurts nobody, as far as is known."""
-        name, responder = "io_pressure", self._responder
-        if responder.is_harmed_by(IO) or name not in responder.detectors:
-            return False
-        level = responder.bars(self.shared.clock.boottime_s())[name] - responder.detectors[name].hysteresis
-        waits = next((one.most for one in self._found if one.name == name), None)
-        return waits is None or waits < level
+        share, innocent = judged.decision.shares.get(IO), innocent_of_io(judged.decision)
+        self.disks.keep(share, calm=judged.calm_at_disks, innocent=innocent)
 
     def _close(self, why: str) -> None:
         self.closed = why
         self.shared.holds.close(why)
-
-    def _spared(self, shares: Mapping[str, float]) -> Mapping[str, float]:
-        """The shares that can be had without killing."""
-        if MEMORY not in shares or self.box.spares_memory:
-            return shares
-        return {**shares, MEMORY: 1.0}
-
-    async def _hold(self, shares: Mapping[str, float]) -> None:
-        before, self._shares = self._shares, self._spared(shares)
-        self.loop.see(HarmSeen(self._shares, self._cpu_seen_s, self._cpu_idle))
-        if any(share < before.get(name, 1.01) for name, share in self._shares.items()):
-            self.moved()
-            with self._unheld.logged_by(lambda e: self.shared.log.warning("squeeze_failed", error=str(e))):
-                await self.loop.renew()
 
     def _ask_for(self, order: EvictionOrder) -> None:
         """One order waits for the other, but an emergency's for none that is less.
@@ -442,7 +333,7 @@ class InterferenceWatch(Part, Struct, eq=False):
         before = self._order
         waits = before is not None and (before.emergency or not order.emergency)
         if waits or self._setting_of(order) not in self.shared.holds.stops_by:
-            self._responder.not_evicted()
+            self._judge.responder.not_evicted()
             return
         if self._choice is not None:
             self._choice.cancel()
@@ -475,7 +366,7 @@ class InterferenceWatch(Part, Struct, eq=False):
 
         def chosen(owners: tuple[str, ...]) -> None:
             self._order = self._choice = None
-            self._responder.evicted(owners)
+            self._judge.responder.evicted(owners)
             self.moved()
 
         try:
@@ -484,7 +375,7 @@ class InterferenceWatch(Part, Struct, eq=False):
             if self._order is order:
                 self._order = self._choice = None
         if owners is None:
-            self._responder.not_evicted()
+            self._judge.responder.not_evicted()
         elif order.resource == MEMORY:
             self._gone_s = self.shared.clock.boottime_s()
         self.moved()
@@ -494,29 +385,22 @@ class InterferenceWatch(Part, Struct, eq=False):
         self._forget(why)
         self.services.hurry("")
         self._close("")
-        self._shares = {}
         self.disks.rest(DisksUse.LIFTED if self.settings.disks is DisksUse.HELD else self.settings.disks)
-        self.loop.see(NOTHING_SEEN)
+        self.seen, self._judged = NOTHING_SEEN, None
 
     def _forget(self, why: str) -> None:
         """No signal is known."""
         self._resting = why
-        self._before, self._found, self._own_limits, self._cpu_seen_s = None, (), False, None
-        self._hearing = Hearing()
+        self._judge.forget()
         self.disks.read(None)
-        self.guard.acquit(False)
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
+        responder, usual = self._judge.state()
         return InterferenceState(
-            self._responder.state(),
-            self._moves,
-            self.disks.state,
-            self._cpi.state(),
-            self.services.well,
-            self.eviction.checkpoint(),
+            responder, self._moves, self.disks.state, usual, self.services.well, self.eviction.checkpoint()
         )
 
     def wait_for_checkpoint(self, waits: bool) -> None:
@@ -526,22 +410,20 @@ class InterferenceWatch(Part, Struct, eq=False):
     def restore(self, state: InterferenceState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""
         try:
-            self._responder.load(state.responder, shift_s)
+            self._judge.load(state.responder, state.cpi, shift_s)
         except ValueError as error:
             self.shared.log.warning("interference_starts_cold", lost=str(error))
         self._moves, self.disks.state = state.moves, state.disks
-        self._cpi.load(state.cpi)
         self.services.recall(state.well)
         self.eviction.restore(state.eviction, shift_s)
         if self.settings.acts:
-            in_force = self._responder.in_force()
-            self._shares = self._spared(in_force.shares)
+            in_force = self._judge.in_force()
             self._close(in_force.closed)
-            self.loop.see(HarmSeen(self._shares))
+            self.seen = HarmSeen(in_force.shares)
 
     def status(self) -> InterferenceStatus:
-        now_s, ladder, budget = self.shared.clock.boottime_s(), self._responder.ladder, self.settings.ladder.budget
-        bars, moves = self._responder.bars(now_s), self._moves
+        now_s, budget = self.shared.clock.boottime_s(), self.settings.ladder.budget
+        ladder, moves = self._judge.responder.ladder, self._moves
         rungs = []
         for resource in self.settings.ladder.resources:
             last = next((one for one in reversed(moves) if one.transition.resource == resource.name), None)
@@ -551,13 +433,13 @@ class InterferenceWatch(Part, Struct, eq=False):
                     rung=ladder.of(resource.name).rung.value,
                     since_s=None if last is None else last.wall_s,
                     reason="" if last is None else last.transition.reason,
-                    share=self._shares.get(resource.name),
+                    share=self.seen.shares.get(resource.name),
                     untried=self._untried(resource.name),
                 )
             )
         return InterferenceStatus(
             resting=self._resting,
-            signals=tuple(_status(one, bars[one.name]) for one in self._found if one.name in bars),
+            signals=self._judge.signals(now_s),
             rungs=tuple(rungs),
             closed=self.closed,
             evictions=sum(now_s - one.t_s < budget.window_s for one in ladder.evictions),
@@ -568,7 +450,6 @@ class InterferenceWatch(Part, Struct, eq=False):
         )
 
     def problems(self) -> Iterator[str]:
-        yield from Part.problems(self)
         if self.closed:
             yield f"no offline pod is let in: {self.closed}"
 
@@ -595,18 +476,6 @@ class InterferenceWatch(Part, Struct, eq=False):
         if not self.box.spares_memory:
             return {MEMORY: NO_HIGH, IO: NO_IO_MAX}.get(resource, "")
         return self.disks.problem if resource == IO and not self._resting else ""
-
-
-def _status(signal: SignalValue, bar: float) -> SignalStatus:
-    return SignalStatus(
-        name=signal.name,
-        unit=signal.unit,
-        value=signal.most if signal.value is None else signal.value,
-        bar=bar,
-        here=not signal.absent,
-        why=signal.absent or signal.gap,
-        note=signal.note,
-    )
 
 
 def _signal_in_words(one: SignalStatus) -> str:

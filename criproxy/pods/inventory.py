@@ -132,6 +132,10 @@ class Inventory(Struct, eq=False):
             if one.id in self._running and self._sandboxes[one.id].placement is None
         }
 
+    def runs(self, id: str) -> bool:
+        """Whether this sandbox or container runs, as far as known."""
+        return id in self._running
+
     def watch(self, observer: PodObserver) -> None:
         """Call the observer from now on."""
         self._observers.append(observer)

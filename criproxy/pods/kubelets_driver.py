@@ -38,7 +38,7 @@ class KubeletsDriver(Struct):
             try:
                 process = await self.runtime.process_of(Running(Sandbox(sandbox_id, pod.ref, None), sandbox_id, ""))
                 cgroups = (await self.proc_cgroups.read([process.pid])).values() if process.pid else ()
-            except (ConnectionError, TimeoutError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 self.log.warning("driver_not_found", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
                 continue
             for text in cgroups:

@@ -1,17 +1,17 @@
 """Watches how near the node is to kubelet's eviction of pods for memory, and whether the box has to answer for it.
 
-It reads kubelet's threshold, off the event loop, and judges each of the loop's samples (`control.memory_pressure`), and
-between them, where `control.interval_s` is long, what is in use with each look of the interference watch: kubelet looks
-every ten seconds, however seldom the loop does. What follows is the ladder's to say (`pods.interference`).
+It reads kubelet's threshold, off the event loop, and judges what is in use at each look of the control loop
+(`control.memory_pressure`). What follows is the ladder's to say (`pods.interference`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct, structs
 
 from criproxy.cgroup.box import Box
 from criproxy.concurrency.worker import Worker
+from criproxy.control.decider import Decider
 from criproxy.control.memory_pressure import (
     EvictionHard,
     EvictionStatus,
@@ -22,15 +22,12 @@ from criproxy.control.memory_pressure import (
     kept_free_bytes,
 )
 from criproxy.control.resources import bytes_in_words
-from criproxy.model import MEMORY, UNLIMITED, Limits, Snapshot, Usage
+from criproxy.model import MEMORY, UNLIMITED, Limit, Usage, UsageReading
 from criproxy.model.shown import Gauge
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.part import NodeSettings, Part
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT
-
-FRESH_S: Final = 1.5
-"""For so long a sample says what is in use; it is more than the loop's default interval."""
 
 
 class ReliefSettings(Struct, frozen=True):
@@ -159,49 +156,28 @@ class MemoryRelief(Part, Struct):
             last=self.eviction.last.get(MEMORY, ""),
         )
 
-    # --- for the loop, and for the interference watch ---------------------------------------------------------------
+    # --- for the control loop ---------------------------------------------------------------------------------------
 
-    def sampled(self, snapshot: Snapshot, given: Limits, due: Limits) -> None:
-        """Judge this moment, also when the limits could not be written: then it is needed most.
-
-        `given`: what the policy gave last; `due`: what online leaves the box (see `Loop.due`).
-        """
-        memory = snapshot.of[MEMORY]
-        seen = Evidence(
-            snapshot.t_s,
-            memory.capacity,
-            memory.node,
-            memory.box,
-            self._bound(given),
-            self.hard,
-            anon=snapshot.box_anon_bytes,
-            due=self._bound(due) or 0.0,
-        )
-        self._judge(seen)
-
-    async def judge_now(self, given: Limits, due: Limits) -> None:
-        """Read and judge what is in use now, unless the last sample says it. Raises CgroupError."""
-        last, now_s = self._evidence, self.shared.clock.boottime_s()
-        if last is None or now_s - last.t_s < FRESH_S:
-            return
-        usage = await self.box.usage()
+    def judge(self, t_s: float, usage: UsageReading, capacity_bytes: int, decider: Decider) -> None:
+        """Judge this moment, also when the limits can't be written: then it is needed most."""
         box = usage.box or Usage(0.0, 0)
+        bound = self._bound(decider.given.get(MEMORY, UNLIMITED))
         seen = Evidence(
-            now_s,
-            last.capacity,
-            usage.node.working_set_bytes,
+            t_s,
+            capacity_bytes,
+            min(usage.node.working_set_bytes, capacity_bytes),
             box.working_set_bytes,
-            self._bound(given),
+            bound,
             self.hard,
             anon=box.anon_bytes,
-            due=self._bound(due) or 0.0,
         )
+        if seen.irreducible:  # what online leaves the box takes a decision of its own, and is seldom needed
+            seen = structs.replace(seen, due=self._bound(decider.due(MEMORY)) or 0.0)
         self._judge(seen)
 
-    def _bound(self, given: Limits) -> float | None:
-        bound = given.get(MEMORY, UNLIMITED)
+    def _bound(self, limit: Limit) -> float | None:
         bounded = self.settings.active and self.box.state().memory is not None
-        return bound if bounded and bound is not UNLIMITED else None
+        return limit if bounded and limit is not UNLIMITED else None
 
     def _judge(self, seen: Evidence) -> None:
         self._evidence = seen

@@ -295,7 +295,7 @@ class OverheadWatch(Part, Struct):
         if lasts and self.shared.holds.stops(ON_RUNTIME_OVERLOAD, blamed.pod):
             why = "it printed so much that the runtime was overloaded"
             self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
-            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})")
+            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})", ON_RUNTIME_OVERLOAD)
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed
 
     def problems(self) -> Iterator[str]:

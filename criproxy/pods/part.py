@@ -30,7 +30,7 @@ from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.model.shown import Shows
 from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_CLOSE, ON_DISABLE, ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
 
 
 class Stage(Struct, frozen=True):
@@ -85,14 +85,18 @@ class NodeSettings(Struct, frozen=True):
 
     @property
     def stops_by(self) -> frozenset[str]:
-        """The settings by which single pods are stopped; none while the box is not ours."""
+        """The settings by which pods are stopped; while the box is not ours, all are, or none."""
         colocation = self.config.colocation
-        does = {
+        does: dict[str, str] = {
             ON_UNBOUNDED: colocation.on_unbounded,
             ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
             ON_HARM: self.config.interference.on_harm,
         }
+        if self.writes and self.stage.drain:
+            does[ON_CLOSE] = "evict"
+        if self.modes.limits is LimitsUse.LIFTED and colocation.on_disable == "evict":
+            return frozenset([ON_DISABLE])
         asked = frozenset(setting for setting, what in does.items() if what == "evict")
         if self.writes:
             return asked
@@ -102,8 +106,8 @@ class NodeSettings(Struct, frozen=True):
 class StopsPods(Protocol):
     """Whoever has single pods of the box leave: the reconciler."""
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
-        """Stop this one, whatever the switch says; when it does not stop, it is tried again."""
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+        """Stop this one by a setting; when it does not stop, it is tried again, while the setting says so."""
 
 
 class AsksServices(Protocol):

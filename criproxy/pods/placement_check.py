@@ -1,12 +1,13 @@
 """Checks that what should run in the box is there: a runtime can put a container elsewhere, and say that all is well.
 
-It looks off every call's path: right after each start, and at everything with each listing of the runtime. Then, and
+It looks off every call's path: a moment after each start, and at everything with each listing of the runtime. Then, and
 each minute, it looks at all processes of the pods, too: one may leave the box while its container's first one stays.
 
 What looks misplaced is looked at again a second later, in a look of its own: on v1, the kernel shows a process that is
 ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,12 @@ from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 CONFIRM_S: Final = 1.0
 """How much later what looks misplaced is looked at again, at least."""
+
+TOGETHER_S: Final = 0.5
+"""What starts within this time, as a pod's sandbox and its containers, shares a look."""
+
+_ASKED_AT_ONCE: Final = 8
+"""Of the runtime, and no more, as kubelet asks it meanwhile."""
 
 _ON_HOST: Final = frozenset({"runc", "crun", "youki", "runsc", "linux"})
 """Runtimes whose process is the container's own (of gVisor: its kernel's), by a part of their type or handler.
@@ -97,6 +104,7 @@ class PlacementCheck(PodObserver, Part, Struct):
     """Whether what can't be verified is a problem."""
     _everything: bool = False
     _fresh: set[str] = set()
+    _fresh_since_s: float = 0.0
     _suspects: dict[str, _Suspect] = {}
     """What was outside the box in one look, by its id."""
     _suspected: dict[tuple[int, int], float] = {}
@@ -143,6 +151,8 @@ class PlacementCheck(PodObserver, Part, Struct):
         self.pods_listed()
 
     def pod_started(self, running: Running) -> None:
+        if not self._fresh:
+            self._fresh_since_s = self.shared.clock.boottime_s()
         self._fresh.add(running.id)
         self._wake.set()
 
@@ -157,10 +167,20 @@ class PlacementCheck(PodObserver, Part, Struct):
 
     @property
     def pause_s(self) -> float | None:
+        if self._fresh:
+            return TOGETHER_S
         return CONFIRM_S if self._suspects or self._suspected else self.EVERY_S
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether what has just started waits for others, to share a look."""
+        waits_s = self.shared.clock.boottime_s() - self._fresh_since_s
+        return bool(self._fresh) and not self._everything and waits_s < TOGETHER_S
 
     async def look(self) -> None:
         """At what is due. What failed is due again with the next listing."""
+        if self._gathers:
+            return
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
         inventory = self.shared.inventory
@@ -218,7 +238,7 @@ class PlacementCheck(PodObserver, Part, Struct):
                 if suspect.fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
-                self.stops.stop(one.sandbox, f"it is outside the box, at {where}")
+                self.stops.stop(one.sandbox, f"it is outside the box, at {where}", ON_UNBOUNDED)
         return failure
 
     async def _check_processes(self) -> None:
@@ -240,7 +260,7 @@ class PlacementCheck(PodObserver, Part, Struct):
                 self.shared.log.error("stray_process", **_names(one), pid=stray.pid, where=stray.where, box=_box(one))
             if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
                 self.shared.holds.hold(one.sandbox.pod, HOLD_S, f"{where}, outside the box", ON_UNBOUNDED)
-                self.stops.stop(one.sandbox, f"{where}, outside the box ({ON_UNBOUNDED})")
+                self.stops.stop(one.sandbox, f"{where}, outside the box", ON_UNBOUNDED)
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
         """The quick look: at the processes that are known already, and without the runtime."""
@@ -253,18 +273,26 @@ class PlacementCheck(PodObserver, Part, Struct):
                 left.append(one)
         return left
 
-    async def _outside(self, doubtful: Iterable[Running]) -> tuple[list[tuple[Running, str]], Exception | None]:
+    async def _outside(self, doubtful: Sequence[Running]) -> tuple[list[tuple[Running, str]], Exception | None]:
         """Those that run outside the box, and where; and what failed first: each failure holds its frames, and a
         runtime that is away fails for all.
         """
         found: list[tuple[Running, str]] = []
+        asked: list[tuple[Running, Process]] = []
         failure: Exception | None = None
-        for one in doubtful:
+        for begin in range(0, len(doubtful), _ASKED_AT_ONCE):
+            some = doubtful[begin : begin + _ASKED_AT_ONCE]
+            for one, answer in zip(some, await asyncio.gather(*map(self._answer, some)), strict=True):
+                if isinstance(answer, Process):
+                    asked.append((one, answer))
+                else:
+                    failure = failure or answer
+        shown = await self.proc_cgroups.read([process.pid for _, process in asked if process.pid])
+        for one, process in asked:
             try:
-                where = await self._where(one)
+                where = await self._where(one, process, shown)
             except (ConnectionError, ValueError) as error:
-                if not isinstance(error, UnknownError):
-                    failure = failure or error
+                failure = failure or _worth_telling(error)
                 continue
             if where:
                 found.append((one, where))
@@ -272,18 +300,15 @@ class PlacementCheck(PodObserver, Part, Struct):
                 self.shared.log.info("no_longer_misplaced", **_names(one))
         return found, failure
 
-    async def _where(self, one: Running) -> str:
-        """Where it runs outside the box; "" when it does not, or nobody knows."""
-        self._pids.pop(one.id, None)
-        process = await self._ask(one)
+    async def _where(self, one: Running, process: Process, shown: Mapping[int, str]) -> str:
+        """Where it runs outside the box; "" when it does not, or nobody knows. `shown`: processes' cgroups."""
         if process.pid is None:
             if one.container:
                 self._unverifiable(one, "the runtime does not tell its process")
             else:  # it has none of its own, and its containers are looked at
                 self._bare.add(one.id)
             return ""
-        cgroups = (await self.proc_cgroups.read([process.pid])).get(process.pid) if process.pid else None
-        if cgroups is None:  # it has ended
+        if (cgroups := shown.get(process.pid)) is None:  # it has ended
             return ""
         where = astray(cgroups, _box(one))
         if not where:
@@ -292,6 +317,14 @@ class PlacementCheck(PodObserver, Part, Struct):
             self._unverifiable(one, f"{kind} may run it in a virtual machine, whose cgroup is not the container's")
             return ""
         return where
+
+    async def _answer(self, one: Running) -> Process | Exception | None:
+        """What the runtime says of it, or what is worth telling of why it does not."""
+        self._pids.pop(one.id, None)
+        try:
+            return await self._ask(one)
+        except (ConnectionError, ValueError) as error:
+            return _worth_telling(error)
 
     async def _ask(self, one: Running) -> Process:
         process = self.shared.processes[one.id] = await self.shared.runtime.process_of(one)
@@ -314,6 +347,11 @@ class PlacementCheck(PodObserver, Part, Struct):
         self.shared.counters.count("misplacements")
         remedy = _OTHER_DRIVER if _PATH_OF_UNIT in where else _NOT_HONOURED
         self.shared.log.error("misplaced", **_names(one), where=where, box=_box(one), remedy=remedy)
+
+
+def _worth_telling(error: Exception) -> Exception | None:
+    """Not that it has gone meanwhile."""
+    return None if isinstance(error, UnknownError) else error
 
 
 def _box(one: Running) -> str:

@@ -157,8 +157,11 @@ _AS_IT_CAME: Final = Proceed()
 class ChecksPaths(Protocol):
     """Knows what paths of the node lead to, as far as requests need it."""
 
-    async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
-        """Raises AdmissionError for a path that a pod with this uid may not mount, and where nobody can tell."""
+    def suspects(self, uid: str, paths: Sequence[str]) -> Sequence[str]:
+        """Those that have to be checked: all that are not plainly kubelet's own for the pod with this uid."""
+
+    async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
+        """Raises AdmissionError for a path that the pod may not mount, and where nobody can tell."""
 
 
 class SeesStarts(Protocol):
@@ -208,7 +211,8 @@ class AppliedAdjustment(Struct, frozen=True):
         """As fields of the log."""
         where = {"container": self.part.container} if self.part.container else {}
         one = self.adjustment
-        return {**where, "field": one.place, "old": self.old, "new": one.value, "reason": one.reason}
+        old = _shown(self.old, _SHOWN_NAME) if isinstance(self.old, str) else self.old
+        return {**where, "field": one.place, "old": old, "new": one.value, "reason": one.reason}
 
 
 def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited = UNLIMITED) -> list[AppliedAdjustment]:
@@ -362,36 +366,68 @@ class Placing(Struct, eq=False):
 
     # --- what a judgement says --------------------------------------------------------------------------------------
 
-    async def _place(self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None) -> PlacingOutcome:
-        """Have the box do its steps, then adjust the call."""
+    def _place(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None
+    ) -> PlacingOutcome | Awaitable[PlacingOutcome]:
+        """Have the box do its steps, then adjust the call; at once, where no step has anything to do."""
+        try:
+            finds = BoxStep.FIND_CPUS in admitted.steps
+            wanted: Cpus = cpus_asked(part.resources for part in call.parts) if finds else frozenset()
+            paths = self._paths_to_check(call) if BoxStep.CHECK_PATHS in admitted.steps else ()
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        if wanted or paths or any(step not in (BoxStep.FIND_CPUS, BoxStep.CHECK_PATHS) for step in admitted.steps):
+            return self._place_later(call, pod, admitted, sandbox, wanted, paths)
+        return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
+
+    async def _place_later(
+        self,
+        call: Call,
+        pod: PodRef,
+        admitted: Admit,
+        sandbox: Sandbox | None,
+        wanted: Cpus,
+        paths: Sequence[str],
+    ) -> PlacingOutcome:
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
         try:
             for step in admitted.steps:
                 cause = step.value
                 if step is BoxStep.CHECK_PATHS:
-                    await self._check_paths(call)
+                    if paths and call.pod is not None:
+                        await self.host_paths.check(call.pod.ref.uid, paths, self.settings.hardening)
                 elif step is BoxStep.ADMIT:
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
                     await self.box.update_pod(admitted.parent, call.pod_resources)
-                elif wanted := cpus_asked(part.resources for part in call.parts):
+                elif wanted:
                     cpus = await self.cpu_manager.within(wanted)
-            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
-            message = call.encode()
         except AdmissionError as error:
             return self._refuse(call, pod, Refuse(cause, str(error)))
+        except Exception as error:
+            return self._refuse(call, pod, self._hook_failed(call, pod, error))
+        return self._adjusted(call, pod, admitted, sandbox, cpus)
+
+    def _adjusted(
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, cpus: Cpus | Unlimited
+    ) -> PlacingOutcome:
+        try:
+            changes = adjust(call, admitted.parent, self.settings.chain, cpus)
+            message = call.encode()
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
         self.counters.count("rewrites", call.operation)
         self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
         return Proceed(message, True, admitted.parent, sandbox)
 
-    async def _check_paths(self, call: Call) -> None:
+    def _paths_to_check(self, call: Call) -> Sequence[str]:
+        """Those that containers mount, and that are not plainly kubelet's own for the pod."""
         pod, hardening = call.pod, self.settings.hardening
-        if pod is not None and hardening.lets(pod) is None:
-            paths = [path for part in call.parts for path in part.security.host_paths]
-            await self.host_paths.check(pod.ref.uid, paths, hardening)
+        paths = [path for part in call.parts for path in part.security.host_paths]
+        if pod is None or not paths or not hardening.refuse_host_paths or hardening.lets(pod) is not None:
+            return ()
+        return self.host_paths.suspects(pod.ref.uid, paths)
 
     async def _admit(self, call: Call, parent: PodParent) -> None:
         """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""

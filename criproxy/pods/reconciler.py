@@ -14,7 +14,7 @@ from criproxy.cgroup.naming import BoxPath, is_slice, parse_placement
 from criproxy.model import AdmissionError, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import PodStopper
+from criproxy.pods.stopping import ON_DISABLE, Leave, PodStopper
 
 EVERY_S: Final = 60.0
 """From one listing of the runtime to the next: what left it behind our back is found by then."""
@@ -40,18 +40,19 @@ class ReconcilerSettings(Struct, frozen=True):
     """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
 
     `adopt`: the box of running pods is taken over, with its limits; not so in a dry run. `why` colocation is off, for
-    the log.
+    the log, and by which `setting` pods go then.
     """
 
     when_off: Literal["release", "evict"] | None
     adopt: bool
     why: str = "colocation was switched off"
+    setting: str = ON_DISABLE
 
 
 class Reconciler(PodObserver, Struct, eq=False):
     """Stops single pods of the box, too. Lists of the runtime are used only while it is ready.
 
-    `swept`: how many cgroups of pods were removed. `_to_stop`: why single pods shall stop, by sandbox id.
+    `swept`: how many cgroups of pods were removed. `_to_stop`: the single pods that shall stop, by sandbox id.
     """
 
     settings: ReconcilerSettings
@@ -60,7 +61,7 @@ class Reconciler(PodObserver, Struct, eq=False):
     stopper: PodStopper
     swept: int = 0
     _due: asyncio.Event = field(default_factory=asyncio.Event)
-    _to_stop: dict[str, str] = {}
+    _to_stop: dict[str, Leave] = {}
     _trouble: Trouble = field(default_factory=Trouble)
     _tend_trouble: Trouble = field(default_factory=Trouble)
     _cache_trouble: Trouble = field(default_factory=Trouble)
@@ -88,9 +89,9 @@ class Reconciler(PodObserver, Struct, eq=False):
     def pod_removed(self, sandbox: Sandbox) -> None:
         self._due.set()
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
-        """Stop this one of the box, whatever the switch says; when it does not stop, each round tries again."""
-        self._to_stop.setdefault(sandbox.id, why)
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+        """Stop this one of the box by a setting; when it does not stop, each round tries again."""
+        self._to_stop.setdefault(sandbox.id, Leave(sandbox.pod, why, setting))
         self._due.set()
 
     async def run(self) -> None:
@@ -192,10 +193,14 @@ class Reconciler(PodObserver, Struct, eq=False):
         """Stop the pods of the box that shall. Those that are merely to make room for the schedule, or for who switches
         colocation off, keep to their disruption budgets.
         """
-        placed = {sandbox.id: sandbox for sandbox in self.shared.inventory.placed}
-        self._to_stop = {one: why for one, why in self._to_stop.items() if one in placed}
-        everything = dict.fromkeys(placed, self.settings.why) if self.settings.when_off == "evict" else {}
-        wanted = {one: (placed[one].pod, why) for one, why in (everything | self._to_stop).items()}
-        covers = self.shared.holds.hold_offs.covers
+        placed = {sandbox.id: sandbox.pod for sandbox in self.shared.inventory.placed}
+        stops_by = self.shared.holds.stops_by
+        self._to_stop = {
+            one: leave for one, leave in self._to_stop.items() if one in placed and leave.setting in stops_by
+        }
+        off = self.settings
+        everything = placed if off.when_off == "evict" else {}
+        wanted = {one: Leave(pod, off.why, off.setting) for one, pod in everything.items()} | self._to_stop
         patient = everything.keys() - self._to_stop.keys()
-        await self.stopper.stop_all({one: stop for one, stop in wanted.items() if not covers(stop[0])}, patient)
+        stands = self.stopper.stands
+        await self.stopper.stop_all({one: leave for one, leave in wanted.items() if stands(leave)}, patient)

@@ -30,6 +30,7 @@ from criproxy.control.interference.service_checks import (
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.model.shown import Gauge, listed
+from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import AsksServices, NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
@@ -90,7 +91,7 @@ class ServiceChecksSettings(Struct, frozen=True):
         return cls(now.writes, now.config.colocation.offline_rules(), measured_s)
 
 
-class ServiceChecks(Part, Struct, eq=False):
+class ServiceChecks(PodObserver, Part, Struct, eq=False):
     """See the module."""
 
     NAME = "asking online services how they fare"
@@ -111,17 +112,25 @@ class ServiceChecks(Part, Struct, eq=False):
     """By sandbox. Replaced as a whole: the status reads it from its thread."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _hurried: str = ""
+    _anew: bool = True
+    """Whether there may be pods that want to be asked and are not among `_services`."""
     _known_well: frozenset[str] = frozenset()
     """Sandboxes whose service was well before they were asked for the first time, or again: by a process before this
     one, or before a while in which nobody was asked.
     """
+
+    def __post_init__(self) -> None:
+        self.shared.inventory.watch(self)
 
     @classmethod
     def made(cls, ports: Ports) -> "ServiceChecks":
         return cls(ports.shared, ports.services)
 
     def configure(self, now: NodeSettings) -> None:
-        self.settings = ServiceChecksSettings.of(now)
+        self.settings, self._anew = ServiceChecksSettings.of(now), True
+
+    def pods_listed(self) -> None:
+        self._anew = True
 
     # --- what others ask of it --------------------------------------------------------------------------------------
 
@@ -163,11 +172,15 @@ class ServiceChecks(Part, Struct, eq=False):
         """Begin with those that are due."""
         settings, inventory = self.settings, self.shared.inventory
         if settings is None or not settings.active or not inventory.running_pods:
-            self._known_well, self._services = self.well, {}
+            self._known_well, self._services, self._anew = self.well, {}, True
             return
-        online = {id: pod for id, pod in inventory.outside.items() if settings.rules.why(pod) is None}
-        known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
-        self._services = {id: one for id, one in known.items() if one is not None}
+        if self._anew:
+            self._anew = False
+            online = {id: pod for id, pod in inventory.outside.items() if settings.rules.why(pod) is None}
+            known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
+            self._services = {id: one for id, one in known.items() if one is not None}
+        else:
+            self._services = {id: one for id, one in self._services.items() if inventory.runs(id)}
         self._known_well = frozenset()
         now_s = self.shared.clock.boottime_s()
         places = list(self._services.items())

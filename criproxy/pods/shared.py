@@ -41,7 +41,7 @@ class PodsShared(Struct, frozen=True):
 
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""
-        return PodStopper(self.runtime, self.log, self.inventory, self.evicts, self.clock)
+        return PodStopper(self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock)
 
 
 class Trouble(Struct):

@@ -4,11 +4,17 @@ Where Kubernetes is switched on, a pod is evicted by its API: its budget is kept
 Where that can't be had, its sandbox is stopped at the runtime, after notice, and kubelet starts it anew. What must not
 wait (a pod that no limit holds, online pods that are harmed) is stopped whatever its budget says, as kubelet itself
 would do.
+
+**Asked again.** From the moment at which somebody decides that a pod is to go until it goes, it may have notice, an API
+server may be waited for, and jobs before its own. Meanwhile an operator may hold criproxy off it, a setting be switched
+off, or another criproxy take over. So every stop names the setting by which it is done (`Leave`), and `Holds.stops`
+judges that right before each step that can't be undone, whoever has asked for it before.
 """
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct, field
@@ -26,6 +32,10 @@ ON_OVER_LIMIT: Final = "memory.on_over_limit"
 ON_HARM: Final = "interference.on_harm"
 """The settings by which single pods are stopped."""
 
+ON_DISABLE: Final = "colocation.on_disable"
+ON_CLOSE: Final = "schedule.on_close"
+"""Those by which all are."""
+
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
 
@@ -39,6 +49,15 @@ class BudgetError(Exception):
 
 class RefusedError(Exception):
     """Kubernetes does not evict the pod, for another reason than its budget."""
+
+
+class Leave(Struct, frozen=True):
+    """That a pod is to go, why, and by which `setting`. `held_off_too`: also when an operator holds criproxy off it."""
+
+    pod: PodRef
+    why: str
+    setting: str
+    held_off_too: bool = False
 
 
 class KnownPod(Struct, frozen=True):
@@ -57,8 +76,17 @@ class Evicts(Protocol):
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
         """This node's pods by uid; none, when nobody has answered `within_s`. Never raises."""
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self,
+        pod: PodRef,
+        why: str,
+        *,
+        within_s: float,
+        grace_s: int | None = None,
+        still: Callable[[], bool] = lambda: True,
+    ) -> float | None:
         """Have it leave, in its own grace period (or `grace_s`); returns within how many seconds it will have ended.
+        `still`: whether it is to go, asked right before each request; if not, that is a RefusedError.
 
         None: there is no such pod any more, or nobody has answered `within_s`: that goes on by itself. Raises
         BudgetError and RefusedError, and nothing else.
@@ -69,7 +97,8 @@ class Evicts(Protocol):
 
 
 class PodStopper(Struct):
-    """Has pods leave, each once, and those again that did not. `evicts` None: all are stopped at the runtime.
+    """Has pods leave, each once, and those again that did not. `evicts` None: all are stopped at the runtime. `holds`
+    judges whether they are to go, see the module.
 
     There, a pod that asks for notice has its containers' stop signal sent first, and as many seconds to end by itself;
     nobody waits for that. To stop the sandbox alone would kill them at once. One that is evicted has its own grace
@@ -79,6 +108,7 @@ class PodStopper(Struct):
     runtime: Runtime
     log: FilteringBoundLogger
     pods: Inventory
+    holds: "Holds"
     evicts: Evicts | None = None
     clock: Clock = field(default_factory=Clock)
     _stopped: set[str] = set()
@@ -114,8 +144,12 @@ class PodStopper(Struct):
         """When one that was evicted will have ended (CLOCK_BOOTTIME); infinite: it was not."""
         return self._evicted.get(sandbox_id, math.inf)
 
-    async def stop_all(self, wanted: Mapping[str, tuple[PodRef, str]], patient: Collection[str] = ()) -> None:
-        """Have these leave, by sandbox id, for these reasons.
+    def stands(self, one: Leave) -> bool:
+        """Whether it is to go, still. May be asked for from any thread."""
+        return self.holds.stops(one.setting, one.pod, held_off_too=one.held_off_too)
+
+    async def stop_all(self, wanted: Mapping[str, Leave], patient: Collection[str] = ()) -> None:
+        """Have these leave, by sandbox id.
 
         Those that are `patient` wait until their disruption budget lets them go: the next call tries again. Raises what
         `Runtime.stop` does, after all were tried; of a stop after notice, that is logged.
@@ -123,11 +157,7 @@ class PodStopper(Struct):
         self.forget_others(wanted.keys())
         leaving = self.leaving | self._stopped
         # At once: one that will not stop must not keep the others.
-        stops = [
-            self._leave(one, pod, why, patient=one in patient)
-            for one, (pod, why) in wanted.items()
-            if one not in leaving
-        ]
+        stops = [self._leave(one, leave, patient=one in patient) for one, leave in wanted.items() if one not in leaving]
         failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
         if failures:
             raise failures[0]
@@ -144,9 +174,9 @@ class PodStopper(Struct):
         return {} if self.evicts is None else await self.evicts.known(within_s=within_s)
 
     async def evict_first(
-        self, victims: Sequence[tuple[str, PodRef, str]], *, within_s: float, grace_s: int | None = None
+        self, victims: Sequence[tuple[str, Leave]], *, within_s: float, grace_s: int | None = None
     ) -> tuple[int, bool] | None:
-        """Evict the first of these whose budget lets it go: (sandbox id, pod, why), in their order.
+        """Evict the first of these whose budget lets it go: by sandbox id, in their order.
 
         Returns which, and whether it was evicted. Otherwise it is to be stopped: nobody has answered for it in time,
         and it may go by that request yet; or it was refused, as were all that no budget holds; or the first was evicted
@@ -156,13 +186,19 @@ class PodStopper(Struct):
             return 0, False
         end_s = self.clock.boottime_s() + within_s
         refused: int | None = None
-        for at, (sandbox_id, pod, why) in enumerate(victims):
+        for at, (sandbox_id, one) in enumerate(victims):
             now_s = self.clock.boottime_s()
             before_s = self.ends_s(sandbox_id)
             if at == 0 and before_s <= now_s:
                 return at, False
             try:
-                ends_s = await self.evicts.evict(pod, why, within_s=max(0.0, end_s - now_s), grace_s=grace_s)
+                ends_s = await self.evicts.evict(
+                    one.pod,
+                    one.why,
+                    within_s=max(0.0, end_s - now_s),
+                    grace_s=grace_s,
+                    still=partial(self.stands, one),
+                )
             except BudgetError:
                 continue
             except RefusedError:
@@ -174,13 +210,14 @@ class PodStopper(Struct):
             return at, True
         return None if refused is None else (refused, False)
 
-    async def _leave(self, sandbox_id: str, pod: PodRef, why: str, *, patient: bool) -> None:
+    async def _leave(self, sandbox_id: str, one: Leave, *, patient: bool) -> None:
         """One that was evicted and has not ended is stopped: kubelet may be away."""
         if self.evicts is None or sandbox_id in self._evicted:
-            await self.stop(sandbox_id, pod, why)
+            await self.stop(sandbox_id, one)
             return
+        pod, why = one.pod, one.why
         try:
-            ends_s = await self.evicts.evict(pod, why, within_s=EVICT_S)
+            ends_s = await self.evicts.evict(pod, why, within_s=EVICT_S, still=partial(self.stands, one))
         except BudgetError as error:
             if patient:
                 if sandbox_id not in self._waiting:
@@ -191,19 +228,24 @@ class PodStopper(Struct):
         except RefusedError:
             ends_s = None
         if ends_s is None:
-            await self.stop(sandbox_id, pod, why)
+            await self.stop(sandbox_id, one)
         else:
             self._evicted[sandbox_id] = self.clock.boottime_s() + ends_s
 
-    async def stop(self, sandbox_id: str, pod: PodRef, why: str, *, at_once: bool = False) -> None:
+    async def stop(self, sandbox_id: str, one: Leave, *, at_once: bool = False) -> None:
         """At the runtime, whatever its budget says. `at_once`: there is no time for notice.
 
         Raises what `Runtime.stop` does; of a stop after notice, that is logged.
         """
-        if at_once or sandbox_id in self._evicted or not self._notices(sandbox_id, pod, why):
-            await self._stop(sandbox_id, pod, why)
+        if at_once or sandbox_id in self._evicted or not self._notices(sandbox_id, one):
+            await self._stop(sandbox_id, one)
 
-    async def _stop(self, sandbox_id: str, pod: PodRef, why: str) -> None:
+    async def _stop(self, sandbox_id: str, one: Leave) -> None:
+        """All stops at the runtime come by here."""
+        pod, why = one.pod, one.why
+        if not self.stands(one):
+            self.log.info("not_stopped_any_more", pod=str(pod), pod_uid=pod.uid, reason=why, setting=one.setting)
+            return
         self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
         if self.evicts is not None and sandbox_id not in self._told:
             self._told.add(sandbox_id)
@@ -211,29 +253,31 @@ class PodStopper(Struct):
         await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
 
-    def _notices(self, sandbox_id: str, pod: PodRef, why: str) -> bool:
+    def _notices(self, sandbox_id: str, one: Leave) -> bool:
         """Whether it has had notice, or has it from now on, and is stopped then."""
         if sandbox_id in self._noticed:
             return True
         if not (notice_s := self.pods.notice_s(sandbox_id)):
             return False
-        self.log.info("notice", pod=str(pod), pod_uid=pod.uid, seconds=notice_s, reason=why)
-        self._noticed[sandbox_id] = task = asyncio.create_task(self._stop_after(notice_s, sandbox_id, pod, why))
+        if not self.stands(one):
+            return False
+        self.log.info("notice", pod=str(one.pod), pod_uid=one.pod.uid, seconds=notice_s, reason=one.why)
+        self._noticed[sandbox_id] = task = asyncio.create_task(self._stop_after(notice_s, sandbox_id, one))
         task.add_done_callback(lambda _: self._noticed.pop(sandbox_id, None))
         return True
 
-    async def _stop_after(self, notice_s: int, sandbox_id: str, pod: PodRef, why: str) -> None:
+    async def _stop_after(self, notice_s: int, sandbox_id: str, one: Leave) -> None:
         containers = [one.id for one in self.pods.containers_of(sandbox_id)]
         notices = (self.runtime.give_notice(one, notice_s) for one in containers)
         await asyncio.gather(*notices, return_exceptions=True)  # whatever failed of it: they are stopped now
         try:
-            await self._stop(sandbox_id, pod, why)
+            await self._stop(sandbox_id, one)
         except Exception as error:  # the next time, it is tried again
-            self.log.warning("not_stopped", pod=str(pod), pod_uid=pod.uid, error=str(error))
+            self.log.warning("not_stopped", pod=str(one.pod), pod_uid=one.pod.uid, error=str(error))
 
 
 class Holds(Struct):
-    """By which settings single pods are stopped now (`stops_by`), and which pods may not start in the box for now.
+    """By which settings pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
     `closed`: why no pod at all may; "": they may. Kubelet starts a pod again at once that was stopped, and it would do
     the same again. A hold names the `setting` by which the pod was stopped, and ends with it. A pod that an operator
@@ -247,9 +291,11 @@ class Holds(Struct):
     resting: bool = False
     _held: dict[tuple[str, str], tuple[float, str]] = {}
 
-    def stops(self, setting: str, pod: PodRef) -> bool:
-        """Whether this pod is stopped by that setting now."""
-        return setting in self.stops_by and not self.hold_offs.covers(pod)
+    def stops(self, setting: str, pod: PodRef, *, held_off_too: bool = False) -> bool:
+        """Whether this pod is stopped by that setting now. May be asked for from any thread."""
+        if self.resting or setting not in self.stops_by:
+            return False
+        return held_off_too or not self.hold_offs.covers(pod)
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
         """Keep the pod out for so long; `why` follows "it was stopped, as"."""

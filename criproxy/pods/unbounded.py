@@ -2,23 +2,92 @@
 
 They started past criproxy (in a bypass, or before it was there) or while colocation was off. What such a pod runs
 stays where it is until the pod starts anew. It is looked for with each listing of the runtime.
+
+**What was online when it started is never stopped**, whatever the config says of it now: a rule that matches more than
+its author meant would stop every pod of the node. Labels and annotations of a sandbox never change, so with the rules
+that held before, the pods are known that only a change of the rules has made offline. Rules and pods are kept in a file
+beside criproxy's socket: it outlives a restart, also one with other rules, and no boot, as no pod does.
+
+A pod whose disruption budget does not let it go now stays until it does.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
 
+from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.worker import Worker
 from criproxy.hooks.offline import OfflineRules
-from criproxy.model import PodRef
+from criproxy.model import Pod, PodRef
 from criproxy.model.shown import Gauge, listed
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, PodStopper
+from criproxy.pods.stopping import ON_UNBOUNDED, Leave, PodStopper
 
 _WHY: Final = "it is offline and runs outside the box"
+
+
+class Started(Struct, frozen=True):
+    """The `rules` that held last, and the sandboxes outside the box that they, or rules before them, found `online`."""
+
+    rules: OfflineRules | None = None
+    online: frozenset[str] = frozenset()
+
+    def now(self, rules: OfflineRules, outside: Mapping[str, Pod]) -> "Started":
+        """The same, when these pods run and these rules hold."""
+        online = self.online & outside.keys()
+        if self.rules is not None and self.rules != rules:
+            online |= {one for one, pod in outside.items() if self.rules.why(pod) is None}
+        return Started(rules, online)
+
+
+class StartedFile(Struct):
+    """What outlives a restart of `Started`."""
+
+    path: Path
+    worker: Worker
+    log: FilteringBoundLogger
+
+    async def read(self, rules: OfflineRules, outside: Mapping[str, Pod]) -> Started:
+        """As it was left; nothing, where there is no such file. Raises OSError and CgroupError.
+
+        Where a file is damaged, nobody knows who was online, so all that run now are taken for it.
+        """
+        try:
+            data = await self.worker.run("read which pods were online", self.path.read_bytes)
+            return msgspec.json.decode(data, type=Started)
+        except FileNotFoundError:
+            return Started()
+        except ValueError as error:
+            self._trouble("read", str(error))
+            return Started(rules, frozenset(outside))
+
+    async def write(self, started: Started) -> None:
+        """Whatever fails is told: it is kept for this process all the same."""
+        try:
+            await self.worker.run("write which pods were online", lambda: self._write(msgspec.json.encode(started)))
+        except (OSError, CgroupError) as error:
+            self._trouble("written", str(error))
+
+    def _write(self, data: bytes) -> None:
+        new = self.path.with_name(f"{self.path.name}.new")
+        try:
+            new.write_bytes(data)
+            new.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise
+
+    def _trouble(self, what: str, error: str) -> None:
+        self.log.warning("online_pods_not_kept", file=str(self.path), error=f"it can't be {what}: {error}")
 
 
 class UnboundedPods(PodObserver, Part, Struct, eq=False):
@@ -32,7 +101,10 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     shared: PodsShared
     stopper: PodStopper
+    file: StartedFile
     rules: OfflineRules | None = None
+    _started: Started | None = None
+    """None: not read yet."""
     _logged: frozenset[str] = frozenset()
     _wake: Wake = field(default_factory=Wake)
 
@@ -41,7 +113,8 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     @classmethod
     def made(cls, ports: Ports) -> "UnboundedPods":
-        return cls(ports.shared, ports.shared.stopper())
+        file = StartedFile(ports.run_path.with_suffix(".online"), ports.looks, ports.shared.log)
+        return cls(ports.shared, ports.shared.stopper(), file)
 
     def configure(self, now: NodeSettings) -> None:
         self.rules = now.config.colocation.offline_rules() if now.relieves else None
@@ -63,13 +136,28 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
         """Log those that are new, and stop them. Raises what `Runtime.stop` does, after all were tried."""
         if not self.shared.runtime.ready:
             return
-        found = self._found()
+        online, found = await self._online(), self._found()
         for sandbox_id, (pod, why) in found.items():
             if sandbox_id not in self._logged:
-                self.shared.log.warning("offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why)
+                was = sandbox_id in online
+                self.shared.log.warning(
+                    "offline_pod_unbounded", pod=str(pod), pod_uid=pod.uid, offline_because=why, was_online=was
+                )
         self._logged = frozenset(found)
-        stops = self.shared.holds.stops
-        await self.stopper.stop_all({one: (pod, _WHY) for one, (pod, _) in found.items() if stops(ON_UNBOUNDED, pod)})
+        leaves = {one: Leave(pod, _WHY, ON_UNBOUNDED) for one, (pod, _) in found.items() if one not in online}
+        wanted = {one: leave for one, leave in leaves.items() if self.stopper.stands(leave)}
+        await self.stopper.stop_all(wanted, patient=wanted.keys())
+
+    async def _online(self) -> frozenset[str]:
+        """The sandboxes outside the box that were online when they started."""
+        if (rules := self.rules) is None:
+            return frozenset()
+        outside = self.shared.inventory.outside
+        before = await self.file.read(rules, outside) if self._started is None else self._started
+        self._started = before.now(rules, outside)
+        if self._started != before:
+            await self.file.write(self._started)
+        return self._started.online
 
     def section(self) -> Mapping[str, Any]:
         return {"unbounded": tuple(str(pod) for pod in self.pods().values())}

@@ -20,4 +20,5 @@ meaning.
 | `policy` | the ColocationPolicy, and the annotations by which a node gets it and answers |
 | `quantities` | amounts as Kubernetes writes them |
 | `times` | times as Kubernetes writes them |
+| `watching` | lists and watches as Kubernetes answers them, and what to ask next |
 """

@@ -15,8 +15,15 @@ TIER: Final = f"{PREFIX}tier"
 
 RESOURCES: Final = f"{PREFIX}resources"
 """A pod's annotation, written by the webhook: JSON, the CPU and memory that its containers asked for, in Kubernetes'
-own quantities: {"containers": {NAME: {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}}.
+own quantities: {"containers": {NAME: {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi"}}}}. Below
+"initContainers" are those, in their order; a sidecar has "restartPolicy": "Always" beside its amounts.
 """
+
+MOST_RECORDED: Final = 64 * 1024
+"""Characters of RESOURCES, or of EXTENDED_SPEC, that a node reads."""
+
+MOST_CONTAINERS: Final = 128
+"""In such an annotation, init containers too: what a node reads of one pod, whoever wrote it."""
 
 KEEP_REQUESTS: Final = f"{PREFIX}keep-requests"
 """A pod's annotation, "true": it is offline, but its requests stay as they are."""

@@ -22,6 +22,9 @@ PLURAL: Final = "colocationpolicies"
 MAX_POLICY_BYTES: Final = 64 * 1024
 """Of each annotation. All of an object together have 256 KiB. Source: apimachinery, TotalAnnotationSizeLimitB."""
 
+MOST_DEEP: Final = 16
+"""Levels of nesting in settings. What follows a value down has a stack that ends somewhere."""
+
 SCHEDULE: Final[Mapping[str, str]] = {
     "timeZone": "time_zone",
     "windows": "windows",
@@ -98,3 +101,10 @@ def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
             ignored.append(key)
             left[section] = {other: value for other, value in table.items() if other != name}
     return left, tuple(ignored)
+
+
+def is_deep(value: object, levels: int = MOST_DEEP) -> bool:
+    """Whether a value, as read from JSON, is nested more than so many levels deep."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list) and (levels == 0 or any(is_deep(one, levels - 1) for one in value))

@@ -14,12 +14,13 @@ MOST: Final = Fraction(2**63 - 1)
 """Kubernetes makes this of all that is more."""
 
 _FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
-_FACTORS: Final[Mapping[str, Fraction]] = {
-    "": Fraction(1),
-    **{suffix: Fraction(1000) ** -power for power, suffix in enumerate("mun", 1)},
-    **{suffix: Fraction(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
-    **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+_FACTORS: Final[Mapping[str, tuple[int, int]]] = {
+    "": (1, 1),
+    **{suffix: (1, 1000**power) for power, suffix in enumerate("mun", 1)},
+    **{suffix: (1000**power, 1) for power, suffix in enumerate("kMGTPE", 1)},
+    **{f"{suffix}i": (1024**power, 1) for power, suffix in enumerate("KMGTPE", 1)},
 }
+"""By which a suffix multiplies and divides."""
 _MOST_EXPONENT: Final = 99
 """Beyond it, whatever the digits are, a value is above `MOST` or next to nothing."""
 
@@ -45,11 +46,13 @@ def _amount(text: str) -> Fraction:
     if match is None:
         raise ValueError(f"{text[:40]!r} is no quantity")
     sign, digits, suffix, exponent = match.groups()
+    whole, _, part = digits.partition(".")
     if exponent:
-        factor = Fraction(10) ** max(-_MOST_EXPONENT, min(int(exponent), _MOST_EXPONENT))
+        power = max(-_MOST_EXPONENT, min(int(exponent), _MOST_EXPONENT))
+        above, below = 10 ** max(power, 0), 10 ** max(-power, 0)
     else:
-        factor = _FACTORS[suffix or ""]
-    value = min(Fraction(f"0{digits.rstrip('.')}") * factor, MOST)
+        above, below = _FACTORS[suffix or ""]
+    value = min(Fraction(int(whole + part) * above, 10 ** len(part) * below), MOST)
     return -value if sign == "-" else value
 
 

@@ -17,7 +17,7 @@ from criproxy.config.settings import Config, Control, Kubernetes
 from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.model import PodRef
 from criproxy.observe.metrics import Metrics
-from criproxy.pods.stopping import PodStopper
+from criproxy.pods.stopping import Leave, PodStopper
 from integration.lab.cgroups import of_process
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
@@ -45,6 +45,13 @@ PLAIN = {
 SOON_S, POD_S = (900.0, 900.0) if is_throwaway() else (120.0, 300.0)
 
 T = TypeVar("T")
+
+
+class _Stops:
+    """Every pod is to go."""
+
+    def stops(self, *_: object, **__: object) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -147,10 +154,10 @@ class Cluster:
 
         Which one it was; None: none. `folder`: see `asked`.
         """
-        victims = [(ref.name, ref, f"test of {ref.name}") for ref in map(_ref, pods)]
+        victims = [(ref.name, Leave(ref, f"test of {ref.name}", "")) for ref in map(_ref, pods)]
 
         async def relieve(part: KubernetesPart) -> int | None:
-            stopper = PodStopper(runtime=None, log=structlog.get_logger(), pods=None, evicts=part)  # type: ignore[arg-type]
+            stopper = PodStopper(None, structlog.get_logger(), None, _Stops(), part)  # type: ignore[arg-type]
             found = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
             await asyncio.sleep(2.0)  # the events are told apart from it
             return found[0] if found and found[1] else None

@@ -43,8 +43,10 @@ class Replica:
 
     process: Process
 
-    def __init__(self, plane: ControlPlane, name: str) -> None:
+    def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
+        """`server`: the URL by which it finds the API server; "": the plane's own."""
         self._plane = plane
+        self._server = server or plane.url
         self._folder = plane.directory / name
         self._folder.mkdir(parents=True, exist_ok=True)
         (self.port,) = free_ports(1)
@@ -67,6 +69,7 @@ class Replica:
         """
         config: dict[str, Any] = json.loads(self._plane.account_kubeconfig(SYSTEM, "criproxy-cluster").read_text())
         config["contexts"][0]["context"]["namespace"] = SYSTEM
+        config["clusters"][0]["cluster"]["server"] = self._server
         kubeconfig = self._folder / "kubeconfig"
         kubeconfig.write_text(json.dumps(config))
         main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"

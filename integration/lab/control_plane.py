@@ -76,6 +76,8 @@ class ControlPlane:
         _openssl("genrsa", "-out", self.directory / "pki" / "accounts.key", "2048")
         self.admin = self.kubeconfig("admin", ADMIN)
         self._context = self.context_of("admin")
+        self.audit = self.directory / "audit.log"
+        """What was written to Nodes, Leases and our kinds, a JSON object a line; see `_audit_policy`."""
 
     @property
     def url(self) -> str:
@@ -169,6 +171,9 @@ class ControlPlane:
             "--service-cluster-ip-range=10.0.0.0/24",
             "--enable-aggregator-routing",  # a webhook is found by endpoints: nothing here forwards a Service
             "--allow-privileged",
+            f"--audit-policy-file={self._audit_policy()}",
+            f"--audit-log-path={self.audit}",
+            "--audit-log-mode=blocking",
         )
         self._processes["kube-apiserver"].wait_until(self._is_ready, START_S, "readiness", 0.1)
 
@@ -196,6 +201,20 @@ class ControlPlane:
         kubeconfig = self.kubeconfig(program, f"/O=system:masters/CN=system:{program}")
         own = ("--bind-address=127.0.0.1", f"--secure-port={self._ports[port]}", "--leader-elect=false")
         self._start(program, f"--kubeconfig={kubeconfig}", f"--cert-dir={self.directory / program}", *own, *arguments)
+
+    def _audit_policy(self) -> Path:
+        """Each request that has written, with its body, when it is answered."""
+        kinds = {"": ["nodes", "nodes/status"], "coordination.k8s.io": ["leases"], "colocation.criproxy.io": ["*"]}
+        resources = [{"group": group, "resources": names} for group, names in kinds.items()]
+        written = {"level": "Request", "verbs": ["update", "patch", "create"], "resources": resources}
+        file = self.directory / "audit-policy.json"
+        file.write_text(json.dumps({
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [written, {"level": "None"}],
+        }))  # fmt: skip
+        return file
 
     def _scheduler_config(self) -> Path:
         """The scheduler as ever, which also goes by the name that Koordinator's manifests give theirs."""

@@ -84,7 +84,7 @@ class Criproxy:
         `options` are added to its command line, `env` to its environment. Raises LabError when it ends, or after a
         minute.
         """
-        command: list[str | Path] = [self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
+        command = [*self._runs_in(), self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
         self._process = Process("criproxy", command, self.log, {"PYTHONPATH": python_path(), **(env or {})})
         if until_ready:
             self._process.wait_until(self.is_ready, START_S, "readiness")
@@ -145,6 +145,10 @@ class Criproxy:
         if self._process is None:
             raise LabError("criproxy was not started")
         return self._process
+
+    def _runs_in(self) -> Sequence[str | Path]:
+        """What comes before its command."""
+        return ()
 
     def _complete(self, config: Config) -> Config:
         own: Config = {

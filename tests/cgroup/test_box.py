@@ -2,22 +2,25 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box, BoxSettings, BoxState, Held
+from criproxy.cgroup.box.limits import SETTLED_S
 from criproxy.cgroup.box.pods import ORPHAN_S, STARTING_MOST_S, STARTING_S
-from criproxy.cgroup.driver import AbsentDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.driver import AbsentDriver, CgroupDriver, CgroupError, HeldLimit, PodLimits
+from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
 from criproxy.cgroup.pressure import online_pressure
 from criproxy.concurrency.worker import StuckError, Worker
-from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimited, Usage
+from criproxy.model import UNLIMITED, AdmissionError, Limits, Resources, Unlimited, Usage, UsageReading
 from criproxy.model.cpulist import Cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -552,6 +555,52 @@ def test_apply_returns_what_was_written_and_counts_drift(box: Box, driver: FakeD
     assert (box.state().drift, box.state().limits) == (1, DECIDED)
 
 
+@pytest.fixture
+def bounded(box: Box, driver: FakeDriver) -> Box:
+    """To `DECIDED`, with a pod in it; what the driver does from now on is logged."""
+    run(lambda: box.pods.admit(A, 0), lambda: box.apply(DECIDED))
+    driver.log.clear()
+    return box
+
+
+def writes(driver: FakeDriver) -> list[tuple[str, ...]]:
+    return [call for call in driver.log if call[0] == "write"]
+
+
+def test_limits_that_a_reading_has_just_found_in_force_are_not_written_again(bounded: Box, driver: FakeDriver) -> None:
+    *_, unread = run(bounded.usage, lambda: bounded.apply(DECIDED), lambda: bounded.apply(DECIDED))
+
+    assert unread == ()
+    assert len(writes(driver)) == 1, "by the second one, before which nothing was read"
+    run(bounded.usage, lambda: bounded.apply({**DECIDED, "cpu": 0.5}))
+    assert driver.boxes["/offline"]["cpu"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        pytest.param(lambda box, driver, clock: driver.boxes.update({"/offline": FLOOR}), id="somebody-writes"),
+        pytest.param(lambda box, driver, clock: driver.boxes.pop("/offline"), id="box-is-gone"),
+        pytest.param(lambda box, driver, clock: box.configure(QUARTER), id="new-settings"),
+        pytest.param(lambda box, driver, clock: clock.advance(SETTLED_S), id="all-files-are-due"),
+    ],
+)
+def test_what_a_reading_has_not_found_in_force_is_written(
+    bounded: Box, driver: FakeDriver, clock: FakeClock, happens: Callable[[Box, FakeDriver, FakeClock], object]
+) -> None:
+    happens(bounded, driver, clock)
+    run(bounded.usage, lambda: bounded.apply(DECIDED))
+
+    assert len(writes(driver)) == 1
+    assert driver.boxes["/offline"] == DECIDED
+
+
+def test_limit_that_the_guard_has_squeezed_since_the_reading_is_written(bounded: Box, driver: FakeDriver) -> None:
+    run(bounded.usage, lambda: bounded.squeeze(0.7), lambda: bounded.apply(DECIDED))
+
+    assert driver.boxes["/offline"] == DECIDED
+
+
 def test_squeeze_lowers_the_cpu_limit_alone(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.apply(DECIDED), lambda: box.pods.admit(A, 0), lambda: box.squeeze(0.7))
 
@@ -680,8 +729,9 @@ def test_each_tick_without_a_box_wakes_up_no_thread_and_what_it_decided_holds_fo
 
     with monkeypatch.context() as patched:
         patched.setattr(Worker, "run", woken)
-        usages, changes = run(box.usage, lambda: box.apply(DECIDED))
-    assert (usages.box, changes) == (None, ())  # type: ignore[attr-defined]
+        found: Any = run(box.usage, lambda: box.apply(DECIDED))
+    (usages, _), changes = found
+    assert (usages.box, changes) == (None, ())
     run(lambda: box.pods.admit(A, 0))
     assert driver.boxes["/offline"] == DECIDED
 
@@ -765,10 +815,23 @@ def test_adopted_box_takes_the_decision_that_was_made_already(box: Box, driver: 
 
 
 def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
-    before, _, after = run(box.usage, lambda: box.pods.admit(A, 0), box.usage)
+    found: Any = run(box.usage, lambda: box.pods.admit(A, 0), box.usage)
+    (before, _), _, (after, _) = found
 
-    assert (before.node, before.box) == (Usage(10.0, 1000), None)  # type: ignore[attr-defined]
-    assert after.box == Usage(1.0, 100)  # type: ignore[attr-defined]
+    assert (before.node, before.box) == (Usage(10.0, 1000), None)
+    assert after.box == Usage(1.0, 100)
+
+
+def test_what_is_read_beside_usage_is_read_in_the_same_wake_up_and_fails_alone(box: Box) -> None:
+    def fails(driver: CgroupDriver, path: str) -> str:
+        raise OSError(path)
+
+    found: Any = run(lambda: box.pods.admit(A, 0), lambda: box.usage(lambda _, path: path), lambda: box.usage(fails))
+    _, (_, path), (usage, failure) = found
+
+    assert path == "/offline"
+    assert isinstance(usage, UsageReading)
+    assert isinstance(failure, OSError)
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
@@ -968,11 +1031,12 @@ def test_blocked_write_times_out_then_fails_fast_then_recovers(driver: FakeDrive
         with pytest.raises(StuckError, match="still blocked in the kernel"):
             await box.apply(DECIDED)
         stuck = box.state()
-        usages = await box.usage()
+        usages, _ = await box.usage()
         driver.gate.set()
         await until(lambda: not box.state().reason)
 
         assert (stuck.welcome, stuck.reason, stuck.timeouts) == (False, "a cgroup write is blocked in the kernel", 1)
+        assert isinstance(usages, UsageReading)
         assert usages.box is not None
 
     asyncio.run(scenario())
@@ -1227,8 +1291,9 @@ def test_box_of_a_machine_without_cgroups_lets_nobody_in_and_says_why(clock: Fak
     run(lambda: box.apply(DECIDED))
     with pytest.raises(AdmissionError, match="no cgroup mount"):
         run(lambda: box.pods.admit(A, 0))
-    with pytest.raises(CgroupError, match="no cgroup mount"):
-        run(box.usage)
+    found: Any = run(box.usage)
+    ((usage, _),) = found
+    assert "no cgroup mount" in str(usage)
     state, file = box.state(), online_pressure(AbsentDriver(""), "/offline")
     box.close()
 
@@ -1277,6 +1342,16 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     assert run(lambda: after_restart.pods.carry((A, B))) == [()]
     after_restart.pods.know_asked({"podb": 1024})
     assert run(lambda: after_restart.pods.carry((A, B))) == [("podb",)]
+
+
+def test_pod_has_no_weight_above_that_of_all_cpus_of_the_node(
+    box: Box, driver: FakeDriver, kubelets: PodLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a forged record says: no scheduler has placed a pod here that asks for more."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
+    run(lambda: box.pods.admit(B, 0, 262144))
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight_of(4096, 2)
 
 
 def test_weight_of_kubelets_own_goes_before_what_a_pod_asks_for(

@@ -23,6 +23,9 @@ def test_use_is_of_the_boxs_cpus_and_of_those_pods_that_are_there(tmp_path: Path
     directory, name = ("cpuset", "cpuset.effective_cpus") if version == 1 else ("cg", "cpuset.cpus.effective")
     kernel.by_hand(f"{directory}{BOX}/{name}", "0,2")
 
-    found = cpu_use(driver.files, BOX, (POD, "/offline/podgone"), kernel.root)
+    found = cpu_use(driver.files, BOX, (POD, "/offline/podgone"), kernel.root, str(tmp_path))
 
     assert (found.cpus, found.idle_s, found.used_s) == ({0, 2}, {0: 3.0}, {POD: 1.5}), "as the fake kernel counts it"
+    (tmp_path / "isolated").write_text("2-3\n")
+    found = cpu_use(driver.files, BOX, (), kernel.root, str(tmp_path))
+    assert (found.cpus, found.isolated) == ({0}, {2}), "what is idle there is kept for others"

@@ -48,12 +48,22 @@ class Node:
         self.blocks = root / "block"
         self.blocks.mkdir()
 
-    def disk(self, name: str, scheduler: str | None = "none [bfq]", size: str = "100", slaves: str = "") -> None:
+    def disk(
+        self,
+        name: str,
+        scheduler: str | None = "none [bfq]",
+        size: str = "100",
+        slaves: str = "",
+        *,
+        hidden: bool = False,
+    ) -> None:
         directory = self.blocks / name
         (directory / "queue").mkdir(parents=True)
         (directory / "slaves" / slaves).mkdir(parents=True)
         (directory / "size").write_text(f"{size}\n")
         (directory / "dev").write_text("8:0\n")
+        if hidden:
+            (directory / "hidden").write_text("1\n")
         if scheduler is not None:
             (directory / "queue" / "scheduler").write_text(f"{scheduler}\n")
 
@@ -110,5 +120,6 @@ def test_what_is_no_disk_is_left_out(node: Node) -> None:
         node.disk(name)
     node.disk("sdc", size="0")
     node.disk("dm-0", slaves="sda")
+    node.disk("nvme0c0n1", None, hidden=True)
     node.disk("sda")
     assert list(node.look(None)) == ["sda"]

@@ -222,6 +222,50 @@ def test_box_leaves_the_sibling_of_an_exclusive_cpu_without_being_asked_for_whol
     assert held == [("0-2,4-6", without), ("0-7", "")]
 
 
+@pytest.mark.parametrize(
+    ("isolated", "nohz_full", "cpus", "says"),
+    [
+        pytest.param("3,7", "(null)", "2,6", "3,7 are isolated", id="a-core"),
+        pytest.param("", "7", "2,6", "7 are isolated", id="a-thread"),
+        pytest.param("3", "2", "1,5", "2-3 are isolated", id="both"),
+        pytest.param("", "", "3,7", "1 of 4 physical cores, with all their hyperthreads", id="none"),
+        pytest.param("0-7", "", "3,7", "1 of 4 physical cores", id="all"),
+        pytest.param("nonsense", "\n", "3,7", "1 of 4 physical cores", id="no-list"),
+    ],
+)
+def test_isolated_cpus_are_never_the_boxs_with_whole_cores(
+    tmp_path: Path, isolated: str, nohz_full: str, cpus: str, says: str
+) -> None:
+    topology = machine(tmp_path, FOUR)
+    (tmp_path / "isolated").write_text(f"{isolated}\n")
+    (tmp_path / "nohz_full").write_text(f"{nohz_full}\n")
+
+    found, words = WholeCores(topology, lambda: NONE, lambda: NONE).choose(UNLIMITED, 2.0)
+
+    assert found is not UNLIMITED
+    assert format_cpus(found) == cpus
+    assert says in words
+
+
+def test_isolated_cpus_are_left_out_where_there_are_no_hyperthreads(tmp_path: Path) -> None:
+    topology = machine(tmp_path, tuple(frozenset({cpu}) for cpu in range(4)))
+    (tmp_path / "isolated").write_text("2-3\n")
+
+    assert WholeCores(topology, lambda: NONE, lambda: NONE).choose(UNLIMITED, 4.0)[0] == {0, 1}
+
+
+def test_isolated_cpu_that_an_offline_pod_has_alone_stays_its_own(tmp_path: Path) -> None:
+    topology = machine(tmp_path, FOUR)
+    (tmp_path / "isolated").write_text("2-3\n")
+    cores = WholeCores(topology, lambda: frozenset({3}), lambda: NONE)
+
+    assert cores.choose(parse_cpus("0-7"), 1.0)[0] == parse_cpus("3,7")
+    assert cores.spare(parse_cpus("0-7")) == (
+        parse_cpus("0-1,3-7"),
+        "what kubelet leaves; 2 are isolated (isolcpus, nohz_full), and never the box's",
+    )
+
+
 def test_box_on_a_machine_that_does_not_tell_its_cores_leaves_the_exclusive_cpus(tmp_path: Path) -> None:
     cores = WholeCores(Topology(Tree(), None, str(tmp_path)), lambda: NONE, lambda: NONE)
     box = Box(FakeDriver(), BoxSettings(FLOOR), lambda: parse_cpus("0-2"), FakeClock(), cores=cores)

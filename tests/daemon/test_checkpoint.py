@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import re
+import stat
 import threading
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ from criproxy.control.interference.ladder import LadderSettings, Rung, Transitio
 from criproxy.control.interference.responder import Move, Responder
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
-from criproxy.daemon.checkpoint import MAX_AGE_S, Checkpointer, CheckpointFile, Remembered
+from criproxy.daemon.checkpoint import MAX_AGE_S, MOST_BYTES, Checkpointer, CheckpointFile, Remembered
 from criproxy.pods.interference import InterferenceState
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.log import FakeLog
@@ -44,6 +46,11 @@ def states(clock):
     return Remembered({"cpu": predictor.checkpoint()})
 
 
+def unsigned(file):
+    """The file's text as a criproxy wrote it that knew no checksum."""
+    return re.sub(r'"crc32":"[0-9a-f]{8}",', "", file.path.read_text())
+
+
 def with_one_sample(states):
     return Remembered({"cpu": replace(states.predictors["cpu"], samples=1)})
 
@@ -70,7 +77,7 @@ def test_where_the_ladder_stands_is_written_and_read(file, states):
 
 def test_ladder_that_another_version_has_written_costs_nobody_the_rest(file, states, log):
     file.write(states)
-    file.path.write_text(file.path.read_text().replace('"interference":null', '"interference":{"rungs":[]}'))
+    file.path.write_text(unsigned(file).replace('"interference":null', '"interference":{"rungs":[]}'))
     assert file.load() == (states, 0.0)
     assert log.names() == ["interference_starts_cold"]
 
@@ -155,13 +162,16 @@ def test_checkpoint_after_a_reboot_is_taken_over_by_the_predictor(file, states, 
         (lambda text: text.replace('"wall_s":1700006400.0', f'"wall_s":{1700006399.0 - MAX_AGE_S}'), "604801 s old"),
         (lambda text: text.replace('"wall_s":1700006400.0', '"wall_s":1e999'), "out of range"),
         (lambda text: "\udc80" + text, "malformed|invalid"),
+        (lambda text: re.sub(r'"last_s":[0-9.]+', '"last_s":1e12', text, count=1), "last_s is 1e.12, later"),
+        (lambda text: '{"x":' * 5000, "recursion"),
+        (lambda text: text[:-1] + " " * MOST_BYTES + "}", "more than 16 MiB"),
     ],
     ids=["empty", "half", "text", "list", "no-version", "newer-version", "wrong-type", "missing-key", "future", "old",
-         "infinite", "not-utf8"],
+         "infinite", "not-utf8", "moment-to-come", "deep", "large"],
 )  # fmt: skip
 def test_checkpoint_unusable_file_is_set_aside_with_one_line(file, states, log, spoil, reason):
     file.write(states)
-    text = spoil(file.path.read_text())
+    text = spoil(unsigned(file))
     file.path.write_bytes(text.encode(errors="surrogateescape"))
     assert file.load() == (Remembered({}), 0.0)
     [(level, event, fields)] = log.events
@@ -171,6 +181,56 @@ def test_checkpoint_unusable_file_is_set_aside_with_one_line(file, states, log, 
     assert aside.read_bytes() == text.encode(errors="surrogateescape")
     assert not file.path.exists()
     assert file.load() == (Remembered({}), 0.0)
+
+
+def test_checkpoint_with_any_bit_flipped_is_set_aside_or_says_the_same(file, states, log):
+    """A name with another letter is a key that nobody misses: what it held would be gone, and nobody told."""
+    file.write(Remembered(states.predictors, InterferenceState(responder().state())))
+    data, loaded = file.path.read_bytes(), file.load()
+    log.events.clear()
+    for at in range(0, len(data), 7):
+        file.path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        found = file.load()
+        assert found == loaded or (found == (Remembered({}), 0.0) and log.names()[-1] == "checkpoint_set_aside")
+    assert len(log.events) > len(data) / 8
+
+
+def test_checkpoint_of_a_criproxy_that_wrote_no_checksum_is_read(file, states, log):
+    file.write(states)
+    file.path.write_text(unsigned(file))
+    assert file.load() == (states, 0.0)
+    assert log.events == []
+
+
+def test_ladder_with_a_moment_to_come_costs_nobody_the_rest(file, states, log):
+    file.write(Remembered(states.predictors, InterferenceState(responder().state())))
+    file.path.write_text(re.sub(r'"t_s":[0-9.]+', '"t_s":1e12', unsigned(file), count=1))
+    assert file.load() == (states, 0.0)
+    assert log.names() == ["interference_starts_cold"]
+
+
+def test_checkpoint_of_3_gib_is_set_aside_unread(file, log):
+    file.path.parent.mkdir()
+    with file.path.open("wb") as sparse:
+        sparse.truncate(3 << 30)
+    began_s = time.thread_time()
+    assert file.load() == (Remembered({}), 0.0)
+    assert log.names() == ["checkpoint_set_aside"]
+    assert time.thread_time() - began_s < 1.0
+    file.path.with_name("predictor.json.bad").unlink()
+
+
+def test_checkpoint_that_is_a_fifo_is_set_aside_and_not_waited_for(file, log):
+    file.path.parent.mkdir()
+    os.mkfifo(file.path)
+    assert file.load() == (Remembered({}), 0.0)
+    assert log.names() == ["checkpoint_set_aside"]
+
+
+def test_checkpoint_is_for_its_own_user_alone(file, states):
+    file.write(states)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
 
 
 def test_checkpoint_a_directory_in_its_place_is_not_fatal(file, log):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -169,6 +170,37 @@ def test_fault_of_a_part_is_logged_and_all_begins_anew(bench, api, monkeypatch):
         await bench.until(lambda: batch_cpu(api) == "1500")
 
     bench.run(scenario)
+
+
+def test_kubeconfig_that_goes_once_all_had_begun_is_said(bench, api, authority, monkeypatch):
+    """The numbers that were published stand on; that they are old must not be all that is seen."""
+    kubeconfig = authority.folder / "moved.conf"
+
+    async def scenario():
+        await bench.until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
+        Path(bench.config.kubernetes.kubeconfig).rename(kubeconfig)  # noqa: ASYNC240
+        monkeypatch.setattr("criproxy.kube.publisher.Publisher.look", lambda _: 1 / 0)
+        await bench.until(lambda: "kubernetes_not_begun" in bench.log.names())
+        return bench.part.status()
+
+    try:
+        shown = bench.run(scenario)
+    finally:
+        kubeconfig.rename(bench.config.kubernetes.kubeconfig)
+    assert shown.published
+    assert bench.config.kubernetes.kubeconfig in shown.trouble
+
+
+def test_eviction_that_is_under_way_when_the_part_ceases_goes_no_further(bench, api):
+    put_pod(api)
+
+    async def scenario():
+        await bench.until(lambda: api.watchers)
+        api.fail("PATCH", slow_s=0.5)
+        assert await bench.part.evict(JOB, "why", within_s=0.05) is None
+
+    bench.run(scenario)
+    assert (len(api.pods), api.evictions) == (1, [])
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 import asyncio
 import socket
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -136,3 +138,62 @@ def test_part_of_several_that_fails_is_logged_by_its_own_error_and_ends_the_othe
         failure = asyncio.run(run())
     assert isinstance(failure, ValueError)
     assert [(line["event"], line["error"]) for line in lines] == [("part_failed", "so it is")]
+
+
+async def _stray() -> None:
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await cancelled
+
+
+async def _ends() -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [(_stray, "it was cancelled, though nobody has cancelled it"), (_ends, "it has ended, and was to go on")],
+)
+def test_part_that_ends_though_it_was_to_go_on_has_failed(
+    part: Callable[[], Coroutine[Any, Any, None]], why: str
+) -> None:
+    async def play() -> BaseException | None:
+        tasks = Tasks(structlog.get_logger())
+        mine = ActiveParts(tasks, lambda: (part(),), {})
+        mine.begin()
+        async with asyncio.timeout(5.0):
+            await tasks.stop.wait()
+        await mine.cease()
+        return tasks.failure
+
+    assert str(asyncio.run(play())) == why
+
+
+def test_part_that_is_ceased_has_not_failed(tmp_path: Path) -> None:
+    async def play() -> BaseException | None:
+        mine = active(tmp_path / "s", [])
+        mine.begin()
+        await settled()
+        await mine.cease()
+        await settled()
+        mine.release_sockets()
+        return mine.tasks.failure
+
+    assert asyncio.run(play()) is None
+
+
+def test_chore_that_fails_is_logged_and_ends_nothing() -> None:
+    async def fail() -> None:
+        raise OSError("no free descriptor")
+
+    async def play() -> Tasks:
+        tasks = Tasks(structlog.get_logger())
+        await tasks.attempt("look for kubelet", fail())
+        return tasks
+
+    with capture_logs() as lines:
+        tasks = asyncio.run(play())
+    assert (tasks.failure, tasks.stop.is_set()) == (None, False)
+    assert [(line["event"], line["chore"], line["error"]) for line in lines] == [
+        ("chore_failed", "look for kubelet", "no free descriptor")
+    ]

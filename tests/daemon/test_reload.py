@@ -49,7 +49,7 @@ def reload_of(watch, clock):
 def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_others():
     """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
     clock, looks = Clock(), []
-    watch = SimpleNamespace(changed=lambda: looks.append(clock.now), settling=False)
+    watch = SimpleNamespace(changed=lambda: looks.append(clock.now), settling=False, file="")
     reload = reload_of(watch, clock)
     with pytest.raises(TimeoutError):
         asyncio.run(reload.look_around())
@@ -157,6 +157,81 @@ def test_config_that_is_taken(loaded: Loaded, enabled: bool) -> None:
     reload._take_up(loaded)
     assert reload.settings.config.colocation.enabled is enabled
     assert [one.config.colocation.enabled for one in applied] == ([] if enabled else [False])
+
+
+# --- before anything acts -------------------------------------------------------------------------------
+
+
+class Taken(Shown):
+    """What is told, and the hold-offs' file."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self) -> None:
+        self.reads += 1
+
+
+EVICT = Config(colocation=Colocation(enabled=False, on_disable="evict"))
+
+
+def begun(tmp_path: Path, load: Callable[[Path], Loaded], applied: list[NodeSettings]) -> tuple[Reload, Taken]:
+    """A reload that was begun while colocation was off, and pods were to be evicted."""
+    shown, clock = Taken(), FakeClock()
+    told = dict.fromkeys(("bypass", "socket", "recorder", "metrics", "notifier", "log", "hold_offs"), shown)
+    settings = NodeSettings(EVICT, Timetable(EVICT).stage(0.0), pass_through=False, dry_run=False)
+    watch = FileWatch(tmp_path / "config.toml")
+    return Reload(watch, settings, Timetable(EVICT), applied.append, clock=clock, load=load, **told), shown  # type: ignore[arg-type]
+
+
+def test_what_was_read_before_a_hand_over_is_read_again(tmp_path: Path) -> None:
+    applied: list[NodeSettings] = []
+    reload, shown = begun(tmp_path, lambda _: Loaded(ON, ()), applied)
+    asyncio.run(reload.read_again())
+    assert [one.config for one in applied] == [ON]
+    assert (reload.settings.config, shown.reads) == (ON, 1)
+
+
+def test_config_that_has_an_error_by_now_ends_the_hand_over_and_changes_nothing(tmp_path: Path) -> None:
+    applied: list[NodeSettings] = []
+    reload, _ = begun(tmp_path, lambda _: Loaded(ON, WRONG), applied)
+    with pytest.raises(ValueError, match=r"the config has errors: .*cpu\.min_cores"):
+        asyncio.run(reload.read_again())
+    assert (applied, reload.settings.config) == ([], EVICT)
+
+
+def test_disk_that_hangs_ends_the_hand_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("criproxy.daemon.reload._AT_ONCE_S", 0.05)
+    gate, applied = threading.Event(), list[NodeSettings]()
+
+    def load(_: Path) -> Loaded:
+        gate.wait()
+        return Loaded(ON, ())
+
+    reload, _ = begun(tmp_path, load, applied)
+    try:
+        with pytest.raises(TimeoutError, match=r"config\.toml can't be read within 0\.05 s"):
+            asyncio.run(reload.read_again())
+        assert applied == []
+    finally:
+        gate.set()
+
+
+def test_listing_of_the_config_that_takes_long_keeps_nothing_waiting(tmp_path: Path) -> None:
+    gate = threading.Event()
+    reload, _ = begun(tmp_path, lambda _: Loaded(ON, ()), [])
+    reload.watch = SimpleNamespace(changed=lambda: gate.wait(2.0), settling=False, file=tmp_path)  # type: ignore[assignment]
+
+    async def play() -> None:
+        looks = asyncio.create_task(reload.look_around())
+        async with asyncio.timeout(5.0):
+            while not gate.is_set():
+                await asyncio.sleep(0.01)
+                gate.set()
+        await until(reload.asked.is_set)
+        looks.cancel()
+
+    asyncio.run(play())
 
 
 # --- the watch ------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import pytest
 
 from criproxy.concurrency.clock import Clock, Wake
 from criproxy.daemon.register import PARTS
-from criproxy.daemon.round import Round
+from criproxy.daemon.round import LATE_S, Round
 from criproxy.pods.part import Part
+from tests.fakes.clock import FakeClock
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
 
@@ -131,9 +132,46 @@ def test_one_that_fails_to_cease_or_close_keeps_no_other_from_it() -> None:
     last = Looks()
     round = Round([Stubborn(), last], Clock(), FakeLog())
     run(round, lambda: last.looks == 1)
-    round.close()
+    asyncio.run(round.close())
 
     assert (last.ceased, last.closed) == (1, 1)
+
+
+async def stray() -> None:
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await cancelled
+
+
+def test_cancel_that_nobody_asked_for_is_a_failure_and_ends_no_looks() -> None:
+    part = Looks(stray, 0.001)
+    log = FakeLog()
+    run(Round([part], Clock(), log), lambda: part.looks >= 3)
+
+    assert [(event, fields["error"]) for _, event, fields in log.events] == [
+        ("look_failed", "it was cancelled, though nobody has cancelled it")
+    ]
+    assert list(part.problems()) != []
+
+
+def test_look_that_does_not_end_is_a_problem_and_a_metric() -> None:
+    part, clock = Looks(lambda: asyncio.sleep(NEVER_S)), FakeClock()
+    round = Round([part], clock, FakeLog())
+    seen = []
+
+    def until() -> bool:
+        if part.looks:
+            seen.append((list(round.problems()), round.failing(), round.lasting()))
+            clock.advance(LATE_S + 1.0)
+        return len(seen) == 2
+
+    run(round, until)
+    name = Looks.NAME
+    assert seen == [
+        ([], {name: 0.0}, {name: 0.0}),
+        ([f"{name} has waited for 61 s for an answer, and goes on when it comes"], {name: 1.0}, {name: 61.0}),
+    ]
+    assert round.failing() == {name: 0.0}
 
 
 def names(part: Any) -> list[str]:
@@ -178,7 +216,7 @@ def test_each_part_can_be_made_configured_begun_ceased_begun_anew_and_closed(kin
     for _ in range(2):
         turns = iter(range(5))
         run(round, lambda turns=turns: next(turns, None) is None)  # type: ignore[misc]
-    round.close()
+    asyncio.run(round.close())
 
     assert part.failure == ""
     assert isinstance(dict(part.section()), dict)

@@ -12,7 +12,7 @@ from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.ladder import LadderSettings, doubled_s
 from criproxy.control.policy import DynamicSettings, StaticSettings, safe_limits
 from criproxy.daemon import settings as of
-from criproxy.daemon.settings import Timetable, policy, predictor
+from criproxy.daemon.settings import Timetable
 from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.bandwidth import Bandwidth
 from criproxy.model import CPU, MEMORY
@@ -23,6 +23,7 @@ from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.disk_keeping import keeper_asked
 from criproxy.pods.interference import answer_asked
 from criproxy.pods.part import NodeSettings, Stage
+from criproxy.pods.policy_settings import loop_settings, policy, predictor
 from criproxy.pods.proactive_reclaim import reclaim_asked
 from criproxy.pods.service_checks import ServiceChecksSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
@@ -61,12 +62,12 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     config = Config(control=Control(policy="static"), cpu=Cpu(static_cores=64.0), memory=Memory(static_bytes=1 << 38))
     bad = NodeSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     safe = policy(Config())
-    assert of.loop(bad).policy.resources == safe.resources
-    assert (of.loop(bad).dry_run, of.reconciler(bad).adopt, of.reconciler(bad).when_off) == (False, True, None)
+    assert loop_settings(bad).policy.resources == safe.resources
+    assert (loop_settings(bad).dry_run, of.reconciler(bad).adopt, of.reconciler(bad).when_off) == (False, True, None)
     assert not bad.modes.writes
     assert of.guard(bad).law is None
     dry = replace(bad, dry_run=True)
-    assert (of.loop(dry).dry_run, of.reconciler(dry).adopt) == (True, False)
+    assert (loop_settings(dry).dry_run, of.reconciler(dry).adopt) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_parts_do_what_the_table_of_modes_says(
     assert set(parts.modes.why) == modes
     owners = {bool(one) for one in (of.guard(parts).law, parts.relieves, parts.modes.writes)}
     intercept, reconciler, (writes,) = of.admission(parts), of.reconciler(parts), owners
-    applies = not of.loop(parts).dry_run
+    applies = not loop_settings(parts).dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)
     assert found == expected
     assert (parts.modes.new_pod is NewPod.REFUSED) == (intercept.enabled and not dry_run and stage is CLOSED)
@@ -234,7 +235,8 @@ def test_experiment_on_memory_takes_longer_than_that_on_cpu(trial_s, found) -> N
 ])  # fmt: skip
 def test_cpu_is_bound_by_evidence_where_the_config_says_so_and_the_box_is_ours(bound, on, by_evidence) -> None:
     config = Config(colocation=Colocation(enabled=on), cpu=Cpu(bound=bound))
-    assert of.loop(NodeSettings(config, Timetable(config).stage(0.0), False, False)).cpu_by_evidence is by_evidence
+    now = NodeSettings(config, Timetable(config).stage(0.0), False, False)
+    assert loop_settings(now).cpu_by_evidence is by_evidence
 
 
 @pytest.mark.parametrize("child_quota", [True, False])
@@ -255,7 +257,7 @@ def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evictin
     admission = of.admission(held_off)
     assert (admission.enabled, admission.dry_run, admission.closed) == (True, False, held_off.held_off)
     assert of.box(held_off).hands_off
-    assert of.loop(held_off).dry_run
+    assert loop_settings(held_off).dry_run
     assert of.guard(held_off).law is None
     assert held_off.stops_by == {ON_OVER_LIMIT}
     assert held_off.relieves

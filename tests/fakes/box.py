@@ -7,7 +7,7 @@ from typing import TypeVar
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit
 from criproxy.cgroup.naming import BoxPath, PodParent
-from criproxy.model import AdmissionError, LimitChange, Limits, Resources, Unlimited, UsageReading
+from criproxy.model import AdmissionError, LimitChange, Limits, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 from tests.fakes.driver import FakeDriver
 
@@ -51,7 +51,7 @@ class FakeBox:
     `orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
 
     `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
-    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for. `usages`: what readings say.
+    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for.
     """
 
     path: str | None = None
@@ -74,7 +74,6 @@ class FakeBox:
     keeps_to: Cpus | None = None
     drops: list[frozenset[str]] = field(default_factory=list)
     cache: int = 0
-    usages: list[UsageReading] = field(default_factory=list)
     driver: FakeDriver = field(default_factory=FakeDriver)
     jobs: list[str] = field(default_factory=list)
     """What features have read and written, in words."""
@@ -94,10 +93,6 @@ class FakeBox:
 
     async def writes(self, what: str, job: Callable[[CgroupDriver, str], T], *, apart: str = "") -> T | None:
         return await self.reads(what, job)
-
-    async def usage(self) -> UsageReading:
-        self._check()
-        return self.usages.pop(0)
 
     def state(self) -> BoxState:
         return BoxState(

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, field
 
-from criproxy.model import UNLIMITED, Capacity, LimitChange, Limits, Usage
+from criproxy.model import UNLIMITED, Capacity, LimitChange, Limits, Usage, UsageReading
 from tests.fakes.clock import FakeClock
 
 GIB = 2**30
 
 
-@dataclass
-class FakeUsages:
-    node: Usage
-    box: Usage | None
-    read_s: float
+def or_error(read):
+    try:
+        return read()
+    except Exception as error:
+        return error
 
 
 @dataclass
@@ -38,7 +38,10 @@ class FakeBox:
     _node_s: float = 0.0
     _box_s: float = 0.0
 
-    async def usage(self):
+    async def usage(self, beside=None):
+        return or_error(self._usage), None if beside is None else or_error(lambda: beside(self, "/offline"))
+
+    def _usage(self):
         now_s = self.clock.now - self.clock.suspended_s
         dt = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -51,7 +54,7 @@ class FakeBox:
         self.jump_s = 0.0
         if self.usage_error:
             raise self.usage_error
-        return FakeUsages(Usage(self._node_s, self.online_bytes + GIB), Usage(self._box_s, GIB), now_s)
+        return UsageReading(Usage(self._node_s, self.online_bytes + GIB), Usage(self._box_s, GIB), now_s)
 
     async def apply(self, limits):
         self.clock.advance(self.apply_takes_s)

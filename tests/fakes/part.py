@@ -6,9 +6,9 @@ from typing import Any
 
 from criproxy.config.load import parse
 from criproxy.daemon.round import Round
-from criproxy.daemon.settings import policy
 from criproxy.model.shown import Shows
 from criproxy.pods.part import NodeSettings, Part, Stage
+from criproxy.pods.policy_settings import policy
 from tests.fakes.clock import FakeClock
 
 

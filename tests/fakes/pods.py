@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
+from criproxy.pods.runtime import ListedContainer
 
 
 @dataclass
@@ -14,6 +15,8 @@ class FakeInventory:
     placed: tuple[Sandbox, ...] = ()
     outside: Mapping[str, Pod] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
+    containers: Mapping[str, tuple[ListedContainer, ...]] = field(default_factory=dict)
+    """Those that run, by sandbox id."""
 
     def place(self, uid: str) -> None:
         self.placed = (*self.placed, Sandbox(uid, PodRef(uid, "batch", uid), f"/offline/pod{uid}"))
@@ -25,6 +28,9 @@ class FakeInventory:
     @property
     def uids(self) -> frozenset[str]:
         return frozenset(one.pod.uid for one in self.placed)
+
+    def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
+        return self.containers.get(sandbox_id, ())
 
     def watch(self, observer: PodObserver) -> None:
         pass

@@ -1,6 +1,7 @@
 """The event loop whose timers hang on one timer of the kernel, and which reads at once."""
 
 import asyncio
+import errno
 import itertools
 import os
 import select
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts import event_loop
 from criproxy.fronts.event_loop import EventLoop
 from tests.fronts.rig import eventually
@@ -104,6 +106,26 @@ def test_without_timerfds_timers_stay_asyncios(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.sleep(0.002)
 
     assert any(wait > 0 for wait in run(monkeypatch, scenario()))
+
+
+def test_repeated_call_without_a_free_descriptor_for_a_timer_goes_by_asyncios(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    called: list[int] = []
+
+    def call() -> float | None:
+        called.append(1)
+        return 0.001 if len(called) < 3 else None
+
+    async def scenario() -> None:
+        use_timerfd()
+        monkeypatch.setattr(event_loop.Timerfd, "__init__", none)
+        await Clock().repeat(call)
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(asyncio.wait_for(scenario(), 10.0))
+    assert len(called) == 3
 
 
 class Reads:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.hooks.batch import asked_by, of_pod
-from criproxy.model import Asked
-from criproxy.vocabulary.names import EXTENDED_SPEC, RESOURCES
+from criproxy.hooks.batch import asked_by, of_pod, once_initialized
+from criproxy.model import Asked, ContainerKind
+from criproxy.vocabulary.names import EXTENDED_SPEC, KEEP_REQUESTS, MOST_CONTAINERS, RESOURCES
 from tests.cost import LONGEST, assert_cheap
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
@@ -62,8 +62,34 @@ BOTH = spec(main=wants("2000", "4Gi"))
         pytest.param(ours(main=wants("2000", "4Gi")), {"main": Asked()}, id="names-of-the-other"),
         pytest.param(
             {**spec(main=wants("1000"), side=wants("500")), **ours(main={"requests": {"cpu": "2"}})},
-            {"main": Asked(2048), "side": Asked(512, 0, 500)},
-            id="criproxys-own-before-koordinators",
+            {"main": Asked(2048)},
+            id="criproxys-own-and-not-koordinators",
+        ),
+        pytest.param({**BOTH, KEEP_REQUESTS: "true"}, {}, id="keeps-its-requests"),
+        pytest.param({**BOTH, KEEP_REQUESTS: "false"}, {"main": Asked(2048, 4 * GIB, 2000)}, id="keeps-none"),
+        pytest.param(
+            {**spec(main=wants("256000")), KEEP_REQUESTS: "true", **ours(main={"requests": {"cpu": "256"}})},
+            {},
+            id="keeps-its-requests-and-claims-more",
+        ),
+        pytest.param(
+            {
+                RESOURCES: json.dumps(
+                    {
+                        "containers": {"main": {"requests": {"cpu": "1"}}},
+                        "initContainers": {
+                            "log": {"requests": {"cpu": "2"}, "restartPolicy": "Always"},
+                            "fetch": {"limits": {"cpu": "3"}, "restartPolicy": None},
+                        },
+                    }
+                )
+            },
+            {
+                "log": Asked(2048, kind=ContainerKind.SIDECAR),
+                "fetch": Asked(0, 0, 3000, ContainerKind.INIT),
+                "main": Asked(1024),
+            },
+            id="init-containers",
         ),
     ],
 )
@@ -86,6 +112,7 @@ NONSENSE = [
     pytest.param("[" * 60_000, id="deep"),
     pytest.param('{"containers": {"' + "x" * 70_000 + '": {}}}', id="long"),
     pytest.param("\udcff", id="no-utf-8"),
+    pytest.param(spec(**{f"c{n}": {} for n in range(MOST_CONTAINERS + 1)})[EXTENDED_SPEC], id="containers"),
     pytest.param('{"containers": {"main": {"requests": {"' + CPU + '": NaN}}}}', id="nan"),
 ]
 
@@ -137,3 +164,38 @@ def test_any_text_is_nonsense_or_an_amount_that_a_runtime_takes(annotation: str,
 )
 def test_pod_asks_for_the_sum(containers: dict[str, Asked], pod: Asked) -> None:
     assert of_pod(containers) == pod
+
+
+MAIN, INIT, SIDECAR = ContainerKind
+
+
+@pytest.mark.parametrize(
+    ("containers", "whole", "later"),
+    [
+        pytest.param(
+            [(8192, 64, 8000, INIT), (1024, 64, 1000, MAIN)], (8192, 64, 8000), (1024, 64, 1000), id="large-init"
+        ),
+        pytest.param(
+            [(100, 1, 1, INIT), (90, 2, 2, INIT), (60, 3, 3, MAIN), (50, 4, 4, MAIN)],
+            (110, 7, 7),
+            (110, 7, 7),
+            id="small-inits",
+        ),
+        pytest.param([(100, 0, 0, INIT), (60, 3, 3, MAIN)], (100, 0, 0), (60, 3, 3), id="init-without-limits"),
+        pytest.param([(50, 5, 5, SIDECAR), (60, 3, 3, MAIN)], (110, 8, 8), (110, 8, 8), id="sidecar"),
+        pytest.param(
+            [(50, 5, 5, SIDECAR), (100, 9, 9, INIT), (60, 3, 3, MAIN)], (150, 14, 14), (110, 8, 8), id="init-beside-it"
+        ),
+        pytest.param(
+            [(100, 9, 9, INIT), (50, 5, 5, SIDECAR), (60, 3, 3, MAIN)], (110, 9, 9), (110, 8, 8), id="init-before-it"
+        ),
+        pytest.param([(100, 0, 0, MAIN), (60, 3, 3, MAIN)], (160, 0, 0), (160, 0, 0), id="one-without-limits"),
+    ],
+)  # fmt: skip
+def test_pod_asks_for_the_most_that_a_moment_of_its_life_asks_for(
+    containers: list[tuple[int, int, int, ContainerKind]], whole: tuple[int, int, int], later: tuple[int, int, int]
+) -> None:
+    asked = {str(number): Asked(*one) for number, one in enumerate(containers)}
+
+    assert of_pod(asked) == Asked(*whole)
+    assert once_initialized(asked) == Asked(*later)

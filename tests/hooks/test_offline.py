@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.model import Pod, PodRef
+from criproxy.vocabulary.names import RESOURCES
 from criproxy.vocabulary.presets import MARKS
 
 DEFAULT = OfflineRules((DEFAULT_RULE,))
@@ -69,6 +70,12 @@ def test_no_rules_means_online() -> None:
     assert OfflineRules(()).why(pod({"colocation.criproxy.io/class": "offline"})) is None
 
 
+def test_pod_that_the_webhook_has_converted_is_offline_without_its_mark() -> None:
+    converted = pod(None, {RESOURCES: '{"containers":{}}'})
+    assert DEFAULT.why(converted) == f"annotation {RESOURCES} is present"
+    assert OfflineRules(()).why(converted) is not None, "whatever the node's rules are"
+
+
 @pytest.mark.parametrize(
     ("namespace", "source", "offline"),
     [
@@ -85,6 +92,7 @@ def test_static_pod_of_kube_system_is_never_offline(namespace: str, source: str 
     subject = pod({"colocation.criproxy.io/class": "offline"}, annotations, namespace)
     assert (DEFAULT.why(subject) is not None) == offline
     assert (EVERYTHING.why(subject) is not None) == offline
+    assert (DEFAULT.why(pod(None, {**annotations, RESOURCES: "{}"}, namespace)) is not None) == offline
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from criproxy.kube.evictions import (
     not_over,
     outcome,
 )
-from criproxy.kube.objects import Involved, Meta, Node
+from criproxy.kube.objects import Involved, Meta, Node, decoded
 from criproxy.model import PodRef
 from criproxy.vocabulary.names import EVICTED, EVICTED_FROM
 from criproxy.vocabulary.times import rfc3339
@@ -252,6 +253,34 @@ def test_entries_of_an_earlier_process_are_kept(bench, clock):
     assert sorted(bench.annotation()) == ["job-0", "uid-a"]
 
 
+def test_label_that_an_earlier_process_has_left_late_goes_though_its_entry_was_written_over(bench, api, clock):
+    """It was evicting when this one took over, and has marked the Node once this one had seen it."""
+    bench.evictor.saw(Node())
+    bench.first(victim("a", controller="job-1"))
+    api.nodes["node1"]["metadata"]["labels"][f"{EVICTED_FROM}job-0"] = ""
+    bench.evictor.saw(decoded(msgspec.json.encode(api.nodes["node1"]), Node))
+    asyncio.run(bench.tell_all())
+    assert sorted(api.nodes["node1"]["metadata"]["labels"]) == [f"{EVICTED_FROM}job-1"]
+
+
+def test_entry_that_an_earlier_process_has_left_late_is_kept(bench, clock):
+    bench.evictor.saw(Node())
+    bench.evictor.saw(Node(metadata=Meta(annotations={EVICTED: interval(clock, -200, 100)})))
+    bench.first(victim("a"))
+    assert sorted(bench.annotation()) == ["job-0", "uid-a"]
+
+
+def test_own_entry_that_was_taken_away_is_not_taken_over_from_a_node_as_it_was_before(bench, api):
+    api.budgets = {"a": BUDGET}
+    bench.first(victim("a", controller="job-1"))
+    before = decoded(msgspec.json.encode(api.nodes["node1"]), Node)
+    asyncio.run(bench.tell_all())
+    assert bench.annotation() == {}
+    bench.evictor.saw(before)
+    asyncio.run(bench.tell_all())
+    assert bench.annotation() == {}
+
+
 def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_before_the_node_is_seen(bench, clock, api):
     before = interval(clock, -200, 100)
     api.put_node(metadata={"annotations": {EVICTED: before}})
@@ -269,6 +298,17 @@ def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
         ("c", Outcome.EVICTED),
     ]
     assert clock.slept == []
+
+
+@pytest.mark.parametrize("answers", [[False], [True, False]], ids=["marked", "tried-once"])
+def test_pod_that_is_not_to_go_any_more_is_not_asked_for_again(bench, api, answers):
+    """An operator says so while the Node is marked, or between two tries."""
+    still = iter(answers)
+    api.fail("eviction", 503, times=1)
+    made = asyncio.run(bench.evictor.evict(victim("a", controller="job-1"), "why", still=lambda: next(still)))
+    assert (made.outcome, bench.left()) == (Outcome.WITHDRAWN, "abc")
+    asyncio.run(bench.tell_all())
+    assert bench.annotation() == {}
 
 
 def test_nobody_is_evicted_where_budgets_allow_none(bench, api):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy.kube.http1 import LineReader, ResponseError, ResponseReader
+from criproxy.kube.http1 import ResponseError, ResponseReader
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -66,20 +66,3 @@ def test_a_chunks_extension_and_trailers_are_passed_over():
 
 def test_204_has_no_body():
     assert read(b"HTTP/1.1 204 No Content\r\n\r\n")[0].done
-
-
-@given(st.lists(st.binary(max_size=10).filter(lambda line: b"\n" not in line and line.strip())), st.data())
-def test_lines_come_whole_however_they_are_cut(expected, data):
-    sent = b"".join(line + b"\n" for line in expected)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=6)))
-    reader, found = LineReader(100), []
-    for start, end in zip((0, *cuts), (*cuts, len(sent)), strict=True):
-        found += reader.feed(sent[start:end])
-    assert found == expected
-
-
-def test_an_endless_line_is_refused():
-    reader = LineReader(10)
-    reader.feed(b"123456789")
-    with pytest.raises(ResponseError, match="more than 10 bytes"):
-        reader.feed(b"0a")

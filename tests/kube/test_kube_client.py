@@ -28,6 +28,7 @@ def lines(client, path, count):
     async def read():
         async with aclosing(client.lines(path)) as stream:
             found = []
+            assert await anext(stream) == b"", "it has begun"
             async for line in stream:
                 found.append(line)
                 if len(found) == count:

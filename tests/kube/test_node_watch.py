@@ -1,4 +1,4 @@
-"""The watch on the own Node: its law as data, and at a server that ends, breaks and forgets it."""
+"""The watch on the own Node, at a server that ends, breaks and forgets it."""
 
 import asyncio
 import json
@@ -8,81 +8,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from criproxy.concurrency.clock import Clock
-from criproxy.kube import watch_law
 from criproxy.kube.client import ApiClient, Timeouts
 from criproxy.kube.node_watch import NodeWatch
-from criproxy.kube.objects import ObjectError
-from criproxy.kube.watch_law import Seen, WatchError, WatchState
 from tests.fakes.log import FakeLog
-
-# --- the law ---------------------------------------------------------------------------------------------------------
-
-
-def line(kind, version="7", **fields):
-    return json.dumps(
-        {"type": kind, "object": {"metadata": {"name": "n", "resourceVersion": version}, **fields}}
-    ).encode()
-
-
-def test_query_without_a_version_lists_the_present():
-    assert watch_law.query(WatchState(), "node1", 0.5) == "fieldSelector=metadata.name%3Dnode1"
-
-
-def test_query_with_a_version_watches_from_it_for_a_random_time():
-    times = {luck: watch_law.query(WatchState("9"), "n", luck).partition("timeoutSeconds=")[2] for luck in (0.0, 1.0)}
-    assert times == {0.0: "300", 1.0: "600"}
-    assert "watch=1&resourceVersion=9&allowWatchBookmarks=true" in watch_law.query(WatchState("9"), "n", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "seen", "has_node"),
-    [
-        ("ADDED", Seen.CHANGED, True),
-        ("MODIFIED", Seen.CHANGED, True),
-        ("DELETED", Seen.GONE, False),
-        ("BOOKMARK", Seen.NOTHING, False),
-        ("WHATEVER", Seen.NOTHING, False),
-    ],
-)
-def test_event_moves_the_version_and_ends_a_row_of_failures(kind, seen, has_node):
-    state, found, node = watch_law.happened(WatchState("3", failures=4), line(kind))
-    assert (state, found, node is not None) == (WatchState("7"), seen, has_node)
-
-
-def test_event_that_is_an_error_is_raised_with_its_code():
-    with pytest.raises(WatchError) as raised:
-        watch_law.happened(WatchState("3"), b'{"type":"ERROR","object":{"code":410,"reason":"Expired"}}')
-    assert raised.value.status.code == 410
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"type":"ADDED"}', '{"type":"ADDED","object":{"metadata":1}}'])
-def test_line_that_is_no_event_is_an_error(text):
-    with pytest.raises(ObjectError):
-        watch_law.happened(WatchState("3"), text.encode())
-
-
-@pytest.mark.parametrize("status", [410, 400, 404, 403])
-def test_version_that_is_refused_is_given_up(status):
-    state, wait_s = watch_law.refused(WatchState("3"), status, luck=0.0)
-    assert (state.version, state.failures) == ("", 1)
-    assert wait_s > 0.0
-
-
-@pytest.mark.parametrize("status", [401, 429, 500, 503])
-def test_version_is_kept_over_what_fails_for_now(status):
-    assert watch_law.refused(WatchState("3"), status, luck=0.0)[0].version == "3"
-
-
-def test_watch_that_ends_at_once_again_and_again_is_asked_ever_more_rarely():
-    state, waits = WatchState("3"), []
-    for _ in range(8):
-        state, wait_s = watch_law.ended(state, lasted_s=0.0, events=0, luck=1.0)
-        waits.append(wait_s)
-    assert waits == [1, 2, 4, 8, 16, 32, 64, 120]
-    assert watch_law.ended(state, lasted_s=300.0, events=0, luck=0.5) == (WatchState("3"), 0.5)
-
-
-# --- at a server -----------------------------------------------------------------------------------------------------
 
 
 class Impatient(Clock):
@@ -216,7 +144,6 @@ def test_bookmark_keeps_the_version_from_being_forgotten(bench, api):
         pytest.param({"status": 429, "headers": {"Retry-After": "9"}}, id="429"),
         pytest.param({"status": 401}, id="401"),
         pytest.param({"raw": b""}, id="no word"),
-        pytest.param({"raw": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\n"}, id="no event"),
         pytest.param({"raw": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"}, id="ends at once"),
     ],
 )
@@ -237,6 +164,8 @@ def test_watch_that_fails_is_tried_again_with_growing_pauses(bench, api, how):
 
 
 def test_api_server_away_for_long_is_told_once_and_found_again(bench, api):
+    api.bookmark_s = 0.05
+
     async def scenario():
         async with bench.running():
             await bench.until(lambda: api.watchers)
@@ -246,8 +175,54 @@ def test_api_server_away_for_long_is_told_once_and_found_again(bench, api):
             assert bench.watch.node is not None, "what was last seen stays"
             api.start()
             api.put_node(metadata={"annotations": {"n": "back"}})
-            await bench.until(lambda: bench.observer.numbers()[-1] == "back" and api.watchers)
+            await bench.until(lambda: bench.observer.numbers()[-1] == "back" and not bench.watch.trouble)
 
     asyncio.run(scenario())
     assert bench.log.names() == ["node_watched", "node_not_watched", "node_watched"]
     assert max(bench.clock.waits) <= 120.0
+
+
+def watch_answer(*lines):
+    body = b"".join(lines)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(b"{}\n", id="no event"),
+        pytest.param(b'{"type":"MODIFIED","object":{"metadata":{"name":"node1"},"spec":5}}\n', id="without a version"),
+        pytest.param(
+            b'{"type":"MODIFIED","object":{"metadata":{"name":"node1","resourceVersion":"2"},"spec":%s1%s}}\n'
+            % (b'{"a":' * 2000, b"}" * 2000),
+            id="deep",
+        ),
+    ],
+)
+def test_an_event_that_cannot_be_read_holds_up_none_after_it(bench, api, bad):
+    meta = {"name": "node1", "resourceVersion": "3", "annotations": {"n": "a\u0085b"}}
+    good = json.dumps({"type": "MODIFIED", "object": {"metadata": meta}}, ensure_ascii=False).encode() + b"\n"
+    api.fail("watch=1", times=1, raw=watch_answer(bad, bad, good))
+
+    async def scenario():
+        async with bench.running():
+            await bench.until(lambda: "a\u0085b" in bench.observer.numbers())
+
+    asyncio.run(scenario())
+    assert bench.log.names().count("node_unreadable") <= 1
+
+
+def test_a_node_in_a_list_that_cannot_be_read_is_told_of_once_and_what_was_seen_holds(bench, api):
+    async def scenario():
+        async with bench.running():
+            await bench.until(lambda: api.watchers)
+            before = bench.watch.node
+            api.forget_history()
+            api.put_node(metadata={"annotations": {"n": 5}})
+            await bench.until(lambda: "node_unreadable" in bench.log.names())
+            assert bench.watch.node is before
+            api.put_node(metadata={"annotations": {"n": "5"}})
+            await bench.until(lambda: bench.observer.numbers()[-1] == "5")
+
+    asyncio.run(scenario())
+    assert bench.log.names().count("node_unreadable") == 1

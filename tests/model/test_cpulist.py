@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.model.cpulist import format_cpus, mask_of, parse_cpus
+from tests.cost import LONGEST, assert_cheap
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,16 @@ def test_written_list_is_read_as_the_same_set(cpus: frozenset[int]) -> None:
 )
 def test_mask_has_bit_n_for_cpu_n(cpus: set[int], mask: bytes) -> None:
     assert mask_of(cpus) == mask
+
+
+@pytest.mark.parametrize("text", ["0," * 40_000, "0-8191," * 9_000, "9" * LONGEST, "0-8192", "0-3" * LONGEST])
+def test_list_of_more_than_a_kernel_can_have_is_refused_and_costs_next_to_nothing(text: str) -> None:
+    assert_cheap(lambda: parse_cpus(text))
+    with pytest.raises(ValueError, match="not a list of CPUs"):
+        parse_cpus(text)
+
+
+def test_list_of_all_cpus_that_a_kernel_can_have_is_read() -> None:
+    alternating = frozenset(range(0, 8192, 2))
+    assert parse_cpus(format_cpus(alternating)) == alternating
+    assert parse_cpus("0-8191") == frozenset(range(8192))

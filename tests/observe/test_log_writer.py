@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import termios
@@ -80,6 +81,30 @@ def test_lines_come_whole_and_in_order(pipe: Pipe) -> None:
     assert writer.drain(LONG_S)
     assert pipe.read_while(lambda lines: len(lines) < 10) == [str(number) for number in range(10)]
     assert (writer.dropped, writer.missing) == (0, 0)
+
+
+def test_socket_takes_a_line_without_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogWriter, "_send", lambda _writer, _line: pytest.fail("the thread sends it"))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = LogWriter(ours.fileno(), lost)
+        writer.write(f"{LINE}\n")
+        assert theirs.recv(4096, socket.MSG_DONTWAIT).decode() == f"{LINE}\n"
+
+
+def test_socket_that_is_full_gets_all_lines_in_order_once_it_is_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIPE_BYTES)
+        writer = LogWriter(ours.fileno(), lost)
+        lines = [f"{number} {LINE}\n" for number in range(500)]
+        for line in lines:
+            writer.write(line)
+        assert not writer.dropped
+        wanted, text = "".join(lines), ""
+        while len(text) < len(wanted):
+            text += theirs.recv(65536).decode()
+        assert text == wanted
 
 
 def test_reader_that_hangs_keeps_nobody_and_is_told_once_what_it_missed_where_it_is_missing(pipe: Pipe) -> None:

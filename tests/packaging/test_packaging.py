@@ -2,8 +2,10 @@
 
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
+from typing import Final
 
 import pytest
 from setuptools import build_meta
@@ -102,3 +104,38 @@ def test_service_competes_with_kubepods_itself_and_gets_most_of_a_core() -> None
     kubepods_for_a_core = 100  # on v1, and on v2 with runc's newer formula, by which each further core counts less
     assert options["Slice"] == "-.slice"
     assert int(options["CPUWeight"]) / (int(options["CPUWeight"]) + kubepods_for_a_core) > 0.9
+
+
+UNITS = ("criproxy", "criproxy-bypass", "criproxy-bypass-arm", "criproxy-withdraw")
+HARDENED: Final = frozenset(
+    {
+        "CapabilityBoundingSet", "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "PrivateDevices",
+        "ProtectClock", "ProtectHome", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules",
+        "ProtectKernelTunables", "ProtectSystem", "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime",
+        "RestrictSUIDSGID", "SystemCallArchitectures", "SystemCallErrorNumber", "SystemCallFilter",
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_each_service_is_hardened(unit: str) -> None:
+    lines = (CHECKOUT / f"packaging/{unit}.service").read_text().splitlines()
+    assert {line.partition("=")[0] for line in lines} >= HARDENED
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_no_service_is_more_exposed_than_criproxys_own() -> None:
+    """By systemd's own measure, of 10, as far as this systemd has one (from 250 on)."""
+    files = [str(CHECKOUT / f"packaging/{unit}.service") for unit in UNITS]
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", *files], capture_output=True, text=True, check=False
+    )
+    levels = dict(re.findall(r"exposure level for (\S+)\.service: ([0-9.]+)", done.stdout))
+    if not levels:
+        pytest.skip("this systemd-analyze reads no files")
+    assert levels.keys() == set(UNITS)
+    assert {unit: level for unit, level in levels.items() if float(level) > float(levels["criproxy"])} == {}
+
+
+def test_state_is_the_services_own() -> None:
+    assert "StateDirectoryMode=0700" in (CHECKOUT / "packaging/criproxy.service").read_text().splitlines()

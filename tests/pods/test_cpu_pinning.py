@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,10 @@ import pytest
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.naming import BoxPath
-from criproxy.model import UNLIMITED, PodRef, Sandbox
+from criproxy.model import UNLIMITED, Asked, ContainerKind, PodRef, Sandbox
 from criproxy.pods.cpu_manager import CpuAssignments, CpuManager, CpusOfBox
 from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
+from criproxy.pods.runtime import ListedContainer
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
 from tests.fakes.log import FakeLog
@@ -57,8 +59,17 @@ class Bench:
     def count(self, name: str, by: int) -> None:
         self.counted[name] += by
 
-    def run(self, uid: str, limit: float | None = None, *, asked_millicores: int = 0, qos: str = "/burstable") -> None:
-        sandbox = Sandbox(uid, PodRef(uid, "batch", uid), self.path(uid), cpu_limit_millicores=asked_millicores)
+    def run(
+        self,
+        uid: str,
+        limit: float | None = None,
+        *,
+        asked_millicores: int = 0,
+        qos: str = "/burstable",
+        containers: Mapping[str, Asked] | None = None,
+    ) -> None:
+        pod = PodRef(uid, "batch", uid)
+        sandbox = Sandbox(uid, pod, self.path(uid), cpu_limit_millicores=asked_millicores, containers=containers or {})
         self.inventory.placed = (*self.inventory.placed, sandbox)
         self.resize(uid, limit, qos)
 
@@ -114,6 +125,52 @@ def test_pod_is_pinned_by_the_limit_that_its_annotations_say(bench: Bench) -> No
     bench.looks()
 
     assert bench.pinned() == {"a": 1}
+
+
+def test_limit_that_kubelet_lowers_is_taken_up_within_a_minute(bench: Bench) -> None:
+    bench.run("a", 3.0)
+    bench.looks()
+    bench.resize("a", 1.0)
+
+    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+
+    assert bench.pinned() == {"a": 1}
+
+
+def test_limit_of_an_init_container_pins_until_the_others_run(bench: Bench) -> None:
+    asked = {"fetch": Asked(0, 0, 3000, ContainerKind.INIT), "main": Asked(0, 0, 1000)}
+    bench.run("a", asked_millicores=3000, qos="/besteffort", containers=asked)
+    bench.looks()
+    at_first = bench.pinned()
+    bench.inventory.containers = {"a": (ListedContainer("c1", "a", "main", running=True),)}
+
+    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+
+    assert (at_first, bench.pinned()) == ({"a": 3}, {"a": 1})
+
+
+def test_init_container_without_a_limit_pins_nothing_until_the_others_run(bench: Bench) -> None:
+    asked = {"fetch": Asked(kind=ContainerKind.INIT), "main": Asked(0, 0, 1000)}
+    bench.run("a", qos="/besteffort", containers=asked)
+    bench.inventory.containers = {"a": (ListedContainer("c0", "a", "fetch", running=True),)}
+    bench.looks()
+    at_first = bench.pinned()
+    bench.inventory.containers = {"a": (ListedContainer("c1", "a", "main", running=True),)}
+
+    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+
+    assert (at_first.get("a"), bench.pinned()) == (None, {"a": 1})
+
+
+def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(bench: Bench) -> None:
+    bench.driver.isolated = "2-3"
+    bench.run("a", 1.0)
+
+    bench.looks(20, idle={0: 0.35, 1: 0.30, 2: 0.99, 3: 0.99}, used={"a": 0.2})
+
+    assert bench.part.pinned[bench.path("a")] <= {0, 1}
+    assert bench.part.section() == {"isolated_cpus": "2-3"}
+    assert list(bench.part.rows()) == [("isolated CPUs", "2-3: no pod is pinned there (isolcpus, nohz_full)")]
 
 
 def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> None:

@@ -392,7 +392,9 @@ class Api:
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
         return self.pods
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
+    ) -> float | None:
         self.asked.append((pod.name, within_s, grace_s))
         if self.away or pod.name in self.silent:
             return None
@@ -411,6 +413,44 @@ def test_in_an_emergency_the_pod_that_its_budget_lets_go_is_killed_and_the_api_w
 
     assert [(name, within_s) for name, within_s, _ in api.asked] == [("job2", 0.5), ("job1", 0.5)]
     assert (bench.killed, bench.stopped) == (["/offline/podu1"], [])
+
+
+@pytest.mark.parametrize("emergency", [True, False])
+@pytest.mark.parametrize("change", ["held-off", "switched-off", "ceased"])
+def test_pod_that_is_not_to_go_any_more_when_the_api_was_waited_for_stays(emergency: bool, change: str) -> None:
+    class Waits(Api):
+        async def evict(
+            self,
+            pod: PodRef,
+            why: str,
+            *,
+            within_s: float,
+            grace_s: int | None = None,
+            still: Callable[[], bool] = bool,
+        ) -> float | None:
+            if change == "held-off":
+                bench.holds.hold_offs = held_off(bench.clock, pod.uid)
+            elif change == "switched-off":
+                bench.holds.configure(frozenset())
+            else:
+                bench.holds.rest()
+            return None
+
+    bench = Bench(evicts=Waits())
+    assert bench.evict(replace(ORDER, emergency=emergency)) is None
+    assert (bench.killed, bench.stopped, bench.counted) == ([], [], [])
+
+
+def test_kill_that_has_waited_for_its_thread_asks_once_more() -> None:
+    class Late(Bench):
+        async def reads(self, what: str, job: Callable[[Any, str], Any]) -> Any:
+            if what == "kill a pod":
+                self.holds.hold_offs = held_off(self.clock, "u2")
+            return job(self, "/offline")
+
+    bench = Late()
+    bench.evict(replace(ORDER, emergency=True))
+    assert (bench.killed, bench.stopped) == ([], [])
 
 
 def test_priorities_and_owners_are_kubernetes_own_where_it_knows_them() -> None:

@@ -133,3 +133,48 @@ def test_file_that_makes_no_sense_holds_nothing_and_is_told(file: Path, clock: F
     with capture_logs() as logs:
         assert started(file, clock).in_force() == ()
     assert [(entry["event"], entry["file"]) for entry in logs] == [("hold_offs_not_read", str(file))]
+
+
+# --- at a hand-over ------------------------------------------------------------------------------------------------
+
+
+class Slow(Inline):
+    """A worker whose job is done once `done` is set."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+
+    async def run(self, what: str, job: Callable[[], T]) -> T:
+        await self.done.wait()
+        return job()
+
+
+def test_hold_off_under_way_is_in_the_file_once_another_process_may_answer(file: Path, clock: FakeClock) -> None:
+    async def play() -> None:
+        slow = Slow()
+        offs = HoldOffs(file, slow, clock, structlog.get_logger())  # type: ignore[arg-type]
+        asked = asyncio.create_task(offs.hold("batch/job", "u1", 60.0, "x"))
+        await asyncio.sleep(0)
+        rests = asyncio.create_task(offs.rest())
+        await asyncio.sleep(0)
+        assert not rests.done()
+        slow.done.set()
+        await rests
+        assert asked.done()
+        assert started(file, clock).covers(POD)
+
+    asyncio.run(play())
+
+
+def test_hold_off_that_comes_later_is_refused_until_this_process_answers_again(file: Path, clock: FakeClock) -> None:
+    async def play() -> None:
+        offs = started(file, clock)
+        await offs.rest()
+        with pytest.raises(OSError, match="say it again"):
+            await offs.hold("batch/job", "u1", 60.0, "x")
+        assert not offs.covers(POD)
+        offs.resume()
+        await offs.hold("batch/job", "u1", 60.0, "x")
+        assert offs.covers(POD)
+
+    asyncio.run(play())

@@ -16,7 +16,7 @@ from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
-from criproxy.model import CPU, MEMORY, Limits, Pod, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
@@ -59,16 +59,12 @@ class Node:
     disk: DiskCounters | Missing = NONE
     io_waits: float = 0.0
     seen: HarmSeen = field(default_factory=HarmSeen)
-    renewed: int = 0
     readings: list[bool] = field(default_factory=list)
     spares_memory: bool = True
     memory_waits: Callable[[Mapping[str, float]], float] | None = None
     path: str | None = "/offline"
     disk_limits: dict[str, DiskRate | None] = field(default_factory=dict)
     fails: Exception | None = None
-    stuck: Exception | None = None
-    given: Limits = field(default_factory=lambda: {MEMORY: 4 * GIB})
-    due: Limits = field(default_factory=lambda: {MEMORY: 5 * GIB})
     cpi: Callable[[Mapping[str, float]], float] | None = None
     counted: Collection[str] | None = None
     work: Work = field(default_factory=lambda: Work(0, 0))
@@ -141,16 +137,6 @@ class Node:
         self._memory_s += self.memory_waits(self.seen.shares)
         return Stall(now_s, self._memory_s)
 
-    # the control loop
-
-    def see(self, seen: HarmSeen) -> None:
-        self.seen = seen
-
-    async def renew(self) -> None:
-        self.renewed += 1
-        if self.stuck:
-            raise self.stuck
-
 
 @dataclass
 class Relief:
@@ -160,10 +146,6 @@ class Relief:
     """When it was seen last that the box can't be reclaimed to its bound."""
     hard: EvictionHard = field(default_factory=EvictionHard)
     evidence: Evidence | None = None
-    given: list[tuple[Limits, Limits]] = field(default_factory=list)
-
-    async def judge_now(self, given: Limits, due: Limits) -> None:
-        self.given.append((given, due))
 
     def irreducible(self, after_s: float) -> str:
         return "too much of it" if self.too_much_s > after_s else ""
@@ -199,7 +181,7 @@ class Bench:
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
         disks = DiskBounds(shared, node)
-        return InterferenceWatch(shared, node, node, node, port, relief, port, port, disks, self.save, settings)
+        return InterferenceWatch(shared, node, node, relief, port, port, disks, self.save, settings)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
@@ -222,9 +204,6 @@ class Bench:
 
     def hurry(self, pod_uid: str) -> None:
         self.hurried.append(pod_uid)
-
-    def acquit(self, innocent: bool) -> None:
-        self.innocent.append(innocent)
 
     def count(self, *names: str) -> None:
         self.counted.append(names)
@@ -253,11 +232,25 @@ class Bench:
         self.ended.append(order)
         return self.goes
 
+    def look(self) -> None:
+        """What the control loop does with the watch."""
+        reading: SignalReading | Exception | None = None
+        if (job := self.watch.job()) is not None and self.node.path is not None:
+            driver: Any = self.node
+            try:
+                reading = job(driver, self.node.path)
+            except CgroupError as error:
+                reading = error
+        self.watch.judge(self.clock.boottime_s(), reading)
+        self.innocent.append(self.watch.innocent)
+        self.node.seen = self.watch.seen
+        self.watch.follow()
+
     def looks(self, count: int) -> None:
         async def go() -> None:
             for _ in range(count):
                 self.clock.advance(1.0)
-                await self.watch.look()
+                self.look()
                 await self.watch.evict()
                 await round_of(self.watch.disks, self.log).look(self.watch.disks)
 
@@ -268,13 +261,6 @@ class Bench:
 
     def rung(self, resource: str) -> str:
         return next(one.rung for one in self.watch.status().rungs if one.resource == resource)
-
-
-def test_each_look_has_memory_judged_by_what_the_policy_gave() -> None:
-    bench = Bench()
-    bench.looks(2)
-
-    assert bench.relief.given == [({MEMORY: 4 * GIB}, {MEMORY: 5 * GIB})] * 2
 
 
 def by_the_box(shares: Mapping[str, float]) -> float:
@@ -293,7 +279,6 @@ def test_box_that_harms_online_is_tried_squeezed_and_given_back_when_calm() -> N
 
     assert tried[:2] == [(CPU, "tried"), (CPU, "squeezed")]
     assert CPU in held
-    assert bench.node.renewed >= 2, "it is not waited for the next tick when the box gets less"
     assert (bench.node.seen.shares, bench.holds.closed, bench.rung(CPU)) == ({}, "", "open")
     assert bench.saved >= 3
     assert ("ladder_transitions", CPU, "tried") in bench.counted
@@ -427,11 +412,10 @@ def test_box_is_not_held_below_the_prediction_of_memory_where_that_would_kill(sp
     status = {one.resource: one.share for one in bench.watch.status().rungs}
     written = msgspec.json.encode(bench.watch.checkpoint())
     held = bench.node.seen.shares
-    bench.node.seen = HarmSeen()
     bench.watch = bench.made(replace(ON, enabled=False))
     bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
 
-    assert held == bench.node.seen.shares == {MEMORY: share}
+    assert held == bench.watch.seen.shares == {MEMORY: share}
     assert status[MEMORY] == share
 
 
@@ -500,11 +484,10 @@ def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() ->
     before = bench.watch.status()
     bench.been_well = frozenset()
     bench.holds.close("")
-    bench.node.seen = HarmSeen()
     bench.watch = bench.made(ON)
     bench.watch.restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
 
-    assert (bench.node.seen.shares, bench.holds.closed) == ({CPU: 0.0}, before.closed)
+    assert (bench.watch.seen.shares, bench.holds.closed) == ({CPU: 0.0}, before.closed)
     assert bench.watch.status().rungs == before.rungs
     assert bench.been_well == {"s9"}, "what this service says counts at once, also that it is not well"
     bench.looks(5)
@@ -569,7 +552,7 @@ def test_emergency_waits_for_no_order_without_one(waits_for: str, goes_on: bool)
 
     async def look() -> None:
         bench.clock.advance(1.0)
-        await bench.watch.look()
+        bench.look()
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -630,14 +613,13 @@ def test_new_settings_keep_where_each_resource_stands() -> None:
     assert before == bench.rung(CPU) == Rung.SQUEEZED
 
 
-def test_kernel_that_does_not_answer_is_told_once_and_asked_again() -> None:
+def test_kernel_that_does_not_answer_is_asked_again() -> None:
     bench = Bench()
     bench.node.fails = CgroupError("it hangs")
     bench.looks(3)
     bench.node.fails = None
     bench.looks(2)
 
-    assert bench.log.names() == ["interference_not_seen"]
     assert [one.value for one in bench.watch.status().signals if one.name == "cpu_pressure"] == [0.0]
 
 
@@ -665,16 +647,6 @@ def test_what_is_held_is_given_back_when_nothing_can_be_seen_for_long() -> None:
     assert held == soon
     assert held
     assert bench.node.seen.shares == {}
-
-
-def test_box_that_can_not_be_squeezed_at_once_is_told_once_and_left_to_the_next_tick() -> None:
-    bench = Bench()
-    bench.looks(2)
-    bench.node.waits, bench.node.stuck = by_the_box, CgroupError("it hangs")
-    bench.looks(6)
-
-    assert bench.log.names().count("squeeze_failed") == 1
-    assert bench.node.seen.shares == {CPU: 0.0}
 
 
 @pytest.mark.parametrize(("its_bytes", "shown"), [(GIB, True), (GIB // 100, False)], ids=["much", "little"])
@@ -817,7 +789,7 @@ def test_limits_on_disks_that_are_not_the_ladders_any_more(use: DisksUse, stays:
 
 async def _due(bench: Bench) -> None:
     """What the part does by itself when something is to be written."""
-    await bench.watch.look()
+    bench.look()
     await bench.watch.disks.look()
 
 

@@ -23,7 +23,7 @@ class Node:
 
     processes: dict[str, Process | Exception]
     cgroups: dict[int, str] = field(default_factory=dict)
-    unreadable: bool = False
+    unreadable: OSError | None = None
     asked: list[str] = field(default_factory=list)
 
     @property
@@ -38,8 +38,8 @@ class Node:
         return told
 
     async def read(self, pids: Collection[int]) -> dict[int, str]:
-        if self.unreadable:
-            raise StuckError("the kernel does not answer")
+        if self.unreadable is not None:
+            raise self.unreadable
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
     def find(self) -> Driver | None:
@@ -88,9 +88,10 @@ def test_find_driver_asks_on_until_a_pod_tells() -> None:
         Node({}),
         Node({"a": Process(7)}),
         Node({"a": Process(7)}, {7: "0::/init\n"}),
-        Node({"a": Process(7)}, {7: SYSTEMD}, unreadable=True),
+        Node({"a": Process(7)}, {7: SYSTEMD}, unreadable=StuckError("the kernel does not answer")),
+        Node({"a": Process(7)}, {7: SYSTEMD}, unreadable=OSError(24, "too many open files")),
     ],
-    ids=["no-pod", "ended", "not-kubelets", "unreadable"],
+    ids=["no-pod", "ended", "not-kubelets", "stuck", "no-descriptor"],
 )
 def test_find_driver_that_nobody_tells_is_none(node: Node) -> None:
     assert node.find() is None

@@ -12,11 +12,10 @@ from structlog.testing import capture_logs
 
 from criproxy.cgroup.box import Held
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.model import UNLIMITED, Limits, Snapshot, Unlimited, Usage, UsageReading
+from criproxy.model import UNLIMITED, Limits, Unlimited, Usage, UsageReading
 from criproxy.pods.memory_relief import MemoryRelief, ReliefSettings
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT, Holds
-from tests import rows
 from tests.fakes.box import FakeBox
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off, no_hold_offs
@@ -25,11 +24,6 @@ T = TypeVar("T")
 
 MIB, GIB = 1 << 20, 1 << 30
 HARD = EvictionHard(100 * MIB, 0.0, "evictionHard in /c")
-
-
-def snapshot(t_s: float, available: int, box: int) -> Snapshot:
-    node = 4 * GIB - available
-    return rows.snapshot(t_s, (4.0, 1.0, 0.0, 1.0), (4 * GIB, node, box, max(0, node - box)))
 
 
 class Bench:
@@ -56,16 +50,16 @@ class Bench:
     def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB, anon: int = 0) -> None:
         """So many seconds."""
         for _ in range(count):
-            self.clock.now += 1.0
-            sample = replace(snapshot(self.clock.now, available, box), box_anon_bytes=anon)
-            self.relief.sampled(sample, self.given, self.given if self.due is None else self.due)
+            self.look(1.0, available, box, anon)
 
-    def look(self, seconds: float, available: int, box: int | None) -> None:
-        """So much later, between two samples."""
+    def look(self, seconds: float, available: int, box: int | None, anon: int | None = None) -> None:
+        """So much later."""
         self.clock.now += seconds
-        used = None if box is None else Usage(0.0, box, anon_bytes=box)
-        self.box.usages = [UsageReading(Usage(0.0, 4 * GIB - available), used, self.clock.now)]
-        asyncio.run(self.relief.judge_now(self.given, self.given if self.due is None else self.due))
+        used = None if box is None else Usage(0.0, box, anon_bytes=box if anon is None else anon)
+        usage = UsageReading(Usage(0.0, 4 * GIB - available), used, self.clock.now)
+        due = self.given if self.due is None else self.due
+        decider: Any = SimpleNamespace(given=self.given, due=due.get)
+        self.relief.judge(self.clock.now, usage, 4 * GIB, decider)
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
@@ -151,19 +145,6 @@ def test_between_samples_far_apart_each_look_judges_what_is_in_use() -> None:
 
     assert found == [False, True, True, False], "it lasts, and then a pod was killed"
     assert bench.relief.evidence and bench.relief.evidence.box == 120 * MIB
-
-
-@pytest.mark.parametrize(
-    ("seconds", "sampled"),
-    [pytest.param(1.0, True, id="sample-is-fresh"), pytest.param(9.0, False, id="there-was-no-sample")],
-)
-def test_look_reads_nothing_while_nothing_is_to_be_learned(seconds: float, sampled: bool) -> None:
-    bench = Bench()
-    if sampled:
-        bench.pass_by(1)
-    bench.look(seconds, GIB, None)
-
-    assert len(bench.box.usages) == 1, "it was not asked for"
 
 
 def test_box_whose_anonymous_memory_alone_is_above_its_limit_can_not_be_reclaimed() -> None:

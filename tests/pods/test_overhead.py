@@ -232,7 +232,7 @@ class Bench:
     def pid(self) -> int:
         return 5
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, why))
 
     def read(self, runtime_pid: int, watched: Collection[Watched]) -> OverheadCounters:

@@ -16,7 +16,7 @@ from criproxy.clients.http2.connection import CallError
 from criproxy.concurrency.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.placement_check import CONFIRM_S, PlacementCheck
+from criproxy.pods.placement_check import CONFIRM_S, TOGETHER_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
@@ -52,6 +52,8 @@ class Node:
     stuck: bool = False
     left: list[Stray] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    readings: int = 0
+    """Of processes' cgroups, each a hop to another thread."""
 
     def running_of(self, ids: Collection[str]) -> tuple[Running, ...]:
         return tuple(one for one in self.running if one.id in ids)
@@ -74,6 +76,7 @@ class Node:
     async def read(self, pids: Collection[int]) -> Mapping[int, str]:
         if self.stuck:
             raise CgroupError("no answer from the kernel")
+        self.readings += bool(pids)
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
     async def strays(self, boxes: Mapping[int, str]) -> list[Stray]:
@@ -94,7 +97,7 @@ class Bench:
             self,
         )
 
-    def stop(self, sandbox: Sandbox, why: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, why))
 
     def count(self, name: str) -> None:
@@ -106,7 +109,7 @@ class Bench:
         if everything:
             self.check.pods_listed()
         self.look()
-        while (pause_s := self.check.pause_s) == CONFIRM_S:
+        while (pause_s := self.check.pause_s) in (CONFIRM_S, TOGETHER_S):
             self.clock.advance(pause_s)
             self.between()
             self.again += 1
@@ -142,6 +145,18 @@ def test_what_is_in_the_box_is_no_finding_and_asked_for_once() -> None:
     assert [bench.round(), bench.round()] == [[], []]
     assert (bench.check.verified, node.asked) == (2, ["s1", "s1-main"])
     assert (bench.again, bench.events()) == (0, [])
+
+
+def test_what_starts_within_half_a_second_shares_a_look_and_a_reading_of_proc() -> None:
+    node = Node()
+    bench = Bench(node)
+    for number, one in enumerate((SANDBOX, MAIN, SIDE)):
+        node.run(one, 10 + number)
+    bench.check.pod_started(SANDBOX)
+    bench.between = lambda: [bench.check.pod_started(one) for one in (MAIN, SIDE)]
+    bench.round(everything=False)
+    assert (bench.again, bench.check.verified) == (1, 3)
+    assert (node.asked, node.readings) == (["s1", "s1-main", "s1-side"], 1)
 
 
 def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> None:

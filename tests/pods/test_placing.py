@@ -14,6 +14,7 @@ from criproxy.hooks import Chain, HookSettings
 from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.offline import OfflineRules, Rule, Subject, Test
 from criproxy.model import (
+    PLACEMENT_ANNOTATION,
     UNLIMITED,
     Adjustment,
     Operation,
@@ -174,6 +175,21 @@ def test_container_with_a_path_that_leads_out_of_the_box_is_refused() -> None:
     assert adjusted(bench.place(with_security(create(OFFLINE), harmless)))["cgroup_parent"] == BOXED
 
 
+def test_container_with_kubelet_s_own_files_alone_is_adjusted_at_once() -> None:
+    bench = hardened()
+    asyncio.run(_known(bench))
+    own = Security(host_paths=("/var/lib/kubelet/pods/1/etc-hosts",))
+    assert isinstance(bench.placing.follow(with_security(create(OFFLINE), own)), Proceed)
+    assert isinstance(bench.place(with_security(create(OFFLINE), ON_PATHS)), RefusedCall)
+    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(refuse_host_paths=())))
+    assert isinstance(bench.placing.follow(with_security(create(OFFLINE), ON_PATHS)), Proceed)
+
+
+async def _known(bench: PlacingBench) -> None:
+    """The inventory has asked the runtime."""
+    await bench.inventory.sandbox("s1")
+
+
 def test_pod_that_the_node_s_file_allows_has_what_it_asks_for() -> None:
     bench = hardened(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
     for call in (start(OFFLINE), create(OFFLINE)):
@@ -238,6 +254,14 @@ def test_memory_limit_that_a_pod_asks_for_is_that_of_all_its_containers(
     bench = PlacingBench()
     bench.place(start(one, declared_bytes))
     assert bench.box.admitted == [(BOXED, asked_bytes)]
+
+
+def test_log_of_a_rewrite_repeats_no_long_text_of_the_author() -> None:
+    bench = PlacingBench()
+    with structlog.testing.capture_logs() as logs:
+        bench.place(start(pod(True, **{PLACEMENT_ANNOTATION: "x" * 200_000})))
+
+    assert max(len(str(change["old"])) for change in logs[0]["changes"]) < 400
 
 
 def test_start_under_way_outlasts_the_removal_of_the_pod_s_last_sandbox() -> None:
@@ -425,6 +449,14 @@ def test_container_follows_its_sandbox_at_once_after_colocation_is_switched_off(
     bench.configure(OFF)
     fields = adjusted(bench.place(create(OFFLINE)))
     assert (fields["cgroup_parent"], fields["cpu_quota"], fields["oom_score_adj"]) == (BOXED, None, 1000)
+
+
+def test_container_of_the_box_that_asks_for_no_cpus_is_adjusted_at_once() -> None:
+    bench = PlacingBench()
+    bench.run_pod(OFFLINE)
+    outcome = bench.placing.follow(create(OFFLINE))
+    assert isinstance(outcome, Proceed), "nothing is to be waited for"
+    assert outcome.message is not None
 
 
 def test_container_of_a_pod_that_started_as_ordinary_passes_at_once_and_is_known() -> None:

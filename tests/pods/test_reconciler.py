@@ -13,7 +13,16 @@ from criproxy.cgroup.naming import parse_box
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import BudgetError, Evicts, Holds, KnownPod
+from criproxy.pods.stopping import (
+    ON_CLOSE,
+    ON_DISABLE,
+    ON_RUNTIME_OVERLOAD,
+    ON_UNBOUNDED,
+    BudgetError,
+    Evicts,
+    Holds,
+    KnownPod,
+)
 from tests.fakes.box import FakeBox
 from tests.fakes.counters import FakeCounters
 from tests.fakes.hold_offs import held_off
@@ -40,7 +49,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         self._times = iter(self.times)
-        holds = Holds(self, held_off(self, *self.held_off))  # type: ignore[arg-type]
+        stops_by = frozenset([ON_DISABLE, ON_CLOSE, ON_UNBOUNDED, ON_RUNTIME_OVERLOAD])
+        holds = Holds(self, held_off(self, *self.held_off), stops_by)  # type: ignore[arg-type]
         shared = PodsShared(self.runtime, self.runtime, holds, self.counters, self, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
         self.reconciler = Reconciler(
             self.settings,
@@ -233,7 +243,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
     bench = Bench(ON, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
     with structlog.testing.capture_logs() as log:
         for _ in range(2):
-            bench.reconciler.stop(sandbox("a"), "it is outside the box")
+            bench.reconciler.stop(sandbox("a"), "it is outside the box", ON_UNBOUNDED)
             bench.round()
     assert bench.runtime.stopped == ["sandbox-a"]
     assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
@@ -243,7 +253,7 @@ def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
 
 def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
     bench = Bench(ON, FakePodsRuntime((sandbox("a"),), stubborn={"sandbox-a"}), FakeBox("/offline"))
-    bench.reconciler.stop(sandbox("a"), "why")
+    bench.reconciler.stop(sandbox("a"), "why", ON_UNBOUNDED)
     bench.round()
     bench.runtime.stubborn.clear()
     bench.round()
@@ -312,13 +322,13 @@ def test_run_goes_on_after_a_round_that_failed() -> None:
 def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
     bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)))
     bench.runtime.stubborn = {sandbox("a").id}
-    bench.reconciler.stop(sandbox("a"), "why")
+    bench.reconciler.stop(sandbox("a"), "why", ON_UNBOUNDED)
     bench.round(refresh=True)
 
 
 def test_pod_that_criproxy_is_held_off_is_not_stopped_and_the_others_are() -> None:
     bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), held_off=("b",))
-    bench.reconciler.stop(sandbox("b"), "it printed")
+    bench.reconciler.stop(sandbox("b"), "it printed", ON_RUNTIME_OVERLOAD)
     bench.round(refresh=True)
     assert bench.runtime.stopped == ["sandbox-a"]
 
@@ -354,7 +364,9 @@ class NoBudget:
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
         return {}
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
+    ) -> float | None:
         raise BudgetError("minAvailable 1")
 
     def stopped(self, pod: PodRef, why: str) -> None:
@@ -363,6 +375,6 @@ class NoBudget:
 
 def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
     bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), evicts=NoBudget())
-    bench.reconciler.stop(sandbox("b"), "it runs outside the box")
+    bench.reconciler.stop(sandbox("b"), "it runs outside the box", ON_UNBOUNDED)
     bench.round()
     assert bench.runtime.stopped == ["sandbox-b"]

@@ -15,7 +15,7 @@ from criproxy.concurrency.clock import Clock
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceAnswer, ServiceCheck
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from criproxy.model import Pod, PodRef
-from criproxy.pods.inventory import Inventory
+from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.service_checks import (
     AT_ONCE,
@@ -63,6 +63,12 @@ class Bench:
     def settings(self, active: bool | None = None) -> ServiceChecksSettings:
         return ServiceChecksSettings(self.active if active is None else active, RULES, self.measured_s)
 
+    def watch(self, observer: PodObserver) -> None:
+        pass
+
+    def runs(self, sandbox_id: str) -> bool:
+        return sandbox_id in self.outside
+
     def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
         return self.containers
 
@@ -106,6 +112,30 @@ def test_service_is_asked_as_often_as_it_says_and_its_last_word_is_the_signal() 
         bench.says = ServiceAnswer(True, "250")
         await bench.seconds(5)
         assert bench.percents() == [250.0]
+
+    run(test)
+
+
+class CountedPods(dict[str, Pod]):
+    """Counts how often all are gone through."""
+
+    walks = 0
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+
+def test_pods_are_gone_through_once_for_each_listing() -> None:
+    async def test() -> None:
+        pods = CountedPods({f"s{number}": pod("silent", None) for number in range(3)})
+        bench = Bench(pods)
+        await bench.seconds(10)
+        assert pods.walks == 1
+        pods["s9"] = pod("web")
+        bench.checks.pods_listed()
+        await bench.seconds(10)
+        assert (pods.walks, bench.asked) == (2, [("s9", "")] * 2)
 
     run(test)
 

@@ -1,14 +1,17 @@
 """Who may not start for a while, after having been stopped."""
 
 import asyncio
+import math
+from collections.abc import Callable
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from criproxy.model import PodRef
+from criproxy.pods.hold_offs import HoldOff
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.stopping import ON_OVER_LIMIT, ON_UNBOUNDED, Holds, KnownPod, PodStopper
+from criproxy.pods.stopping import ON_CLOSE, ON_OVER_LIMIT, ON_UNBOUNDED, Holds, KnownPod, Leave, PodStopper
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 
@@ -102,7 +105,12 @@ class Pods:
             raise ConnectionError("it does not stop")
 
 
-WANTED = {"s1": (POD, "the schedule is off"), "s2": (OTHER, "the schedule is off")}
+WANTED = {"s1": Leave(POD, "the schedule is off", ON_CLOSE), "s2": Leave(OTHER, "the schedule is off", ON_CLOSE)}
+
+
+def stopping() -> Holds:
+    clock = FakeClock()
+    return Holds(clock, no_hold_offs(clock), frozenset([ON_CLOSE]))
 
 
 async def settled() -> None:
@@ -113,7 +121,7 @@ async def settled() -> None:
 def test_pod_that_asks_for_notice_has_it_before_it_is_stopped_and_keeps_nobody_waiting() -> None:
     async def test() -> None:
         pods = Pods(s1=30)
-        stopper = PodStopper(pods, structlog.get_logger(), pods)  # type: ignore[arg-type]
+        stopper = PodStopper(pods, structlog.get_logger(), pods, stopping())  # type: ignore[arg-type]
         await stopper.stop_all(WANTED)
         await settled()
         await stopper.stop_all(WANTED)
@@ -138,7 +146,9 @@ class Told:
     async def known(self, *, within_s: float) -> dict[str, KnownPod]:
         return {}
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
+    ) -> float | None:
         return None
 
     def stopped(self, pod: PodRef, why: str) -> None:
@@ -149,11 +159,11 @@ def test_kubernetes_is_told_once_of_a_pod_that_is_stopped_however_often_that_is_
     async def test() -> None:
         pods, told = Pods(), Told()
         pods.broken = {"s1"}
-        stopper = PodStopper(pods, structlog.get_logger(), pods, told)  # type: ignore[arg-type]
+        stopper = PodStopper(pods, structlog.get_logger(), pods, stopping(), told)  # type: ignore[arg-type]
         for _ in range(2):
             with pytest.raises(ConnectionError):
                 await stopper.stop_all({"s1": WANTED["s1"]})
-        assert told.pods == [WANTED["s1"]]
+        assert told.pods == [(POD, "the schedule is off")]
 
     asyncio.run(test())
 
@@ -161,7 +171,7 @@ def test_kubernetes_is_told_once_of_a_pod_that_is_stopped_however_often_that_is_
 def test_there_is_no_notice_where_there_is_no_time_for_it() -> None:
     async def test() -> None:
         pods = Pods(s1=30)
-        await PodStopper(pods, structlog.get_logger(), pods).stop("s1", *WANTED["s1"], at_once=True)  # type: ignore[arg-type]
+        await PodStopper(pods, structlog.get_logger(), pods, stopping()).stop("s1", WANTED["s1"], at_once=True)  # type: ignore[arg-type]
         assert pods.did == [("stop", "s1")]
 
     asyncio.run(test())
@@ -172,7 +182,7 @@ def test_notice_that_cannot_be_given_does_not_keep_the_pod_and_a_stop_that_fails
         pods = Pods(s1=30)
         pods.ended.set()
         pods.broken = {"s1-main", "s1-side", "s1"}
-        stopper = PodStopper(pods, structlog.get_logger(), pods)  # type: ignore[arg-type]
+        stopper = PodStopper(pods, structlog.get_logger(), pods, stopping())  # type: ignore[arg-type]
         with capture_logs() as logs:
             await stopper.stop_all({"s1": WANTED["s1"]})
             await settled()
@@ -184,3 +194,62 @@ def test_notice_that_cannot_be_given_does_not_keep_the_pod_and_a_stop_that_fails
         assert stopper.stopped == {"s1"}
 
     asyncio.run(test())
+
+
+# --- asked again ---------------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "held-off": lambda holds: holds.hold_offs.__setattr__("_all", {"1": HoldOff("1", "batch/job", math.inf, "repair")}),
+    "switched-off": lambda holds: holds.configure(frozenset()),
+    "ceased": lambda holds: holds.rest(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_pod_that_is_not_to_go_any_more_when_its_notice_is_over_stays(change: Callable[[Holds], object]) -> None:
+    async def test() -> None:
+        pods, holds = Pods(s1=30), stopping()
+        stopper = PodStopper(pods, structlog.get_logger(), pods, holds)  # type: ignore[arg-type]
+        await stopper.stop_all({"s1": WANTED["s1"]})
+        await settled()
+        change(holds)
+        pods.ended.set()
+        await settled()
+        assert [what for what, *_ in pods.did] == ["notice", "notice"]
+        assert (stopper.stopped, stopper.leaving) == (frozenset(), frozenset())
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_pod_that_is_not_to_go_any_more_when_no_server_has_answered_stays(
+    change: Callable[[Holds], object],
+) -> None:
+    class Away(Told):
+        async def evict(
+            self,
+            pod: PodRef,
+            why: str,
+            *,
+            within_s: float,
+            grace_s: int | None = None,
+            still: Callable[[], bool] = bool,
+        ) -> float | None:
+            before = still()
+            change(holds)
+            asked.append((before, still()))
+            return None
+
+    asked: list[tuple[bool, bool]] = []
+    pods, holds, away = Pods(), stopping(), Away()
+    stopper = PodStopper(pods, structlog.get_logger(), pods, holds, away)  # type: ignore[arg-type]
+    asyncio.run(stopper.stop_all({"s1": WANTED["s1"]}))
+    assert (asked, pods.did, away.pods) == ([(True, False)], [], [])
+
+
+def test_pod_that_is_held_off_goes_where_that_was_decided_so() -> None:
+    pods, holds = Pods(), stopping()
+    CHANGES["held-off"](holds)
+    stopper = PodStopper(pods, structlog.get_logger(), pods, holds)  # type: ignore[arg-type]
+    asyncio.run(stopper.stop("s1", Leave(POD, "memory ends", ON_CLOSE, held_off_too=True)))
+    assert pods.did == [("stop", "s1")]

@@ -1,6 +1,7 @@
 """How pods leave: through the API where it can be had, else at the runtime; and whose budget is waited for."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,13 +10,18 @@ from structlog.testing import capture_logs
 
 from criproxy.model import PodRef
 from criproxy.pods.runtime import ListedContainer
-from criproxy.pods.stopping import EVICT_S, BudgetError, PodStopper, RefusedError
+from criproxy.pods.stopping import EVICT_S, ON_CLOSE, BudgetError, Holds, Leave, PodStopper, RefusedError
+from tests.fakes.hold_offs import no_hold_offs
 
 BUDGET, REFUSED, UNREACHABLE = "budget", "refused", None
 
 
 def pod(name: str) -> PodRef:
     return PodRef(f"uid-{name}", "default", name)
+
+
+def leave(name: str) -> Leave:
+    return Leave(pod(name), "why", ON_CLOSE)
 
 
 @dataclass
@@ -44,7 +50,9 @@ class Node:
     def stopped(self, pod: PodRef, why: str) -> None:
         self.told.append(pod.name)
 
-    async def evict(self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None) -> float | None:
+    async def evict(
+        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
+    ) -> float | None:
         self.asked.append((pod.name, within_s, grace_s))
         self.now_s += 1.0
         answer = self.answers.get(pod.name, UNREACHABLE)
@@ -56,11 +64,12 @@ class Node:
         return answer
 
     def stopper(self, *, kubernetes: bool = True) -> PodStopper:
-        return PodStopper(self, structlog.get_logger(), self, self if kubernetes else None, self)  # type: ignore[arg-type]
+        holds = Holds(self, no_hold_offs(self), frozenset([ON_CLOSE]))  # type: ignore[arg-type]
+        return PodStopper(self, structlog.get_logger(), self, holds, self if kubernetes else None, self)  # type: ignore[arg-type]
 
 
 def stop(stopper: PodStopper, *names: str, patient: tuple[str, ...] = ()) -> None:
-    asyncio.run(stopper.stop_all({name: (pod(name), "why") for name in names}, patient))
+    asyncio.run(stopper.stop_all({name: leave(name) for name in names}, patient))
 
 
 def test_pod_that_is_evicted_is_not_stopped_and_counts_as_stopped() -> None:
@@ -136,7 +145,7 @@ def test_first_victim_that_may_go_is_evicted(
     answers: dict[str, float | str | None], first: tuple[int, bool] | None, asked: str
 ) -> None:
     node = Node(answers)
-    victims = [(name, pod(name), "why") for name in "abc"]
+    victims = [(name, leave(name)) for name in "abc"]
     assert asyncio.run(node.stopper().evict_first(victims, within_s=3.0, grace_s=1)) == first
     assert [name for name, _, _ in node.asked] == list(asked)
     assert node.asked[0][1:] == (3.0, 1)
@@ -145,7 +154,7 @@ def test_first_victim_that_may_go_is_evicted(
 
 def test_time_for_an_eviction_is_for_all_victims_together() -> None:
     node = Node(dict.fromkeys("abcde", BUDGET))
-    victims = [(name, pod(name), "why") for name in "abcde"]
+    victims = [(name, leave(name)) for name in "abcde"]
     asyncio.run(node.stopper().evict_first(victims, within_s=3.0, grace_s=1))
     assert [within_s for _, within_s, _ in node.asked] == [3.0, 2.0, 1.0, 0.0, 0.0]
 
@@ -158,8 +167,8 @@ def test_notice_is_given_only_where_the_runtime_is_to_stop_the_pod(answer: float
 
     async def test() -> None:
         stopper = node.stopper()
-        await stopper.stop_all({"a": (pod("a"), "why")})
-        await stopper.stop_all({"a": (pod("a"), "why")})
+        await stopper.stop_all({"a": leave("a")})
+        await stopper.stop_all({"a": leave("a")})
 
     with capture_logs() as logs:
         asyncio.run(test())

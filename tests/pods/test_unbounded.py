@@ -1,15 +1,18 @@
 """Offline pods outside the box, between an inventory and a runtime that the test scripts."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
-from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.concurrency.worker import Worker
+from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules, Rule, Subject, Test
 from criproxy.model import Pod, PodRef
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_UNBOUNDED, Holds, PodStopper
-from criproxy.pods.unbounded import UnboundedPods
+from criproxy.pods.stopping import ON_UNBOUNDED, BudgetError, Holds, PodStopper
+from criproxy.pods.unbounded import Started, StartedFile, UnboundedPods
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import held_off as offs
 from tests.fakes.pods import FakePodsRuntime
@@ -23,14 +26,30 @@ def pod(name: str, *, offline: bool) -> Pod:
     return Pod(PodRef(name, "batch", name), {DEFAULT_RULE.key: "offline"} if offline else {})
 
 
-def bench(settings: Settings, *names: str, held_off: str = "") -> tuple[UnboundedPods, FakePodsRuntime]:
+class NoFile:
+    """Where nothing was left, and nothing is."""
+
+    def __init__(self) -> None:
+        self.written = Started()
+
+    async def read(self, *_: object) -> Started:
+        return self.written
+
+    async def write(self, started: Started) -> None:
+        self.written = started
+
+
+def bench(
+    settings: Settings, *names: str, held_off: str = "", file: NoFile | StartedFile | None = None
+) -> tuple[UnboundedPods, FakePodsRuntime]:
     outside = {"on": pod("on", offline=False), **{name: pod(name, offline=True) for name in names}}
     runtime = FakePodsRuntime(outside=outside)
     rules, stops_by = settings
     hold_offs = offs(FakeClock(), *([held_off] if held_off else []))
     holds = Holds(None, hold_offs, frozenset(stops_by))  # type: ignore[arg-type]
     shared = PodsShared(runtime, runtime, holds, None, None, structlog.get_logger())  # type: ignore[arg-type]
-    return UnboundedPods(shared, PodStopper(runtime, shared.log, runtime), rules), runtime  # type: ignore[arg-type]
+    stopper = PodStopper(runtime, shared.log, runtime, holds)  # type: ignore[arg-type]
+    return UnboundedPods(shared, stopper, file or NoFile(), rules), runtime  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -78,3 +97,96 @@ def test_pod_that_an_operator_holds_criproxy_off_is_told_and_not_stopped() -> No
     unbounded, runtime = bench(EVICT, "a", "b", held_off="b")
     asyncio.run(unbounded.look())
     assert (set(unbounded.pods()), runtime.stopped) == ({"b"}, ["a"])
+
+
+# --- what was online when it started ----------------------------------------------------------------------------------
+
+ALL = OfflineRules((Rule(Subject.NAMESPACE, "", Test.PREFIX, "b"), DEFAULT_RULE))
+"""By mistake, or by malice: of the whole node."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[StartedFile]:
+    worker = Worker("test", 5.0)
+    yield StartedFile(tmp_path / "criproxy.online", worker, structlog.get_logger())
+    worker.close()
+
+
+def now_all(unbounded: UnboundedPods) -> None:
+    unbounded.rules = ALL
+    unbounded.shared.holds.stops_by = frozenset({ON_UNBOUNDED})
+
+
+def test_pod_that_only_a_change_of_the_rules_makes_offline_is_told_and_never_stopped() -> None:
+    unbounded, runtime = bench(REPORT, "a")
+    asyncio.run(unbounded.look())
+    now_all(unbounded)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            asyncio.run(unbounded.look())
+    assert (set(unbounded.pods()), runtime.stopped) == ({"on"}, ["a"])
+    assert [(log["pod"], log["was_online"]) for log in logs if log["event"] == "offline_pod_unbounded"] == [
+        ("batch/on", True)
+    ]
+    unbounded.rules = RULES
+    asyncio.run(unbounded.look())
+    now_all(unbounded)
+    asyncio.run(unbounded.look())
+    assert runtime.stopped == ["a"]
+
+
+def test_pod_that_starts_past_criproxy_under_the_new_rules_is_stopped() -> None:
+    unbounded, runtime = bench(REPORT)
+    asyncio.run(unbounded.look())
+    now_all(unbounded)
+    asyncio.run(unbounded.look())
+    runtime.outside = {**runtime.outside, "late": pod("late", offline=False)}
+    asyncio.run(unbounded.look())
+    assert runtime.stopped == ["late"]
+
+
+@pytest.mark.parametrize("off_between", [False, True])
+def test_who_was_online_is_known_after_a_restart_with_other_rules(file: StartedFile, off_between: bool) -> None:
+    async def scenario() -> None:
+        before, _ = bench(REPORT, "a", file=file)
+        await before.look()
+        after, runtime = bench(OFF if off_between else (ALL, {ON_UNBOUNDED}), "a", file=file)
+        await after.look()
+        now_all(after)
+        await after.look()
+        assert runtime.stopped == ["a"]
+
+    asyncio.run(scenario())
+
+
+def test_damaged_file_makes_nobody_offline(file: StartedFile) -> None:
+    async def scenario() -> None:
+        file.path.write_bytes(b"{")
+        unbounded, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
+        await unbounded.look()
+        await unbounded.look()
+        assert runtime.stopped == []
+        again, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
+        await again.look()
+        assert runtime.stopped == [], "as it was set right"
+
+    asyncio.run(scenario())
+
+
+def test_file_that_can_t_be_read_stops_nobody(file: StartedFile) -> None:
+    file.path.mkdir()
+    unbounded, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
+    with pytest.raises(IsADirectoryError):
+        asyncio.run(unbounded.look())
+    assert runtime.stopped == []
+
+
+def test_pod_whose_budget_does_not_let_it_go_is_not_stopped() -> None:
+    class Holding:
+        async def evict(self, *_: object, **__: object) -> float:
+            raise BudgetError("no more than this")
+
+    unbounded, runtime = bench(EVICT, "a")
+    unbounded.stopper.evicts = Holding()  # type: ignore[assignment]
+    asyncio.run(unbounded.look())
+    assert (set(unbounded.pods()), runtime.stopped) == ({"a"}, [])

@@ -1,17 +1,14 @@
 """`criproxy-cluster run`: one replica. The webhook answers in each; the leader alone keeps certificate and nodes."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 import uvicorn
 from lightkube.core.async_client import AsyncClient
 from msgspec import Struct
@@ -19,7 +16,9 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.leader import Leader
+from criproxy_cluster.log import begin
 from criproxy_cluster.memory import keep_connections_small, settle
+from criproxy_cluster.requests import prepare
 from criproxy_cluster.webhook.app import make_app
 from criproxy_cluster.webhook.certificates import CertificateKeeper, FilesSource, SecretSource, ServerCertificate
 from criproxy_cluster.webhook.conversion import ConversionSettings
@@ -28,6 +27,8 @@ SERVICE: Final = "criproxy-cluster"
 MAX_CONNECTIONS: Final = 512
 KEEP_ALIVE_S: Final = 120
 STOP_S: Final = 10
+END_S: Final = 5
+"""All parts have ended: no longer after that does the process go on."""
 
 
 class RunSettings(Struct, frozen=True):
@@ -130,20 +131,15 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def main(settings: RunSettings) -> int:
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    log: FilteringBoundLogger = structlog.get_logger()
+    log = begin()
     asyncio.run(_run(settings, log))
     return 0
 
 
 async def _run(settings: RunSettings, log: FilteringBoundLogger) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
-        await run(settings, client, log)
+        prepare(client)
+        try:
+            await run(settings, client, log)
+        finally:
+            signal.alarm(END_S)  # whoever goes on though it was cancelled

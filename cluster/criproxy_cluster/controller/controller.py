@@ -13,14 +13,12 @@ write took. So where the API server is slow, or this process is, which has the w
 longer to reach its last node, and nobody else waits for it.
 
 Nothing here is long at work without letting the webhook answer: each node that is listed, seen or looked at is a step
-of its own, and no list has more than `PAGE` of them at once.
+of its own, and a list comes in pages.
 
-What fails is tried again with growing pauses; a conflict is tried again after what came in between. A watch that breaks
-goes on from the last version, one that is too old (410) begins with a list, and so does one that has said nothing for
-`SILENCE_S`, as a connection may be dead without a word. One that ends before `EARLY_S`, as some proxies do to all,
-begins with a list too, after a pause that grows: what it says may never come, so all is heard by lists, and a node that
-says nothing in them is away. Nothing is written before policies and nodes were listed; while their kind is not there,
-as the CRD was removed, nodes keep what they have.
+What is seen comes by `Follower`, what is to be written is in a `Queue` with one owner for each. Nothing is written
+before policies and nodes were listed; while their kind is not there, as the CRD was removed, nodes keep what they have.
+A policy that can't be read has its problem in its status, and the one before it holds; so does what was last read of a
+node that can't be read.
 
 A controller is run once: another replica may have led when this one leads again, and what was known is of old. So while
 the leader changes more often than each `node_law.TRUST_S` (8 minutes), no node is found to be away.
@@ -28,25 +26,22 @@ the leader changes more often than each `node_law.TRUST_S` (8 minutes), no node 
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
-from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import httpx2
 from lightkube.core.async_client import AsyncClient
-from lightkube.core.generic_client import WatchDriver
 from lightkube.types import PatchType
 from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.controller.fleet import Fleet
+from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.controller.node_law import Judgement
 from criproxy_cluster.controller.policies import PolicyError, parsed
+from criproxy_cluster.controller.queue import Queue, Urgency
 from criproxy_cluster.memory import settle
-from criproxy_cluster.objects import Json, NodeObject, PolicyObject, view
-from criproxy_cluster.requests import Trouble, pause_s, trouble_of
+from criproxy_cluster.objects import Json, view
+from criproxy_cluster.requests import Trouble, trouble_of
 from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
+from criproxy_cluster.vocabulary.watching import Item
 
 PROMPT_WRITERS: Final = 4
 BACKGROUND_WRITERS: Final = 4
@@ -55,82 +50,6 @@ WRITES_PER_S: Final = 100.0
 
 MOST_REST_S: Final = 2.0
 STATUS_S: Final = 1.0
-SILENCE_S: Final = 330.0
-WATCH_S: Final = 280
-EARLY_S: Final = 5.0
-CONNECT_S: Final = 10.0
-PAGE: Final = 100
-LISTED: Final = "LISTED"
-"""Beside the events of a watch: the object was in a list."""
-
-T = TypeVar("T", NodeResource, PolicyResource)
-
-
-class Urgency(Enum):
-    """Why a node is to be written."""
-
-    CHANGED = "it has changed"
-    DUE = "its time has come"
-    ROLL_OUT = "a policy concerns it"
-
-
-class Queue:
-    """Names, each at most once, with its highest urgency; of one urgency, those first that came first."""
-
-    def __init__(self) -> None:
-        self._names = {urgency: OrderedDict[str, None]() for urgency in Urgency}
-        self._some = asyncio.Event()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._names.values()))
-
-    def put(self, name: str, urgency: Urgency) -> None:
-        for one, names in self._names.items():
-            if one is urgency:
-                names[name] = None
-                break
-            if name in names:
-                return
-        for less in list(Urgency)[list(Urgency).index(urgency) + 1 :]:
-            self._names[less].pop(name, None)
-        self._some.set()
-
-    async def get(self, *urgencies: Urgency) -> tuple[str, Urgency]:
-        """The next one of the first of these that has any."""
-        while True:
-            for urgency in urgencies:
-                if names := self._names[urgency]:
-                    return names.popitem(last=False)[0], urgency
-            self._some.clear()
-            await self._some.wait()
-
-
-class _Silence(Exception):
-    """A watch has said nothing for `SILENCE_S`."""
-
-
-class Hearing:
-    """For how long something could not be heard of, in all. Times are of a clock that only grows."""
-
-    def __init__(self) -> None:
-        self._before_s = 0.0
-        self._lost_s: float | None = None
-
-    def heard(self, now_s: float) -> None:
-        self._before_s, self._lost_s = self.deaf_s(now_s), None
-
-    def lost(self, now_s: float) -> None:
-        """Found to be lost now: a connection may have been dead for `SILENCE_S` before, which a node's time bears."""
-        if self._lost_s is None:
-            self._lost_s = now_s
-
-    def deaf_s(self, now_s: float) -> float:
-        return self._before_s + (0.0 if self._lost_s is None else now_s - self._lost_s)
-
-
-def _is_long(began_s: float) -> bool:
-    """Whether a watch that began then has lasted as watches do."""
-    return time.monotonic() - began_s >= EARLY_S
 
 
 class Controller:
@@ -142,7 +61,7 @@ class Controller:
         self._fleet = Fleet()
         self._nodes = Hearing()
         self._queue = Queue()
-        self._failures: dict[str, int] = {}
+        self._statuses = Queue()
         self._problems: dict[str, tuple[int, str]] = {}
         self._written: dict[str, Json] = {}
         self._listed = asyncio.Event()
@@ -151,122 +70,56 @@ class Controller:
 
     async def run(self) -> None:
         """Until cancelled, and once."""
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow(PolicyResource, self._policies_listed, self._policy_changed, Hearing()))
-            await self._listed.wait()
-            parts.create_task(self._follow(NodeResource, self._nodes_listed, self._node_changed, self._nodes))
-            parts.create_task(self._wake())
-            parts.create_task(self._tell())
-            for _ in range(PROMPT_WRITERS):
-                parts.create_task(self._write_promptly())
-            for _ in range(BACKGROUND_WRITERS):
-                parts.create_task(self._write_in_background())
+        client, log = self._client, self._log
+        policies = Follower(
+            client, PolicyResource, self._policy_changed, self._policies_listed, hearing=Hearing(), log=log
+        )
+        nodes = Follower(client, NodeResource, self._node_changed, self._nodes_listed, hearing=self._nodes, log=log)
+        try:
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(policies.run())
+                await self._listed.wait()
+                parts.create_task(nodes.run())
+                parts.create_task(self._wake())
+                parts.create_task(self._tell())
+                parts.create_task(self._write_statuses())
+                for _ in range(PROMPT_WRITERS):
+                    parts.create_task(self._write_promptly())
+                for _ in range(BACKGROUND_WRITERS):
+                    parts.create_task(self._write_in_background())
+        finally:
+            self._queue.close()
+            self._statuses.close()
 
     # --- what is seen -------------------------------------------------------------------------------------------------
-
-    async def _follow(
-        self,
-        kind: type[T],
-        listed: Callable[[set[str]], None],
-        changed: Callable[[str, T], None],
-        hearing: Hearing,
-    ) -> None:
-        """An unbroken view of all objects of a kind, for ever."""
-        failures, version = 0, ""
-        while True:
-            try:
-                if not version:
-                    version = await self._list(kind, listed, changed)
-                began_s = time.monotonic()
-                async for event, item in self._changes(kind, version, hearing):
-                    version = item.metadata.resourceVersion
-                    failures = 0 if _is_long(began_s) else failures
-                    changed(event, item)
-                    await asyncio.sleep(0)  # what has come at once is not worked off at once
-            except _Silence:
-                version = ""
-                continue
-            except Trouble as trouble:
-                why = str(trouble)
-                if trouble.code in (404, 410):
-                    version = ""
-                else:
-                    hearing.lost(time.monotonic())
-            else:
-                if _is_long(began_s):
-                    failures = 0
-                    continue
-                version, why = "", f"watch of {kind.__name__}: it ended within {EARLY_S:.0f} s"
-            failures += 1
-            if failures == 2:
-                self._log.warning("watch_trouble", kind=kind.__name__, error=why, consequence="tried again")
-            await asyncio.sleep(pause_s(failures))
-
-    async def _list(self, kind: type[T], listed: Callable[[set[str]], None], changed: Callable[[str, T], None]) -> str:
-        """Items are handed on as they come: not all of them are there at once."""
-        names = set[str]()
-        with trouble_of(f"list of {kind.__name__}"):
-            found = self._client.list(kind, chunk_size=PAGE)
-            async for item in found:
-                names.add(item.metadata.name)
-                changed(LISTED, item)
-                await asyncio.sleep(0)
-            version = found.resourceVersion
-        listed(names)
-        return version
-
-    async def _changes(self, kind: type[T], version: str, hearing: Hearing) -> AsyncIterator[tuple[str, T]]:
-        """Events since `version`, until the API server ends its answer. Raises Trouble and _Silence.
-
-        lightkube's own watch asks again at once when an answer ends, for ever, and nobody learns of it.
-        """
-        client: Any = self._client._client
-        params = {"resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
-        request = client.prepare_request("list", res=kind, watch=True, params=params)
-        request.timeout = httpx2.Timeout(CONNECT_S, read=None)
-        driver: Any = WatchDriver(request, client.build_adapter_request)
-        with trouble_of(f"watch of {kind.__name__}"):
-            async with asyncio.timeout(SILENCE_S):
-                response = await client.send(client.build_adapter_request(request), stream=True)
-            async with aclosing(response):
-                if response.is_error:
-                    async with asyncio.timeout(SILENCE_S):
-                        await response.aread()
-                    client.raise_for_status(response)  # with the words of the API server
-                hearing.heard(time.monotonic())
-                lines = response.aiter_lines()
-                while True:
-                    try:
-                        async with asyncio.timeout(SILENCE_S):
-                            line = await anext(lines)
-                    except StopAsyncIteration:
-                        return
-                    except TimeoutError:
-                        raise _Silence from None
-                    yield driver.process_one_line(line)
 
     def _policies_listed(self, names: set[str]) -> None:
         for gone in (self._fleet.policy_names() | self._problems.keys()) - names:
             self._forget_policy(gone)
         self._listed.set()
 
-    def _policy_changed(self, event: str, item: PolicyObject) -> None:
-        name = item.metadata.name
-        if event == "DELETED":
+    def _policy_changed(self, item: Item[PolicyResource]) -> None:
+        name = item.name
+        if item.event == "DELETED":
             self._forget_policy(name)
-            return
-        if event == "BOOKMARK":
-            return
-        try:
-            policy = parsed(name, item.metadata.generation, item.spec)
-        except PolicyError as error:  # the old one holds
-            self._problems[name] = (item.metadata.generation, str(error))
+        elif item.problem:
+            self._set_wrong(name, item.generation, item.problem)
+        elif item.value is not None:
+            try:
+                policy = parsed(name, item.value.metadata.generation, item.value.spec)
+            except PolicyError as error:
+                self._set_wrong(name, item.value.metadata.generation, str(error))
+                return
+            self._set_right(name)
+            for node in self._fleet.set_policy(name, policy):
+                self._queue.put(node, Urgency.ROLL_OUT)
+
+    def _set_wrong(self, name: str, generation: int, problem: str) -> None:
+        """The old one holds. One whose name can't be read is nobody's to tell of, but for the log."""
+        if name:
+            self._problems[name] = (generation, problem)
             self._fleet.set_unusable(frozenset(self._problems))
             self._fleet.touch(name)
-            return
-        self._set_right(name)
-        for node in self._fleet.set_policy(name, policy):
-            self._queue.put(node, Urgency.ROLL_OUT)
 
     def _set_right(self, name: str) -> None:
         if self._problems.pop(name, None) is not None:
@@ -275,6 +128,7 @@ class Controller:
 
     def _forget_policy(self, name: str) -> None:
         self._set_right(name)
+        self._statuses.forget(name)
         self._written.pop(name, None)
         for node in self._fleet.set_policy(name, None):
             self._queue.put(node, Urgency.ROLL_OUT)
@@ -284,16 +138,18 @@ class Controller:
         settle()
         self._nodes_seen.set()
 
-    def _node_changed(self, event: str, item: NodeObject) -> None:
-        name = item.metadata.name
-        if event == "DELETED":
+    def _node_changed(self, item: Item[NodeResource]) -> None:
+        name = item.name
+        if item.event == "DELETED":
             self._fleet.forget(name)
-            self._failures.pop(name, None)
-        elif event == LISTED:
-            self._fleet.see(view(item))
+            self._queue.forget(name)
+        elif item.value is None:
+            return
+        elif item.event == "LISTED":
+            self._fleet.see(view(item.value))
             self._queue.put(name, Urgency.ROLL_OUT)
-        elif event != "BOOKMARK":
-            changed = self._fleet.see(view(item))
+        else:
+            changed = self._fleet.see(view(item.value))
             if self._is_to_be_written(name):  # if all that is new is its report, it may wait for its turn in a roll-out
                 self._queue.put(name, Urgency.CHANGED if changed else Urgency.ROLL_OUT)
 
@@ -315,6 +171,7 @@ class Controller:
         while True:
             name, urgency = await self._queue.get(Urgency.DUE, Urgency.ROLL_OUT)
             if not self._is_to_be_written(name):
+                self._queue.done(name)
                 await asyncio.sleep(0)
                 continue
             await self._take_turn()
@@ -333,19 +190,29 @@ class Controller:
     async def _write(self, name: str, urgency: Urgency) -> None:
         judgement = self._look(name)
         if judgement is None or not judgement.writes:
+            self._queue.done(name)
             return
         try:
-            with trouble_of(f"node {name}"):
-                if judgement.patch:
-                    await self._client.patch(NodeResource, name, judgement.patch, patch_type=PatchType.MERGE)
-                if judgement.status:
-                    status = judgement.status
-                    await self._client.patch(NodeStatusResource, name, status, patch_type=PatchType.STRATEGIC)
+            if judgement.patch:
+                await self._patch(f"node {name}", NodeResource, name, judgement.patch, PatchType.MERGE)
+            if judgement.status:
+                await self._patch(f"node {name}", NodeStatusResource, name, judgement.status, PatchType.STRATEGIC)
         except Trouble as trouble:
-            self._failed(name, urgency, trouble)
+            if trouble.code == 404:
+                self._queue.done(name)
+            elif self._queue.failed(name, urgency) == 3:
+                self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")
         else:
-            self._failures.pop(name, None)
+            self._queue.done(name)
             self._log.info("node_written", node=name, what=judgement.why)
+
+    async def _patch(self, what: str, kind: Any, name: str, patch: Any, patch_type: PatchType) -> None:
+        """The answer is not read: it may hold whatever a policy or a node does. Raises Trouble."""
+        client: Any = self._client._client
+        headers = {"Content-Type": patch_type.value}
+        request = client.prepare_request("patch", res=kind, name=name, obj=patch, headers=headers)
+        with trouble_of(what):
+            client.raise_for_status(await client.send(client.build_adapter_request(request)))
 
     async def _take_turn(self) -> None:
         """Waits, so that no more than `WRITES_PER_S` begin."""
@@ -353,34 +220,33 @@ class Controller:
         self._next_write_s = max(self._next_write_s, now_s) + 1.0 / WRITES_PER_S
         await asyncio.sleep(self._next_write_s - now_s)
 
-    def _failed(self, name: str, urgency: Urgency, trouble: Trouble) -> None:
-        if trouble.code == 404:
-            self._failures.pop(name, None)
-            return
-        failures = self._failures[name] = self._failures.get(name, 0) + 1
-        if failures == 3:
-            self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")
-        asyncio.get_running_loop().call_later(pause_s(failures), lambda: self._queue.put(name, urgency))
-
     async def _tell(self) -> None:
         """The status of policies, which says nothing true before all nodes were seen."""
         await self._nodes_seen.wait()
         while True:
             for name in self._fleet.changed_policies():
-                status = self._status(name)
-                if status is None or self._written.get(name) == status:
-                    continue
-                try:
-                    with trouble_of(f"status of {name}"):
-                        # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
-                        patch = [{"op": "add", "path": "/status", "value": status}]
-                        await self._client.patch(PolicyStatusResource, name, patch, patch_type=PatchType.JSON)
-                    self._written[name] = status
-                except Trouble as trouble:
-                    if trouble.code != 404:
-                        self._log.info("status_not_written", policy=name, error=str(trouble))
-                        self._fleet.touch(name)
+                self._statuses.put(name, Urgency.CHANGED)
             await asyncio.sleep(STATUS_S)
+
+    async def _write_statuses(self) -> None:
+        while True:
+            name, urgency = await self._statuses.get(Urgency.CHANGED)
+            status = self._status(name)
+            if status is None or self._written.get(name) == status:
+                self._statuses.done(name)
+                continue
+            # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
+            patch = [{"op": "add", "path": "/status", "value": status}]
+            try:
+                await self._patch(f"status of {name}", PolicyStatusResource, name, patch, PatchType.JSON)
+            except Trouble as trouble:
+                if trouble.code == 404:
+                    self._statuses.done(name)
+                elif self._statuses.failed(name, urgency) == 3:
+                    self._log.warning("status_not_written", policy=name, error=str(trouble), consequence="tried again")
+            else:
+                self._statuses.done(name)
+                self._written[name] = status
 
     def _status(self, name: str) -> Json | None:
         generation, problem = self._problems.get(name, (0, ""))

@@ -10,10 +10,10 @@ they say together goes into one annotation of the Node; what each says, the one 
     [{"version": "3", "name": "cluster", "settings": {…}}, {"version": "1", "name": "night", "settings": {…}}]
 
 `settings` has the sections and keys of the node's config file, but for those that are the node's own (`NODES_OWN`):
-what a policy of before says there has no effect, and its status names it. The API server refuses what is always wrong (crd.yaml
-and unknown-keys.yaml in the manifests); the node checks all, and says what it thinks of it in a third annotation. By
-the second it leaves out a policy that has an error, and keeps to the others; a node of before reads the first alone,
-and refuses it as a whole.
+what a policy of before says there has no effect, and its status names it. The API server refuses what is always wrong
+(crd.yaml and unknown-keys.yaml in the manifests); the node checks all, and says what it thinks of it in a third
+annotation. By the second it leaves out a policy that has an error, and keeps to the others; a node of before reads the
+first alone, and refuses it as a whole.
 
 `schedule` becomes the node's own schedule, so that it goes on by itself when nothing of the cluster is there.
 `enabled: false` is the switch: off, and running offline pods are to leave. The label `names.SWITCH` on a node is the
@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary.names import SWITCH
-from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, SCHEDULE, NodePolicy, merged, split
+from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, SCHEDULE, NodePolicy, is_deep, merged, split
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
 _SWITCH: Final = "switch"
@@ -103,6 +103,8 @@ class Policy(Struct, frozen=True):
 
 def parsed(name: str, generation: int, spec: Any) -> Policy:
     """Raises PolicyError."""
+    if is_deep(spec):
+        raise PolicyError(f"spec: it is nested more than {MOST_DEEP} levels deep: no setting is")
     try:
         found = msgspec.convert(spec or {}, PolicySpec)
     except msgspec.ValidationError as error:

@@ -21,7 +21,8 @@ How it works
   evicted a pod of the same controller: such a node has a label for as long.
 - It gets a user namespace of its own (`hostUsers: false`) where the settings say so, and it does not ask otherwise.
 - A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
-  first.
+  first. Its annotation says that nothing was converted: nodes take it for a mark, too. What else its author has written
+  there of what it asks for, which nodes would believe, is taken away.
 
 `spec.overhead` stays: the API server's RuntimeClass admission refuses a pod whose overhead is not its RuntimeClass's,
 also after a webhook. `warnings` says so, and that the RuntimeClass may have its overhead in extended resources.
@@ -73,6 +74,9 @@ MAX_CONTAINERS: Final = 512
 
 _KINDS: Final = ("requests", "limits")
 _LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
+_RECORDED: Final = ("containers", "initContainers")
+"""Ephemeral containers ask for nothing."""
+
 _OFFLINE_PRIORITIES: Final = range(3000, 8000)
 """Koordinator's: free 3000-3999, batch 5000-5999, mid 7000-7999. Below 0 no default online pod is preempted either."""
 
@@ -111,7 +115,10 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
-    if not keeps_requests(pod):
+    if keeps_requests(pod):
+        meta["annotations"] = _without_records(meta)
+        _record(meta, {})
+    else:
         _convert_resources(meta, spec, settings)
     _set_priority(spec, settings)
     _tolerate(spec, settings)
@@ -170,21 +177,35 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
         raise ConversionError(
             "spec.resources", "an offline pod can't ask as a whole", "write requests and limits for its containers"
         )
-    annotations = dict(_table(meta.get("annotations"), "metadata.annotations"))
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
     before = _recorded(annotations.get(RESOURCES))
     by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
-    record: Json = {}
-    for where, container in _containers(spec):
-        name = str(container.get("name", ""))
-        resources = dict(_table(container.get("resources"), f"{where}.resources"))  # YAML may have one for several
-        known = _plain(before.get(name, {}))
-        record[name] = _convert(where, resources, by_annotation.get(name, {}), known, settings)
-        if resources:
-            container["resources"] = resources
+    record: dict[str, Json] = {kind: {} for kind in _RECORDED}
+    for kind in _LISTS:
+        for where, container in _containers(spec, kind):
+            name = str(container.get("name", ""))
+            resources = dict(_table(container.get("resources"), f"{where}.resources"))  # YAML may have one for several
+            known = _plain(before.get(name, {}))
+            made = _convert(where, resources, by_annotation.get(name, {}), known, settings)
+            if resources:
+                container["resources"] = resources
+            if kind in record:
+                sidecar = {"restartPolicy": "Always"} if container.get("restartPolicy") == "Always" else {}
+                record[kind][name] = made | (sidecar if kind == "initContainers" else {})
     for what in LEAST:
-        _ask_for_the_least(what, spec, record, settings)
-    annotations[RESOURCES] = msgspec.json.encode({"containers": record}, order="deterministic").decode()
-    meta["annotations"] = annotations
+        _ask_for_the_least(what, spec, record["containers"], settings)
+    _record(meta, {kind: dict(sorted(of.items())) if kind == "containers" else of for kind, of in record.items() if of})
+
+
+def _record(meta: Json, converted: Json) -> None:
+    """Write our own in any case: whatever an author has written there, nodes would take for ours."""
+    text = msgspec.json.encode({"containers": {}, **converted}).decode()
+    meta["annotations"] = {**_table(meta.get("annotations"), "metadata.annotations"), RESOURCES: text}
+
+
+def _without_records(meta: Json) -> Json:
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
+    return {name: text for name, text in annotations.items() if name not in (RESOURCES, EXTENDED_SPEC)}
 
 
 def _convert(where: str, resources: Json, spare: Json, before: Json, settings: ConversionSettings) -> Json:
@@ -354,17 +375,37 @@ def _ask_for_the_least(what: str, spec: Json, record: Json, settings: Conversion
         entry["limits"] = {**entry["limits"], what: LEAST[what][0]}
 
 
+_Amounts = dict[str, str | int | float] | None
+
+
+class _RecordedContainer(Struct):
+    requests: _Amounts = None
+    limits: _Amounts = None
+
+
+_RecordedContainers = dict[str, _RecordedContainer] | None
+
+
+class _Record(Struct):
+    containers: _RecordedContainers = None
+    initContainers: _RecordedContainers = None
+
+
 def _recorded(text: Any, required: str = "") -> dict[str, Json]:
     """The containers of such an annotation. Raises ConversionError for one that is `required`, else it is {}."""
     try:
-        found = msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, dict[str, str | int | float]]]])
+        found = msgspec.json.decode(text or "{}", type=_Record)
     except (msgspec.DecodeError, TypeError, RecursionError, UnicodeEncodeError) as error:
         if required:
             shape = '{"containers": {NAME: {"requests": {…}, "limits": {…}}}}'
             where = f"metadata.annotations[{required}]"
             raise ConversionError(where, f"it can't be read: {str(error)[:200]}", f"write {shape}") from None
         return {}
-    return found.get("containers", {})
+    containers = {**(found.initContainers or {}), **(found.containers or {})}
+    return {
+        name: {kind: table for kind in _KINDS if (table := getattr(one, kind)) is not None}
+        for name, one in containers.items()
+    }
 
 
 def _plain(record: Json) -> Json:
@@ -373,12 +414,11 @@ def _plain(record: Json) -> Json:
     return {kind: table for kind, table in tables.items() if table}
 
 
-def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
-    for kind in _LISTS:
-        for number, container in enumerate(_list(spec.get(kind), f"spec.{kind}")):
-            where = f"spec.{kind}[{number}]"
-            one = _table(container, where)
-            yield f"{where} ({one['name']})" if "name" in one else where, one
+def _containers(spec: Json, kind: str) -> Iterator[tuple[str, Json]]:
+    for number, container in enumerate(_list(spec.get(kind), f"spec.{kind}")):
+        where = f"spec.{kind}[{number}]"
+        one = _table(container, where)
+        yield f"{where} ({one['name']})" if "name" in one else where, one
 
 
 # --- where it may run ------------------------------------------------------------------------------------------------

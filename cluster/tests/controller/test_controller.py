@@ -13,9 +13,10 @@ from structlog.testing import CapturingLogger
 
 from criproxy_cluster.commands.run import RunSettings, beside, run
 from criproxy_cluster.controller import controller as module
-from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller, Queue, Urgency
+from criproxy_cluster.controller import follower
+from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller
 from criproxy_cluster.controller.fleet import Fleet
-from criproxy_cluster.controller.leader import LEASE, Leader
+from criproxy_cluster.controller.leader import LEASE
 from criproxy_cluster.requests import Trouble, trouble_of
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
 from criproxy_cluster.vocabulary.times import rfc3339
@@ -273,7 +274,7 @@ def test_nodes_keep_what_they_have_while_the_crd_is_not_there(kube, log, monkeyp
 
 
 def test_a_silent_watch_begins_anew(kube, log, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(follower, "SILENCE_S", 0.2)
 
     async def scenario():
         kube.put("nodes", node("n1", {"pool": "night"}))
@@ -419,32 +420,6 @@ def test_no_other_right_is_used(kube, log):
     asyncio.run(scenario())
 
 
-CHANGED, DUE, ROLL_OUT = Urgency
-
-
-def test_a_queue_has_each_name_once_and_by_its_highest_urgency():
-    async def scenario():
-        queue = Queue()
-        puts = (("a", ROLL_OUT), ("b", ROLL_OUT), ("b", CHANGED), ("b", DUE), ("c", ROLL_OUT), ("c", DUE), ("d", DUE))
-        for name, urgency in puts:
-            queue.put(name, urgency)
-        assert len(queue) == 4
-        assert await queue.get(CHANGED) == ("b", CHANGED)
-        assert [await queue.get(DUE, ROLL_OUT) for _ in range(3)] == [("c", DUE), ("d", DUE), ("a", ROLL_OUT)]
-        assert len(queue) == 0
-
-        waiting = asyncio.create_task(queue.get(CHANGED))
-        await asyncio.sleep(0)
-        queue.put("e", ROLL_OUT)
-        await asyncio.sleep(0)
-        assert not waiting.done(), "what is less urgent is left to others"
-        queue.put("e", CHANGED)
-        assert await waiting == ("e", CHANGED)
-        assert len(queue) == 0
-
-    asyncio.run(scenario())
-
-
 def test_a_changed_label_waits_for_none_of_a_roll_out_whose_writes_are_stuck(kube, stepped, log):
     """All that a policy for all has under way hangs in a slow API server."""
 
@@ -538,6 +513,10 @@ async def running(kube, log, folder):
             await asyncio.gather(task, return_exceptions=True)
 
 
+def install_lease(kube):
+    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
+
+
 def holder(kube):
     return kube.get("leases", LEASE, "criproxy-system")["spec"].get("holderIdentity")
 
@@ -621,159 +600,6 @@ def test_what_was_known_when_a_replica_led_before_is_gone_when_it_leads_again(
             kube.put("leases", {"metadata": {"name": LEASE}, "spec": {"holderIdentity": "b"}}, "criproxy-system")
             await until(lambda: len(led) == 2)
         assert [others for _, others in led] == [0, 0]
-
-    stepped(scenario())
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """A lease of a second."""
-    for name, value in (("DURATION_S", 1.0), ("RETRY_S", 0.1), ("RENEW_WITHIN_S", 0.5)):
-        monkeypatch.setattr(f"criproxy_cluster.controller.lease_law.{name}", value)
-        monkeypatch.setattr(f"criproxy_cluster.controller.leader.{name}", value)
-    monkeypatch.setattr("criproxy_cluster.controller.leader.REQUEST_S", 0.3)
-
-
-class Works:
-    """Counts who is at work."""
-
-    def __init__(self):
-        self.at_work = set()
-        self.most = 0
-
-    def of(self, name):
-        async def work():
-            self.at_work.add(name)
-            self.most = max(self.most, len(self.at_work))
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.at_work.discard(name)
-
-        return work
-
-
-def install_lease(kube):
-    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
-
-
-def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, stepped, log, short):
-    async def scenario():
-        install_lease(kube)
-        works = Works()
-        async with kube.client() as client:
-            one, other = (Leader(client, "criproxy-system", name, works.of(name), log) for name in "ab")
-            tasks = {"a": asyncio.create_task(one.run()), "b": asyncio.create_task(other.run())}
-            (leader,) = await until(lambda: works.at_work)
-            assert kube.get("leases", LEASE, "criproxy-system")["spec"]["holderIdentity"] == leader
-            await asyncio.sleep(0.5)
-            assert works.at_work == {leader}
-
-            now_s = asyncio.get_running_loop().time
-            began_s = now_s()
-            tasks[leader].cancel()
-            await until(lambda: works.at_work and works.at_work != {leader})
-            assert now_s() - began_s < 0.9, "the lease was given back"
-            assert works.most == 1
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-
-    stepped(scenario())
-
-
-def test_a_leader_that_cannot_write_stops_before_another_begins(kube, stepped, log, short):
-    async def scenario():
-        install_lease(kube)
-        works = Works()
-        async with kube.client() as client, kube.client() as rival:
-            task = asyncio.create_task(Leader(client, "criproxy-system", "a", works.of("a"), log).run())
-            await until(lambda: works.at_work == {"a"})
-            kube.fail("PUT .*/leases", 500, 10_000)
-            await until(lambda: not works.at_work, 2.0)
-            held = kube.get("leases", LEASE, "criproxy-system")["spec"]
-            assert held["holderIdentity"] == "a", "nobody else could begin yet"
-            kube.faults.clear()
-            other = asyncio.create_task(Leader(rival, "criproxy-system", "b", works.of("b"), log).run())
-            await until(lambda: works.at_work)
-            assert works.most == 1
-            for one in (task, other):
-                one.cancel()
-            await asyncio.gather(task, other, return_exceptions=True)
-
-    stepped(scenario())
-
-
-class EndsSlowly:
-    """Work that ends only when it is cancelled a second time."""
-
-    def __init__(self):
-        self.begun, self.ending, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def __call__(self):
-        self.begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.ending.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.ended.set()
-
-
-async def ends(task):
-    await asyncio.wait((task,), timeout=10.0)
-    assert task.cancelled(), "it goes on"
-
-
-def test_a_leader_that_is_cancelled_while_it_waits_for_the_end_of_its_work_ends(kube, stepped, log, short):
-    """Its API server was away, so that it leads no more; and then comes SIGTERM."""
-
-    async def scenario():
-        install_lease(kube)
-        work = EndsSlowly()
-        async with kube.client() as client:
-            task = asyncio.create_task(Leader(client, "criproxy-system", "a", work, log).run())
-            await work.begun.wait()
-            kube.fail(".*", 503, 10_000)
-            await work.ending.wait()
-            kube.faults.clear()
-            task.cancel()
-            await ends(task)
-        assert work.ended.is_set()
-        assert not holder(kube), "the others need not wait"
-
-    stepped(scenario())
-
-
-def test_a_leader_that_is_cancelled_again_while_it_ends_its_work_gives_the_lease_back(kube, stepped, log):
-    async def scenario():
-        install_lease(kube)
-        work = EndsSlowly()
-        async with kube.client() as client:
-            task = asyncio.create_task(Leader(client, "criproxy-system", "a", work, log).run())
-            await work.begun.wait()
-            task.cancel()
-            await work.ending.wait()
-            assert holder(kube) == "a", "its work may still write"
-            task.cancel()
-            await ends(task)
-        assert not holder(kube)
-
-    stepped(scenario())
-
-
-def test_a_leader_whose_work_has_failed_gives_the_lease_back_and_says_why(kube, stepped, log):
-    async def work():
-        raise ZeroDivisionError
-
-    async def scenario():
-        install_lease(kube)
-        async with kube.client() as client:
-            with pytest.raises(ZeroDivisionError):
-                await Leader(client, "criproxy-system", "a", work, log).run()
-        assert not holder(kube)
 
     stepped(scenario())
 

@@ -40,7 +40,7 @@ def node(
     conditions = (Condition("ColocationReady", lends, reason, beat),) if beat else ()
     status = NodeStatus(lent or {}, lent or {}, conditions)
     meta = Meta(
-        name, resourceVersion="7", labels=labels, annotations={k: v for k, v in annotations.items() if v is not None}
+        name, resource_version="7", labels=labels, annotations={k: v for k, v in annotations.items() if v is not None}
     )
     return view(NodeObject(meta, NodeSpec(tuple(taints)), status))
 

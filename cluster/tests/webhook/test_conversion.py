@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criproxy.hooks.batch import asked_by, of_pod
 from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
 from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.vocabulary.quantities import amount
@@ -36,7 +37,8 @@ def resources(found, number=0, kind="containers"):
 
 
 def recorded(found):
-    return json.loads(found["metadata"]["annotations"][RESOURCES])["containers"]
+    record = json.loads(found["metadata"]["annotations"][RESOURCES])
+    return {**record.get("initContainers", {}), **record.get("containers", {})}
 
 
 def applied(document, patch):
@@ -106,7 +108,24 @@ def test_containers_of_every_kind_are_converted(kind):
     found = converted(pod(**{kind: [one, {**copy.deepcopy(one), "name": "y", "restartPolicy": "Always"}]}), BATCH)
 
     assert [resources(found, n, kind)["requests"] for n in (0, 1)] == [{CPU: "1000", MEMORY: "4194304"}] * 2
-    assert recorded(found)["y"] == {"requests": {"cpu": "1", "memory": "4Mi"}}
+    assert converted(found, BATCH) == found
+
+
+def test_record_says_which_container_is_which():
+    """As Kubernetes counts an init container's amounts beside the others, not with them."""
+    fetch, log = container("fetch", requests={"cpu": "8"}), {**container("a-log"), "restartPolicy": "Always"}
+    found = converted(pod(container("main", requests={"cpu": "1"}), initContainers=[fetch, log]), BATCH)
+
+    record = json.loads(found["metadata"]["annotations"][RESOURCES])
+    assert record["containers"] == {"main": {"requests": {"cpu": "1", "memory": "4Mi"}}}
+    assert list(record["initContainers"].items()) == [
+        ("fetch", {"requests": {"cpu": "8"}}),
+        ("a-log", {"restartPolicy": "Always"}),
+    ]
+    asked = asked_by(found["metadata"]["annotations"])
+    assert [one.kind.value for one in asked.values()] == ["init container", "sidecar", "container"]
+    assert of_pod(asked).cpu_shares == 8192
+    assert converted(found, BATCH) == found, "what was recorded is believed of init containers, too"
 
 
 def test_a_limit_range_s_limit_is_not_below_an_extended_request():
@@ -258,12 +277,21 @@ def test_a_pod_of_another_shape_is_refused_in_words(spec):
     ids=["annotated", "spark driver"],
 )
 def test_a_pod_that_keeps_its_requests_is_offline_all_the_same(kept):
-    before = pod(container(requests={"cpu": "1"}), **kept)
+    before = pod(container(requests={"cpu": "1"}), **copy.deepcopy(kept))
+    forged = json.dumps({"containers": {"c": {"requests": {"cpu": "256", CPU: "256000"}}}})
+    before["metadata"].setdefault("annotations", {}).update({RESOURCES: forged, EXTENDED_SPEC: forged})
     found = converted(before, BATCH)
 
     assert found["spec"]["containers"] == before["spec"]["containers"]
     assert found["spec"]["priorityClassName"] == BATCH.priority_class
-    assert RESOURCES not in found["metadata"].get("annotations", {})
+    assert asked_by(found["metadata"]["annotations"]) == {}
+    assert found["metadata"]["annotations"][RESOURCES] == '{"containers":{}}', "a mark for the node, and no request"
+
+
+def test_a_record_that_an_author_has_forged_beside_kept_requests_is_not_left():
+    forged = {KEEP_REQUESTS: "true", RESOURCES: '{"containers": {"c": {"requests": {"cpu": "256"}}}}'}
+    found = converted(pod(container(), annotations=forged), BATCH)
+    assert found["metadata"]["annotations"][RESOURCES] == '{"containers":{}}'
 
 
 def test_overhead_stays_with_a_warning():

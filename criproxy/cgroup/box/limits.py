@@ -17,9 +17,13 @@ from criproxy.model.cpulist import Cpus
 T = TypeVar("T")
 
 _BOUNDED_S: Final = 1.0
-"""For so long after all files of the box were settled, a pod's start looks at the box's limits alone. The loop's tick
-settles them each second; a start would do all of that over again, in a third of its CPU time.
+"""For so long after all files of the box were settled, or found in force, a pod's start looks at its limits alone. The
+control loop looks at them each second; a start would do all of that over again, in a third of its CPU time.
 """
+
+
+SETTLED_S: Final = 10.0
+"""So often all files of the box are settled, whatever a look at its limits has found."""
 
 
 class BoxSettings(Struct, frozen=True):
@@ -94,6 +98,8 @@ class BoxLimits:
         """What the kernel gave the box when it was found first, while only lower limits are allowed."""
         self._held_by_kernel: Limits = {}
         """Of CPU and memory, after the last write of both."""
+        self.found_s = 0.0
+        """When all of it was found in force last (monotonic)."""
         self._bounded: _Bounded | None = None
         """What all files of the box were brought to last, without an error."""
 
@@ -208,7 +214,7 @@ class BoxLimits:
         last = self._bounded
         if last is None or (last.path, last.wanted) != (path, wanted) or is_slice(path):
             return False
-        if self._clock.monotonic_s() - last.at_s > _BOUNDED_S or last.cpus != self._cpus():
+        if self._clock.monotonic_s() - max(last.at_s, self.found_s) > _BOUNDED_S or last.cpus != self._cpus():
             return False
         before = {name: held.limit for name, held in self.in_use.items()}
         try:
@@ -218,6 +224,22 @@ class BoxLimits:
         except CgroupError:  # the box has gone: it is made anew
             return False
         return unchanged and before == {name: held.limit for name, held in self.in_use.items()}
+
+    def in_force(self) -> tuple[Limits, Mapping[str, HeldLimit]] | None:
+        """What was asked for last, where the kernel still holds all of it, and how much is in use now; None: it does
+        not, or all files of the box are to be settled again. For any thread, as it changes nothing.
+        """
+        last, held = self._bounded, self.in_use
+        if last is None or last.path != self.path or self._clock.monotonic_s() - last.at_s >= SETTLED_S:
+            return None
+        try:
+            if last.cpus != self._cpus() or self._driver.read(last.path) != last.held:
+                return None
+            found = {name: self._driver.read_limit(last.path, name) for name in held}
+        except CgroupError:  # the box has gone: it is made anew
+            return None
+        now = {name: one for name, one in found.items() if one is not None and one.limit == held[name].limit}
+        return (last.wanted, now) if len(now) == len(held) else None
 
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         """One that can't be had keeps none of the others from holding; what failed last is raised then.

@@ -3,6 +3,7 @@
 What is written is written by jobs of the writer's thread, and by one of the reclaimer's (`_make_room`).
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
@@ -29,6 +30,9 @@ STARTING_MOST_S: Final = 30.0
 
 ORPHAN_S: Final = 60.0
 """For so long a pod's cgroup may have processes and no pod, while the runtime cleans up."""
+
+SHARES_OF_CPU: Final = 1024
+"""Source: kubelet, MilliCPUToShares."""
 
 
 class BoxPods:
@@ -192,7 +196,7 @@ class BoxPods:
 
     def _weighed(self, place: PodParent, limits: PodLimits) -> PodLimits:
         """A pod to which kubelet gave the lowest weight gets that of the shares which the pod asks for."""
-        asked, version = self._shares.get(place.name), self._driver.version
+        asked, version = min(self._shares.get(place.name, 0), shares_of_node()), self._driver.version
         lowest = limits.cpu_weight is None or limits.cpu_weight <= weight_of(LOWEST_SHARES, version)
         if asked and lowest:
             limits = replace(limits, cpu_weight=weight_of(asked, version))
@@ -256,6 +260,11 @@ class BoxPods:
         for name in due:
             self._driver.kill_pod(box.pod(name))
         return due
+
+
+def shares_of_node() -> int:
+    """The shares of all of the node's CPUs: no scheduler has placed a pod here that asks for more."""
+    return SHARES_OF_CPU * (os.cpu_count() or 1)
 
 
 def _with(wanted: PodLimits, held: PodLimits) -> PodLimits:

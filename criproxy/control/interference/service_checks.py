@@ -58,7 +58,7 @@ SERVICE_CHECK: Final = "service_check"
 FAILING_PERCENT: Final = 200.0
 MOST_PERCENT: Final = 1000.0
 
-_MOST_CHARACTERS: Final = 4096
+MOST_CHARACTERS: Final = 4096
 _NUMBER: Final = re.compile(r"\s*([+-]?\d{1,300}(?:\.\d{1,300})?(?:[eE][+-]?\d{1,3})?)(?![\w.])", re.ASCII)
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -148,8 +148,8 @@ def check_of(annotations: Mapping[str, str], pod: PodRef) -> ServiceCheck | None
     if (text := annotations.get(ANNOTATION)) is None:
         return None
     try:
-        if len(text) > _MOST_CHARACTERS:
-            raise ValueError(f"it has {len(text)} characters, more than {_MOST_CHARACTERS}")
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it has {len(text)} characters, more than {MOST_CHARACTERS}")
         check = msgspec.json.decode(text, type=ServiceCheck)
         if sum(one is not None for one in (check.http, check.grpc, check.exec, check.prometheus)) != 1:
             raise ValueError("it names not exactly one of http, grpc, exec and prometheus")

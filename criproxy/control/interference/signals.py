@@ -53,7 +53,7 @@ until then, the bound from below is not known for that once.
 Source: Documentation/accounting/psi.rst; kernel/sched/psi.c, collect_percpu_times; scheduler/sched-bwc.rst (throttled).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -62,10 +62,8 @@ from criproxy.control.memory_pressure import EvictionHard, margin_bytes
 from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
-    MemoryRoom,
     Missing,
     OwnLimits,
-    PidsRoom,
     Refaults,
     RunQueue,
     SignalReading,
@@ -129,24 +127,26 @@ class _Of(Struct, frozen=True):
     note: str = ""
 
 
+class SignalRow(Struct, frozen=True):
+    """A signal by its name, in its unit: what `law` makes of two readings, with kubelet's own threshold for memory."""
+
+    name: str
+    unit: str
+    law: Callable[[Readings, EvictionHard], _Of | Missing]
+
+
 def values(before: SignalReading | None, now: SignalReading, hard: EvictionHard) -> tuple[SignalValue, ...]:
     """All signals, in the order of the table above. `before`: the reading just before `now`; None: there was none.
 
     `hard` is kubelet's own threshold for memory. Never raises.
     """
-    pair = before, now
-    return (
-        _shortage(now.room, hard),
-        _rate("cpu_pressure", "%", Stall, [each and each.cpu for each in pair],
-              lambda last, this: _cpu(last, this, pair)),
-        _rate("run_queue_delay", "ms/s", RunQueue, [each and each.run_queue for each in pair],
-              lambda last, this: _delay(last, this, pair)),
-        _rate("memory_pressure", "%", Stall, [each and each.memory for each in pair], _pressure),
-        _rate("refaults", "pages/s", Refaults, [each and each.refaults for each in pair], _refaults),
-        _rate("io_pressure", "%", Stall, [each and each.io for each in pair], _pressure),
-        _pids(now.pids),
-        _rate("box_io_share", "%", DiskCounters, [each and each.disks for each in pair], _io_share),
-    )  # fmt: skip
+    return tuple(_value(row, row.law((before, now), hard)) for row in SIGNALS)
+
+
+def _value(row: SignalRow, of: _Of | Missing) -> SignalValue:
+    if isinstance(of, Missing):
+        return SignalValue(row.name, row.unit, absent=of.why)
+    return SignalValue(row.name, row.unit, of.value, of.value if of.most is None else of.most, gap=of.gap, note=of.note)
 
 
 def observed(signal: SignalValue, level: float) -> tuple[float | None, bool]:
@@ -162,20 +162,25 @@ def observed(signal: SignalValue, level: float) -> tuple[float | None, bool]:
     return signal.value, True
 
 
-def _rate(name: str, unit: str, kind: type[T], pair: Sequence[object], law: Callable[[T, T], _Of]) -> SignalValue:
-    """What there was no reading of before is here, but has no growth yet."""
-    last, this = pair
-    if isinstance(this, Missing):
-        return SignalValue(name, unit, absent=this.why)
-    of = law(last, this) if isinstance(last, kind) and isinstance(this, kind) else _Of(gap=_FIRST)
-    return SignalValue(name, unit, of.value, of.value if of.most is None else of.most, gap=of.gap, note=of.note)
+def _growth(
+    field: str, kind: type[T], law: Callable[[T, T, Readings], _Of]
+) -> Callable[[Readings, EvictionHard], _Of | Missing]:
+    """The law of a counter, which needs two readings of it: `field` of `SignalReading`, of this kind."""
+
+    def grown(pair: Readings, _: EvictionHard) -> _Of | Missing:
+        last, this = (None if each is None else getattr(each, field) for each in pair)
+        if isinstance(this, Missing):
+            return this
+        return law(last, this, pair) if isinstance(last, kind) and isinstance(this, kind) else _Of(gap=_FIRST)
+
+    return grown
 
 
 # --- CPU -------------------------------------------------------------------------------------------------------------
 
 
 def _cpu(last: Stall, this: Stall, pair: Readings) -> _Of:
-    pressure = _pressure(last, this)
+    pressure = _pressure(last, this, pair)
     if pressure.value is None:
         return pressure
     held = _held(*pair)
@@ -212,7 +217,9 @@ def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
     if gone:
         return f"{gone[0]}, which had been stopped by its own limit, has gone since the last reading"
     of = {path: _grown(last.of.get(path), throttling) for path, throttling in this.of.items()}
-    grown = {path: _pressure(last.waits[path], stall).value for path, stall in this.waits.items() if path in last.waits}
+    pair = before, now
+    waits = this.waits.items()
+    grown = {path: _pressure(last.waits[path], stall, pair).value for path, stall in waits if path in last.waits}
     return _Throttled(of, _online_s(last, this), {path: value for path, value in grown.items() if value is not None})
 
 
@@ -307,7 +314,7 @@ def _stopped_s(cgroup: str, held: _Throttled) -> float:
 # --- pressure of memory and IO ---------------------------------------------------------------------------------------
 
 
-def _pressure(last: Stall, this: Stall) -> _Of:
+def _pressure(last: Stall, this: Stall, _: Readings) -> _Of:
     """The share of time in which some task waited. Not `avg10`, which still remembers what is over."""
     elapsed_s, some_s = this.read_s - last.read_s, this.some_s - last.some_s
     if gap := _gap(elapsed_s, some_s):
@@ -330,38 +337,37 @@ def _short(elapsed_s: float) -> str:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def _shortage(room: MemoryRoom | Missing, hard: EvictionHard) -> SignalValue:
+def _shortage(pair: Readings, hard: EvictionHard) -> _Of | Missing:
     """100 - 2 x (available - kubelet's threshold) / margin, never below 0; the box's limit leaves the margin free.
 
     On a node of 5 GB or more, each point is a hundredth of its memory. Available is what kubelet goes by, or the
     kernel's own MemAvailable where that is less: kubelet counts page cache that is in use as used, and the kernel knows
     of memory that can't be had.
     """
-    name, unit = "memory_shortage", "%"
+    room = pair[1].room
     if isinstance(room, Missing):
-        return SignalValue(name, unit, absent=room.why)
+        return room
     if room.capacity <= 0:
-        return SignalValue(name, unit, gap=f"the node's memory is said to be {room.capacity} bytes")
+        return _Of(gap=f"the node's memory is said to be {room.capacity} bytes")
     kernels = room.kubelets_available if room.available is None else room.available
     available = min(room.kubelets_available, kernels)
     threshold = hard.of(room.capacity)
     above = available - (threshold if threshold < room.capacity else 0.0)
     value = max(0.0, 100.0 - _MARGIN_POINTS * above / margin_bytes(room.capacity))
     whose = "by the kernel's MemAvailable" if kernels < room.kubelets_available else "by kubelet's measure"
-    return SignalValue(name, unit, value, value, note=whose)
+    return _Of(value, note=whose)
 
 
-def _pids(room: PidsRoom | Missing) -> SignalValue:
-    name, unit = "pids_shortage", "%"
+def _pids(pair: Readings, _: EvictionHard) -> _Of | Missing:
+    room = pair[1].pids
     if isinstance(room, Missing):
-        return SignalValue(name, unit, absent=room.why)
+        return room
     if room.most <= 0:
-        return SignalValue(name, unit, gap=f"the node is said to have room for {room.most} processes")
-    value = 100.0 * room.used / room.most
-    return SignalValue(name, unit, value, value, note=f"{room.used} of {room.most}")
+        return _Of(gap=f"the node is said to have room for {room.most} processes")
+    return _Of(100.0 * room.used / room.most, note=f"{room.used} of {room.most}")
 
 
-def _refaults(last: Refaults, this: Refaults) -> _Of:
+def _refaults(last: Refaults, this: Refaults, _: Readings) -> _Of:
     elapsed_s = this.read_s - last.read_s
     file_pages, anon_pages = this.file_pages - last.file_pages, this.anon_pages - last.anon_pages
     if gap := _gap(elapsed_s, file_pages, anon_pages):
@@ -373,7 +379,7 @@ def _refaults(last: Refaults, this: Refaults) -> _Of:
 # --- disks -----------------------------------------------------------------------------------------------------------
 
 
-def _io_share(last: DiskCounters, this: DiskCounters) -> _Of:
+def _io_share(last: DiskCounters, this: DiskCounters, _: Readings) -> _Of:
     """The box's share of the busy disk that it takes most of: of its bytes, or of its operations, whichever is more."""
     elapsed_s = this.read_s - last.read_s
     if elapsed_s < SHORTEST_S:
@@ -413,3 +419,17 @@ def _io(last: DiskIo | None, this: DiskIo | None) -> DiskIo | None:
 
 def _part(part: int, whole: int) -> float:
     return part / whole if whole > 0 else 0.0
+
+
+SIGNALS: Final = (
+    SignalRow("memory_shortage", "%", _shortage),
+    SignalRow("cpu_pressure", "%", _growth("cpu", Stall, _cpu)),
+    SignalRow("run_queue_delay", "ms/s", _growth("run_queue", RunQueue, _delay)),
+    SignalRow("memory_pressure", "%", _growth("memory", Stall, _pressure)),
+    SignalRow("refaults", "pages/s", _growth("refaults", Refaults, _refaults)),
+    SignalRow("io_pressure", "%", _growth("io", Stall, _pressure)),
+    SignalRow("pids_shortage", "%", _pids),
+    SignalRow("box_io_share", "%", _growth("disks", DiskCounters, _io_share)),
+)
+"""See the table above. A new one is a row here, what is read for it (`model.signals`, `cgroup.signals`), and a detector
+(`detectors`)."""

@@ -60,13 +60,16 @@ class Victim(Struct, frozen=True):
     reason: str
 
 
-_OWNERS: Final = (
+OWNERS: Final = (
     "batch.kubernetes.io/controller-uid", "controller-uid", "batch.kubernetes.io/job-name", "job-name",
     "spark-app-selector", "pod-template-hash",
 )  # fmt: skip
 """Labels by which controllers know their pods, as a runtime does not tell who owns one. Source: Kubernetes
 documentation, Well-Known Labels; Spark on Kubernetes; the ReplicaSet's hash is its own within a namespace.
 """
+
+LONGEST_OWNER: Final = 63
+"""Characters of such a label's value. Source: apimachinery, util/validation, LabelValueMaxLength."""
 
 
 def owner_of(pod: Pod) -> str:
@@ -75,7 +78,8 @@ def owner_of(pod: Pod) -> str:
     For where Kubernetes' API, which knows it, does not say.
     """
     labels = pod.labels
-    return next((f"{pod.ref.namespace}/{key}={labels[key]}" for key in _OWNERS if labels.get(key)), "")
+    named = (key for key in OWNERS if 0 < len(labels.get(key, "")) <= LONGEST_OWNER)
+    return next((f"{pod.ref.namespace}/{key}={labels[key]}" for key in named), "")
 
 
 def candidate(

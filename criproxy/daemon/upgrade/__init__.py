@@ -7,7 +7,8 @@
     that writes, hold pods that ask to
     be let in
     the listeners for questions    ->
-    Learned, Take                  ->     take over memory and box, swap the symlink, go to work
+    Learned, Ladder, Take          ->     read config, policy and hold-offs again, take over memory and box,
+                                          swap the symlink, go to work
                                    <-     Serving
     tell systemd (MAINPID)
     Main                           ->     feed the watchdog
@@ -17,7 +18,10 @@
                                    <-     Done
     end
 
-Between the two no disk is touched: one that hangs must not keep the box without control.
+What the new one has read before the Take may have changed until then: the old one has followed the files, and obeyed
+its operator. So nothing of it is acted on before it was read again (`Reload.read_again`). A file that can't be read at
+once, as its disk hangs, ends the new process: the old one knows what holds, and goes on. No other disk is touched
+between the two: one that hangs must not keep the box without control.
 
 Whatever fails before Serving ends the new one, and the old one goes on as if nothing had been.
 """

@@ -80,7 +80,13 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     started: str = ""
 
 
-Message = Ready | Learned | Take | Serving | Main | AdmitMessage | ResizeMessage | Done | Changed
+class LadderMessage(msgspec.Struct, frozen=True, tag="ladder"):
+    """Where the ladder stands, as the checkpoint has it; a process of another version may not know it."""
+
+    state: msgspec.Raw
+
+
+Message = Ready | Learned | LadderMessage | Take | Serving | Main | AdmitMessage | ResizeMessage | Done | Changed
 
 _DECODER: Final = msgspec.json.Decoder(Message)
 

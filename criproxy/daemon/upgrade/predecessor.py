@@ -1,11 +1,13 @@
 """The new process's side: tell the old one that we could, take over when it says so, and serve its last pods."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Final
 
+import msgspec
 from msgspec import Struct, field
 
 from criproxy.cgroup.naming import parse_placement
@@ -15,6 +17,7 @@ from criproxy.daemon.upgrade.channel import (
     Changed,
     Channel,
     Done,
+    LadderMessage,
     Learned,
     Main,
     Ready,
@@ -24,6 +27,7 @@ from criproxy.daemon.upgrade.channel import (
 )
 from criproxy.model import AdmissionError, Resources
 from criproxy.pods.admission import AdmitsPods
+from criproxy.pods.interference import InterferenceState
 
 CHANNEL: Final = "CRIPROXY_HANDOVER"
 """The environment variable with the descriptor of the new process's end of the channel."""
@@ -44,6 +48,8 @@ class Predecessor(Struct):
     end: socket.socket
     way: socket.socket
     learned: dict[str, PredictorState] = {}
+    ladder: InterferenceState | None = None
+    """Where its ladder stands; None: it does not say."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _channel: Channel | None = None
     _answering: set[asyncio.Task[None]] = set()
@@ -68,6 +74,9 @@ class Predecessor(Struct):
             match message:
                 case Learned(resource, state):
                     self.learned[resource] = state
+                case LadderMessage(state):
+                    with contextlib.suppress(msgspec.DecodeError):
+                        self.ladder = msgspec.json.decode(state, type=InterferenceState)
                 case Take():
                     return message
         return None

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 from msgspec import Struct, field
 
@@ -13,20 +14,23 @@ from criproxy import __version__
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
+from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
 from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
+from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
+from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import Learned, Main, Ready, Take
+from criproxy.daemon.upgrade.channel import LadderMessage, Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeError, hand_over
-from criproxy.fronts.cri import codec
 from criproxy.fronts.engine import Engine
-from criproxy.fronts.socket import ListenSocket
+from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
 from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.interference import InterferenceState
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.stopping import Holds
 
@@ -36,6 +40,8 @@ _RUNTIME_S: Final = 10.0
 _ENDING_S: Final = 1.0
 """A process's descriptors close one after the other, when it is killed: its socket may be the last."""
 
+_AGAIN_S: Final = 1.0
+
 _DRAIN_S: Final = 3600.0
 """How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
@@ -44,7 +50,8 @@ class Upgrades(Struct):
     """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
 
     In order: `take_over`, `begin`, and `end` at the end. `listed` is to be set once the runtime's pods are known.
-    `learned`: what the predecessor has learned; after `take_over`. `waiting`: it still does the work.
+    `learned`: what the predecessor has learned, `ladder`: where its ladder stands (None: it does not say); both after
+    `take_over`. `waiting`: it still does the work.
 
     The parts are what changes hands, or goes on in the one process and then the other.
     """
@@ -56,7 +63,8 @@ class Upgrades(Struct):
     cpu_manager: CpuManager
     reconciler: Reconciler
     holds: Holds
-    checkpoint: Callable[[], Mapping[str, PredictorState]]
+    reload: Reload
+    remembered: Callable[[], Remembered]
     active: ActiveParts
     watchdog: Watchdog
     notifier: Notifier
@@ -67,6 +75,7 @@ class Upgrades(Struct):
     log: structlog.typing.FilteringBoundLogger
     listed: asyncio.Event = field(default_factory=asyncio.Event)
     learned: Mapping[str, PredictorState] = {}
+    ladder: InterferenceState | None = None
     waiting: bool = False
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _handing_over: asyncio.Task[None] | None = None
@@ -90,8 +99,13 @@ class Upgrades(Struct):
             who = "this one has got a signal to end" if stopped else "the one that started this one has ended"
             self.log.warning("upgrade_given_up", reason=who)
             return False
+        try:
+            await self.reload.read_again()  # before anything acts
+        except (OSError, ValueError) as error:  # it ends without a word, and the predecessor goes on
+            self.log.warning("upgrade_given_up", reason=str(error))
+            return False
         self.waiting = False
-        self.learned = self.predecessor.learned
+        self.learned, self.ladder = self.predecessor.learned, self.predecessor.ladder
         self.active.adopt(self.predecessor.listeners())
         self.box.pods.expect(take.admitted)
         if take.box is not None:
@@ -122,14 +136,17 @@ class Upgrades(Struct):
         recorder.predecessor(there=True)
         await predecessor.serve(self.admissions, lambda: self.watchdog.begin(recorder.headline()), self._relist)
         recorder.predecessor(there=False)
+        self.tasks.attempt("clear the sockets that others have left", self._clear_leftovers())
+
+    async def _clear_leftovers(self) -> None:
         await asyncio.sleep(_ENDING_S)
         self.socket.clear_leftovers()
 
     async def _relist(self) -> None:
         try:
             await self.reconciler.connected()
-        except (ConnectionError, codec.CodecError) as error:  # each listing to come makes up for it
-            self.log.warning("not_relisted", error=str(error))
+        except Exception as error:  # each listing to come makes up for it
+            self.log.warning("not_relisted", error=str(error) or type(error).__name__)
 
     # --- to the successor -------------------------------------------------------------------------------------------
 
@@ -154,6 +171,7 @@ class Upgrades(Struct):
 
     async def rest(self) -> HandedOver:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
+        await self.holds.hold_offs.rest()  # what an operator is told here, the other one has to know
         await self.active.cease()
         self.admissions.hold()
         self.cpu_manager.rest()
@@ -162,21 +180,42 @@ class Upgrades(Struct):
             await self.box.settle()
         except (CgroupError, StuckError) as error:
             raise UpgradeError(f"{error}: try again") from error
-        learned = (Learned(resource, state) for resource, state in self.checkpoint().items())
-        return self.active.sockets(), (*learned, Take(self.box.path, self.box.pods.admitted))
+        remembered = self.remembered()
+        learned = (Learned(resource, state) for resource, state in remembered.predictors.items())
+        ladder = LadderMessage(msgspec.Raw(msgspec.json.encode(remembered.interference)))
+        return self.active.sockets(), (*learned, ladder, Take(self.box.path, self.box.pods.admitted))
 
     async def resume(self) -> None:
-        """Let what writes work, if it does not."""
-        self.admissions.resume()
-        self.cpu_manager.resume()
-        self.holds.resume()
-        self.socket.clear_leftovers()
-        if self.active.goes_on:
-            return
-        if not self.socket.is_published:
-            self.socket.publish()
-        self.recorder.begins()
-        self.active.begin()
+        """Let what writes work, if it does not. What fails of it keeps nothing else from working."""
+        await done_all(
+            self.log,
+            ("let pods in", self.admissions.resume),
+            ("follow kubelet's CPU manager", self.cpu_manager.resume),
+            ("judge which pods may start", self.holds.resume),
+            ("obey operators", self.holds.hold_offs.resume),
+            ("clear the sockets that others have left", self.socket.clear_leftovers),
+            ("have kubelet's calls come here", self._publish),
+            ("begin the parts", self._begin),
+        )
+
+    def _publish(self) -> None:
+        if not self.active.goes_on and not self.socket.is_published:
+            try:
+                self.socket.publish()
+            except SocketError:
+                self.tasks.attempt("have kubelet's calls come here", self._publish_again())
+                raise
+
+    async def _publish_again(self) -> None:
+        while not self.socket.is_published:
+            await asyncio.sleep(_AGAIN_S)
+            with contextlib.suppress(SocketError):
+                self.socket.publish()
+
+    def _begin(self) -> None:
+        if not self.active.goes_on:
+            self.recorder.begins()
+            self.active.begin()
 
     async def _hand_over(self) -> None:
         """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""

@@ -27,7 +27,7 @@ from criproxy.model.signals import (
 GIB = 1 << 30
 MIB = 1 << 20
 NONE = Missing("of no matter here")
-NOTHING = SignalReading(NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE)
+NOTHING = SignalReading.without(NONE)
 HARD = EvictionHard()
 
 

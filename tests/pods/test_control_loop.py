@@ -1,6 +1,7 @@
-"""The loop, tick by tick, against a fake node, and its schedule against a fake clock."""
+"""The control loop, look by look, against a fake node, and its schedule against a fake clock."""
 
 import asyncio
+import contextlib
 import math
 from typing import Any
 
@@ -10,16 +11,19 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from criproxy.cgroup.driver import CgroupError
+from criproxy.control.decider import Decider, LoopSettings
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
-from criproxy.control.loop import Loop, LoopSettings
 from criproxy.control.policy import DynamicSettings, StaticSettings
 from criproxy.control.predictor import CalibratedPredictor
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED, Capacity, GuardCeiling
+from criproxy.pods.control_loop import ControlLoop
 from tests.control.predictor_helpers import level_of
-from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.clock import FakeClock
 from tests.fakes.control import GIB, FakeBox, FakeCapacity, FakeObserver
 from tests.fakes.log import FakeLog
+from tests.fakes.part import round_of
 from tests.rows import laws
 
 POLICY = laws(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB))
@@ -27,8 +31,47 @@ SETTINGS = LoopSettings(POLICY, PredictorSettings(kind="histogram"))
 FLOORS = {"cpu": 0.1, "memory": GIB}
 
 
+class Harm:
+    """What answers harm: it says what the test has it say, at each look, and how often it takes one."""
+
+    def __init__(self):
+        self.pace_s, self.seen, self.innocent = None, NOTHING_SEEN, False
+        self.judged, self.followed = 0, 0
+        self.raises: Exception | None = None
+
+    def job(self):
+        return None
+
+    def judge(self, now_s, reading):
+        self.judged += 1
+        if self.raises:
+            raise self.raises
+
+    def follow(self):
+        self.followed += 1
+
+    def cease(self):
+        pass
+
+    def wait_for_checkpoint(self, waits):
+        pass
+
+
+class Relief:
+    """Notes what it judges."""
+
+    def __init__(self):
+        self.judged: list[tuple[Any, Any]] = []
+
+    def kept_free(self, capacity_bytes):
+        return 0.0
+
+    def judge(self, now_s, usage, capacity_bytes, decider):
+        self.judged.append((decider.given["memory"], decider.due("memory")))
+
+
 class Node:
-    """A loop with all its fakes; `ticks` lets a second pass before each tick."""
+    """A loop with all its fakes; `ticks` lets a second pass before each look."""
 
     def __init__(self, settings=SETTINGS):
         self.clock, self.capacity, self.log = FakeClock(), FakeCapacity(), FakeLog()
@@ -36,19 +79,18 @@ class Node:
         self.observer = FakeObserver()
         self.held, self.outlook = None, None
         self.woken = 0
-        guard: Any = self
-        self.loop = Loop(
-            self.box,
-            self.capacity,
-            self.clock,
-            settings,
-            observer=self.observer,
-            log=self.log,
-            guard=guard,
+        self.innocent = []
+        self.harm, self.relief = Harm(), Relief()
+        port: Any = self
+        self.loop = ControlLoop(
+            port, port.box, self.capacity, Decider(settings, port.log), self.observer, port, port.relief, port.harm
         )
 
     def ceiling(self):
         return self.held
+
+    def acquit(self, innocent):
+        self.innocent.append(innocent)
 
     def decided(self, outlook):
         self.outlook = outlook
@@ -58,21 +100,29 @@ class Node:
         self.woken += 1
 
     def ticks(self, count=1, seconds=1.0):
+        """Returns for each look whether it was without a failure."""
+
         async def go():
             done = []
             for _ in range(count):
                 self.clock.advance(seconds)
-                done.append(await self.loop.tick())
+                await round_of(self.loop, self.log).look(self.loop)
+                done.append(not self.loop.failure)
             return done
 
         return asyncio.run(go())
 
+    def looks_at_harm(self):
+        """Between two samples."""
+        self.harm.pace_s = 0.5
+        self.ticks(1, 0.5)
+
     def run(self, sleeps):
         self.clock.slept.clear()
-        self.clock.stop_after = sleeps
-        with pytest.raises(Stop):
-            asyncio.run(self.loop.run())
-        return self.clock.slept
+        self.clock.stop_after = sleeps + 1
+        with contextlib.suppress(BaseExceptionGroup):  # of one Stop
+            asyncio.run(round_of(self.loop, self.log, self.clock).run())
+        return self.clock.slept[1:]  # the first is how long after the beginning the first look comes
 
 
 class Recorder:
@@ -80,7 +130,8 @@ class Recorder:
 
     def __init__(self, loop):
         self.samples: list[tuple[float, float]] = []
-        loop._predictors = {name: Noted(predictor, self.samples) for name, predictor in loop._predictors.items()}
+        decider = loop.decider
+        decider._predictors = {name: Noted(one, self.samples) for name, one in decider._predictors.items()}
 
 
 class Noted:
@@ -150,13 +201,13 @@ def test_tick_what_online_leaves_the_box_is_known_before_the_box_may_have_it(kin
     node.ticks(ticks)
     snapshot, _, _ = node.observer.seen[-1]
     memory = snapshot.of["memory"]
-    assert node.loop.due["memory"] == pytest.approx(0.9 * memory.capacity - memory.online, rel=0.05)
-    assert law.floor < node.loop.given["memory"] < 0.7 * node.loop.due["memory"]  # type: ignore[operator]
+    assert node.loop.decider.due("memory") == pytest.approx(0.9 * memory.capacity - memory.online, rel=0.05)
+    assert law.floor < node.loop.decider.given["memory"] < 0.7 * node.loop.decider.due("memory")  # type: ignore[operator]
 
 
 def test_tick_what_online_leaves_the_box_is_by_the_prediction_once_that_is_not_careful(node):
     node.ticks(20)
-    assert node.loop.due == node.loop.given
+    assert node.loop.decider.due("memory") == node.loop.decider.given["memory"]
 
 
 def test_tick_steady_load_leaves_the_rest_to_the_box(node):
@@ -285,13 +336,13 @@ def test_tick_failure_keeps_the_limits_is_counted_and_logged_once(node, where):
     setattr(node.box, where, OSError("cpu.stat is gone"))
     assert node.ticks(5) == [False] * 5
     assert node.box.limits == before
-    assert node.loop.failed_ticks == node.observer.failed == 5
-    assert node.log.names() == ["tick_failed"]
+    assert node.observer.failed == 5
+    assert node.log.names() == ["look_failed"]
     assert "cpu.stat is gone" in node.log.events[0][2]["error"]
     assert len(node.observer.seen) == heard
     setattr(node.box, where, None)
     assert node.ticks(2) == [True, True]
-    assert node.log.names() == ["tick_failed", "tick_recovered"]
+    assert node.log.names() == ["look_failed", "look_succeeded"]
     assert len(node.observer.seen) == heard + 2
 
 
@@ -314,14 +365,14 @@ def test_tick_another_kind_of_failure_is_logged_again(node):
     node.ticks(3)
     node.box.usage_error = KeyError("two")
     node.ticks(3)
-    assert node.log.names() == ["tick_failed", "tick_failed"]
+    assert node.log.names() == ["look_failed", "look_failed"]
 
 
 def test_tick_listener_that_raises_fails_the_tick_not_the_loop(node):
     node.ticks(5)
     node.observer.deaf = True
     assert node.ticks(2) == [False, False]
-    assert node.log.names() == ["tick_failed"]
+    assert node.log.names() == ["look_failed"]
 
 
 def test_tick_observer_that_always_raises_does_not_keep_the_box_from_the_floor(node):
@@ -360,7 +411,7 @@ def test_tick_impossible_sample_is_told_once_and_bounds_nothing(node):
     assert (node.box.limits, len(node.observer.discarded)) == (before, 1)
     node.ticks(1)
     assert node.box.limits == before
-    assert node.loop.checkpoint()["cpu"].prediction < 1.1
+    assert node.loop.predictors()["cpu"].prediction < 1.1
     assert node.log.names() == ["sample_discarded"]
     assert node.log.events[0][2]["reason"] == node.observer.discarded[0]
 
@@ -414,7 +465,7 @@ def test_tick_that_can_neither_read_nor_write_for_long_stays_alive(node):
     node.ticks(20)
     node.box.usage_error = node.box.apply_error = OSError("gone")
     assert node.ticks(100) == [False] * 100
-    assert node.loop.failed_ticks == 100
+    assert node.observer.failed == 100
 
 
 def test_tick_while_applying_fails_goes_on_towards_the_newest_limit(node):
@@ -447,7 +498,7 @@ def test_run_overrun_deadlines_are_skipped_and_counted(node, takes, missed):
 
 def test_run_is_ended_by_cancellation(node):
     async def go():
-        task = asyncio.ensure_future(node.loop.run())
+        task = asyncio.ensure_future(round_of(node.loop, node.log, node.clock).run())
         node.clock.sleep = asyncio.sleep
         await asyncio.sleep(0)
         task.cancel()
@@ -460,19 +511,19 @@ def test_run_is_ended_by_cancellation(node):
 
 def test_settings_replaced_keep_what_the_predictors_know(node):
     node.ticks(20)
-    before = node.loop.checkpoint()
-    node.loop.configure(
+    before = node.loop.predictors()
+    node.loop.set_to(
         replace(SETTINGS, policy=laws(DynamicSettings(0.1, watermark_ratio=0.5), POLICY.resources["memory"]))
     )
-    assert node.loop.checkpoint() == before
+    assert node.loop.predictors() == before
     node.ticks()
     assert node.box.limits["cpu"] == pytest.approx(4 * 0.5 - 1.0, abs=0.06)
 
 
 def test_settings_with_another_percentile_keep_the_level(node):
     node.ticks(20)
-    node.loop.configure(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated", percentile_ratio=0.95)))
-    cpu = node.loop._predictors["cpu"]
+    node.loop.set_to(replace(SETTINGS, predictor=PredictorSettings(kind="calibrated", percentile_ratio=0.95)))
+    cpu = node.loop.decider._predictors["cpu"]
     assert isinstance(cpu, CalibratedPredictor)
     assert cpu.checkpoint().samples == 19
     assert level_of(cpu) == pytest.approx(1.0, abs=0.06)
@@ -481,16 +532,16 @@ def test_settings_with_another_percentile_keep_the_level(node):
 
 def test_settings_with_another_half_life_start_cold_and_say_so(node):
     node.ticks(20)
-    node.loop.configure(replace(SETTINGS, predictor=PredictorSettings(kind="histogram", half_life_s=60.0)))
-    assert node.log.names() == ["predictor_starts_cold"] * len(node.loop.checkpoint())
-    assert node.loop.checkpoint()["cpu"].samples == 0
+    node.loop.set_to(replace(SETTINGS, predictor=PredictorSettings(kind="histogram", half_life_s=60.0)))
+    assert node.log.names() == ["predictor_starts_cold"] * len(node.loop.predictors())
+    assert node.loop.predictors()["cpu"].samples == 0
 
 
 def test_restored_loop_continues_where_the_old_one_was(node):
     node.ticks(20)
     young = Node()
     young.clock.now = node.clock.now
-    young.loop.restore(node.loop.checkpoint(), 0.0)
+    young.loop.restore(node.loop.predictors(), 0.0)
     young.ticks(2)
     assert young.box.limits["cpu"] == pytest.approx(node.box.limits["cpu"], abs=0.06)  # type: ignore[index]
 
@@ -516,10 +567,10 @@ BY_EVIDENCE = replace(SETTINGS, cpu_by_evidence=True)
 def test_ladder_takes_its_share_of_each_resource_and_the_policy_goes_on_beside(node):
     node.ticks(20)
     free = dict(node.box.limits)
-    node.loop.see(HarmSeen({"cpu": 0.0, "memory": 0.5}))
+    node.harm.seen = HarmSeen({"cpu": 0.0, "memory": 0.5})
     node.ticks()
     held = dict(node.box.limits)
-    node.loop.see(NOTHING_SEEN)
+    node.harm.seen = NOTHING_SEEN
     node.ticks()
     reason = node.observer.seen[-2][1].resources["cpu"].reason
     of_memory = node.observer.seen[-2][1].resources["memory"]
@@ -534,36 +585,76 @@ def test_ladder_takes_its_share_of_each_resource_and_the_policy_goes_on_beside(n
 def test_ladder_that_holds_to_the_prediction_changes_no_limit_and_says_so(node):
     node.ticks(20)
     free = dict(node.box.limits)
-    node.loop.see(HarmSeen({"cpu": 1.0}))
+    node.harm.seen = HarmSeen({"cpu": 1.0})
     node.ticks()
     assert node.box.limits == free
     assert "no more than the prediction" in node.observer.seen[-1][1].resources["cpu"].reason
 
 
-def test_renewed_decision_is_in_force_before_the_next_tick(node):
-    asyncio.run(node.loop.renew())
-    assert node.box.applied == [], "there is no sample yet"
+def test_look_at_harm_between_two_samples_is_in_force_at_once_and_takes_no_sample(node):
     node.ticks(20)
-    node.loop.see(HarmSeen({"cpu": 0.0}))
-    asyncio.run(node.loop.renew())
-    assert cores(node) == 0.1
-    assert len(node.observer.seen) == 19
+    node.harm.seen = HarmSeen({"cpu": 0.0})
+    node.looks_at_harm()
+    squeezed = cores(node)
+    node.harm.seen = NOTHING_SEEN
+    node.looks_at_harm()  # with a sample
+    given, written = cores(node), len(node.box.applied)
+    node.looks_at_harm()
+    assert (squeezed, given) == (0.1, pytest.approx(4 * 0.9 - 1.0, abs=0.06))
+    assert len(node.box.applied) == written, "nothing has changed"
+    assert len(node.observer.seen) == 20
 
 
-def test_renewed_decision_gives_no_more_than_the_floor_once_no_sample_has_come_for_a_horizon(node):
+def test_look_at_harm_before_any_sample_bounds_nothing(node):
+    node.harm.seen = HarmSeen({"cpu": 0.0})
+    node.looks_at_harm()
+    assert (node.box.applied, node.harm.judged, node.harm.followed) == ([], 1, 1)
+
+
+@pytest.mark.parametrize("where", ["usage_error", "apply_error"])
+def test_what_fails_of_a_look_keeps_harm_from_being_answered_by_nothing(node, where):
+    node.ticks(5)
+    setattr(node.box, where, OSError("gone"))
+    node.ticks(3)
+    assert (node.harm.judged, node.harm.followed) == (8, 8)
+
+
+def test_signals_that_can_not_be_read_are_told_once_and_the_sample_counts(node):
+    def fails(driver, path):
+        raise CgroupError("it hangs")
+
+    node.harm.job = lambda: fails
+    assert node.ticks(5) == [False] * 5
+    assert node.log.names() == ["look_failed"]
+    assert (len(node.observer.seen), node.observer.failed) == (4, 0)
+
+
+def test_harm_that_can_not_be_judged_keeps_nothing_from_being_bounded(node):
+    node.harm.raises = KeyError("odd")
+    assert node.ticks(20) == [False] * 20
+    assert cores(node) == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
+
+
+def test_memory_is_judged_by_what_the_policy_has_just_decided(node):
+    node.ticks(20)
+    assert len(node.relief.judged) == 19
+    assert node.relief.judged[-1][0] == node.observer.seen[-1][1].limits["memory"]
+
+
+def test_look_at_harm_gives_no_more_than_the_floor_once_no_sample_has_come_for_a_horizon(node):
     """A look that finds harm must not raise the box to what was predicted a minute ago."""
     node.ticks(20)
     node.box.usage_error = OSError("gone")
     node.ticks(61)
-    node.loop.see(HarmSeen({"cpu": 0.9}))
-    asyncio.run(node.loop.renew())
+    node.harm.seen = HarmSeen({"cpu": 0.9})
+    node.looks_at_harm()
     assert node.box.limits == FLOORS
 
 
 def test_static_limit_gives_way_to_proven_harm_too():
     node = Node(replace(SETTINGS, policy=laws(StaticSettings(3.0, 0.5), StaticSettings(8 * GIB, GIB))))
     node.ticks(3)
-    node.loop.see(HarmSeen({"cpu": 0.0}))
+    node.harm.seen = HarmSeen({"cpu": 0.0})
     node.ticks()
     assert cores(node) == 0.5
 
@@ -574,7 +665,7 @@ def test_by_evidence_what_an_experiment_took_is_given_back_at_once_and_what_a_co
     node.ticks(20)
 
     def see(**shares: float) -> float:
-        node.loop.see(HarmSeen(shares, node.clock.now, cpu_idle=True))
+        node.harm.seen = HarmSeen(shares, node.clock.now, cpu_idle=True)
         node.ticks()
         return float(cores(node))
 
@@ -590,14 +681,14 @@ def test_by_evidence_the_box_gets_all_of_the_node_while_nothing_tells_of_harm():
     node = Node(BY_EVIDENCE)
     node.ticks(20)
     predicted = cores(node)
-    node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=True))
+    node.harm.seen = HarmSeen({}, node.clock.now, cpu_idle=True)
     node.ticks()
     opened = cores(node)
     outlook = node.outlook
-    node.loop.see(HarmSeen({"cpu": 1.0}, node.clock.now, cpu_idle=True))
+    node.harm.seen = HarmSeen({"cpu": 1.0}, node.clock.now, cpu_idle=True)
     node.ticks()
     squeezed = cores(node)
-    node.loop.see(HarmSeen({}, node.clock.now - 60.0, cpu_idle=True))
+    node.harm.seen = HarmSeen({}, node.clock.now - 60.0, cpu_idle=True)
     node.ticks()
     assert (opened, outlook.limit_cores) == (4.0, 4.0)
     assert outlook.predicted_cores == 4.0, "no use of the node by online is an alarm of the guard's"
@@ -609,7 +700,7 @@ def test_by_evidence_the_box_gets_all_of_the_node_while_nothing_tells_of_harm():
 def test_by_evidence_without_cpu_idle_the_prediction_bounds_the_box():
     node = Node(BY_EVIDENCE)
     node.ticks(20)
-    node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=False))
+    node.harm.seen = HarmSeen({}, node.clock.now, cpu_idle=False)
     node.ticks()
     assert cores(node) == pytest.approx(4 * 0.9 - 1.0, abs=0.06)
 
@@ -617,7 +708,7 @@ def test_by_evidence_without_cpu_idle_the_prediction_bounds_the_box():
 def test_by_evidence_without_eyes_the_ladder_still_holds():
     node = Node(BY_EVIDENCE)
     node.ticks(20)
-    node.loop.see(HarmSeen({"cpu": 0.0}))
+    node.harm.seen = HarmSeen({"cpu": 0.0})
     node.ticks()
     assert cores(node) == 0.1
 
@@ -625,7 +716,7 @@ def test_by_evidence_without_eyes_the_ladder_still_holds():
 def test_guards_ceiling_holds_below_what_the_ladder_leaves():
     node = Node(BY_EVIDENCE)
     node.ticks(20)
-    node.loop.see(HarmSeen({}, node.clock.now, cpu_idle=True))
+    node.harm.seen = HarmSeen({}, node.clock.now, cpu_idle=True)
     node.held = GuardCeiling(0.5, "online waits")
     node.ticks()
     assert (cores(node), node.outlook.limit_cores) == (0.5, 4.0)

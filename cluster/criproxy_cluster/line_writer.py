@@ -1,0 +1,1 @@
+../../criproxy/observe/line_writer.py

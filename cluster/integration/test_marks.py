@@ -1,0 +1,76 @@
+"""What a real API server lets nobody do to a pod's marks, and what it lets everybody do to all else."""
+
+import pytest
+
+from cluster.integration.objects import PODS, pod, until
+from criproxy_cluster.vocabulary.names import CLASS, RESOURCES
+from criproxy_cluster.vocabulary.presets import MARKS, OWN_MARK
+from integration.lab.control_plane import ApiError
+
+pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+EVERY = [OWN_MARK, *(mark for marks in MARKS.values() for mark in marks)]
+
+
+@pytest.fixture(scope="module")
+def alone(plane):
+    """The plane without the webhook, once it keeps marks: it takes up an admission policy some time later."""
+    plane.call("DELETE", WEBHOOKS)
+    until(lambda: made_without_webhook(plane, "probe", {CLASS: "offline"}))
+    until(lambda: refusal(plane, "probe", {"labels": {CLASS: None}}, "?dryRun=All"))
+    return plane
+
+
+def made_without_webhook(plane, name, labels=None, annotations=None, **spec):
+    one = pod(name, labels=labels or {}, **spec)
+    one["metadata"]["annotations"] = annotations or {}
+    try:
+        return plane.call("POST", PODS, one)
+    except ApiError:
+        return None
+
+
+def refusal(plane, name, metadata, below=""):
+    """Why the API server does not take this change; "": it takes it."""
+    try:
+        plane.merge(f"{PODS}/{name}{below}", {"metadata": metadata})
+    except ApiError as error:
+        assert error.code == 422, error
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("mark", EVERY, ids=lambda mark: f"{mark.of} {mark.key}")
+def test_no_mark_comes_or_goes_on_a_pod_that_there_is_gated_or_not(alone, mark):
+    name = f"of-{EVERY.index(mark)}"
+    gates = [{"name": "example.com/wait"}]
+    where, given = f"{mark.of}s", {mark.key: mark.value}
+    assert made_without_webhook(alone, f"{name}-marked", **{where: given}, schedulingGates=gates)
+    assert made_without_webhook(alone, f"{name}-plain", schedulingGates=gates)
+    for change in (None, "other"):
+        assert f"metadata.{where}[{mark.key}] = {mark.value}" in refusal(
+            alone, f"{name}-marked", {where: {mark.key: change}}
+        )
+    assert "from its creation on" in refusal(alone, f"{name}-plain", {where: given})
+    assert "from its creation on" in refusal(alone, f"{name}-plain", {where: given}, "/status")
+
+
+def test_webhook_s_record_stays_as_it_is(alone):
+    record = '{"containers":{}}'
+    assert made_without_webhook(alone, "recorded", annotations={RESOURCES: record})
+    assert made_without_webhook(alone, "none")
+    for name, text in (("recorded", None), ("recorded", "{}"), ("none", record)):
+        assert "leave it as it is" in refusal(alone, name, {"annotations": {RESOURCES: text}})
+
+
+def test_all_else_of_pods_changes_as_ever(alone):
+    assert made_without_webhook(alone, "online")
+    assert made_without_webhook(alone, "offline", {CLASS: "offline"})
+    for name in ("online", "offline"):
+        changes = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/x"]}
+        assert refusal(alone, name, changes) == ""
+        assert refusal(alone, name, {"labels": {"a": None}, "annotations": None, "finalizers": None}) == ""
+        alone.merge(f"{PODS}/{name}/status", {"status": {"phase": "Running"}})
+    assert refusal(alone, "online", {"labels": {CLASS: "online"}}) == "", "another value is no mark"
+    alone.call("DELETE", f"{PODS}/offline?gracePeriodSeconds=0")

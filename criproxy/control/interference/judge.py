@@ -1,0 +1,267 @@
+"""One look at harm: from a reading of the kernel's counters, and what services say, to what the box may have.
+
+    reading -> signals.values -------+
+    services -> service_checks ------+-> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
+    what online executes -> cpi -----+
+
+The time for which online's own limits stop it is read only after a look that can't say without it whether online is
+harmed (`asks_own_limits`).
+
+Of IO no experiment is made while there is no disk of whose IO the box does a large part.
+
+Memory is squeezed by memory.high, and its limit stays: see `control.evidence`. Where there is no memory.high (v1), a
+squeeze would have to lower the limit, and who hits that is killed. So there it is never tried, but judged by account
+(`memory_shortage`), and never held below the prediction, which bounds it anyway.
+
+Pure: the caller reads and acts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from criproxy.control.evidence import HarmSeen
+from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
+from criproxy.control.interference.detectors import DETECTORS, IO, Detector
+from criproxy.control.interference.disks import LARGE_RATIO
+from criproxy.control.interference.ladder import LadderDecision, LadderSettings, Rung
+from criproxy.control.interference.responder import Responder, ResponderState, SignalStatus
+from criproxy.control.interference.service_checks import (
+    ANNOTATION,
+    SERVICE_CHECK,
+    Hearing,
+    ServiceSignal,
+    at_rest,
+    excused,
+    heard,
+    in_a_case,
+    worst_of,
+)
+from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
+from criproxy.control.memory_pressure import EvictionHard
+from criproxy.model import MEMORY
+from criproxy.model.signals import SignalReading, WorkReading
+
+LARGE_IO_SHARE: Final = 100.0 * LARGE_RATIO
+"""In %."""
+
+
+class Look(Struct, frozen=True):
+    """What one look has found. `pods`: how many the box has. `reading` None: nothing could be read.
+
+    `hard`: kubelet's threshold for memory. `services`: the last word of each online service that is asked; `unanswered`
+    says of one that it has not answered yet, "": none is asked. `workloads`: what online pods run, by uid, where what
+    they execute is counted. `over`, `unused`, `irreducible`: see `ladder.Signals`.
+    """
+
+    t_s: float
+    pods: int
+    reading: SignalReading | None = None
+    hard: EvictionHard = EvictionHard()
+    services: Sequence[ServiceSignal] = ()
+    unanswered: str = ""
+    workloads: Mapping[str, str] = {}
+    over: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
+    irreducible: Mapping[str, str] = {}
+
+
+class JudgedLook(Struct, frozen=True):
+    """What a look means. `innocent`: online waits for CPU, and it is known that the box is not why.
+
+    `accuser`: the service, by its pod's uid, whose next word an experiment waits for; "": none. `calm_at_disks`: what
+    the disks do now hurts nobody, as far as is known.
+    """
+
+    decision: LadderDecision
+    innocent: bool = False
+    accuser: str = ""
+    calm_at_disks: bool = False
+
+
+class Judge(Struct, eq=False):
+    """Remembers from look to look what the next one needs.
+
+    `spares_memory`: this machine squeezes memory by memory.high, and so kills nobody by it.
+    """
+
+    ladder: LadderSettings
+    detectors: tuple[Detector, ...] = DETECTORS
+    spares_memory: bool = True
+    asks_own_limits: bool = False
+    _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
+    _before: SignalReading | None = None
+    _found: Sequence[SignalValue] = ()
+    _hearing: Hearing = Hearing()
+    _cpi: CpiMeter = field(default_factory=CpiMeter)
+    _cpu_seen_s: float | None = None
+    _cpu_idle: bool = False
+
+    def __post_init__(self) -> None:
+        self._responder = Responder(self._as_can_be(self.ladder), self.detectors)
+
+    def _as_can_be(self, ladder: LadderSettings) -> LadderSettings:
+        """As it is set, as far as this machine can do it."""
+        if self.spares_memory:
+            return ladder
+        untried = (replace(one, trial_s=None) if one.name in (MEMORY, IO) else one for one in ladder.resources)
+        return replace(ladder, resources=tuple(untried))
+
+    def configure(self, ladder: LadderSettings, detectors: tuple[Detector, ...]) -> None:
+        """From the next look on; what was learned stays, as does where each resource stands."""
+        if (ladder, detectors) != (self.ladder, self.detectors):
+            self.ladder, self.detectors = ladder, detectors
+            before = self._responder.state()
+            self._responder = Responder(self._as_can_be(ladder), detectors)
+            self._responder.load(before)
+
+    # --- a look -----------------------------------------------------------------------------------------------------
+
+    def judge(self, look: Look) -> JudgedLook:
+        shown: Mapping[str, float] = {}
+        innocent = False
+        if look.reading is None:
+            self._found = ()  # what the look before has shown holds no more
+        else:
+            shown, innocent = self._shown(look, look.reading)
+        decision = self._responder.tick(
+            look.t_s, shown, look.pods, look.over, look.unused, irreducible=look.irreducible
+        )
+        if SERVICE_CHECK in decision.exonerated:
+            self._hearing = excused(look.services, self._hearing, self._responder.detectors[SERVICE_CHECK].rest)
+        tried = self._responder.trial_counts_from_s(SERVICE_CHECK) is not None
+        return JudgedLook(
+            replace(decision, shares=self._spared(decision.shares)),
+            innocent,
+            self._hearing.accuser if tried else "",
+            self._is_calm_at_disks(look.t_s),
+        )
+
+    def _shown(self, look: Look, reading: SignalReading) -> tuple[Mapping[str, float], bool]:
+        """The signals that the detectors are shown, by name, and whether the box is known to be innocent of CPU's."""
+        responder = self._responder
+        self._found = found = (
+            *values(self._before, reading, look.hard),
+            *self._services_word(look),
+            *self._processors_word(look, reading),
+        )
+        self._before, self._cpu_idle = reading, reading.cpu_idle
+        levels = {name: bar - responder.detectors[name].hysteresis for name, bar in responder.bars(look.t_s).items()}
+        known = [one for one in found if one.name in levels]
+        seen = {one.name: observed(one, levels[one.name]) for one in known}
+        cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
+        self.asks_own_limits = any(seen[one.name][1] for one in cpu)
+        if any(seen[one.name][0] is not None for one in cpu):
+            self._cpu_seen_s = look.t_s
+        innocent = any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu)
+        shown = {name: value for name, (value, _) in seen.items() if value is not None}
+        return self._without_others_io(shown), innocent
+
+    def _services_word(self, look: Look) -> Iterator[SignalValue]:
+        """What online services say of themselves, as the one signal that there is of it."""
+        responder, name, signals = self._responder, SERVICE_CHECK, look.services
+        if name not in responder.detectors:
+            return
+        bar, case = responder.bars(look.t_s)[name], responder.ladder.case
+        self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
+        if case is not None and case.detector == name:
+            word, self._hearing = in_a_case(signals, self._hearing, responder.trial_counts_from_s(name))
+            yield word
+        elif signals:
+            law = worst_of if responder.answers(name) else at_rest
+            word, self._hearing = law(signals, self._hearing)
+            yield word
+        elif look.unanswered:
+            yield SignalValue(name, "%", gap=look.unanswered)
+        else:
+            yield SignalValue(name, "%", absent=f"no online pod asks for it by the annotation {ANNOTATION}")
+
+    def _processors_word(self, look: Look, reading: SignalReading) -> Iterator[SignalValue]:
+        """How many cycles online pods take for their instructions; nothing, where it is not asked for."""
+        work, since_s = reading.work, self._responder.trial_counts_from_s(CPI)
+        if work is None:
+            return
+        self._cpi.take(work, look.workloads)
+        if since_s is not None and isinstance(work, WorkReading):
+            yield self._cpi.of_accused(work.read_s - max(0.0, look.t_s - since_s))
+        else:
+            yield self._cpi.of_accused() if self._responder.answers(CPI) else self._cpi.at_rest()
+
+    def _is_innocent(self, signal: SignalValue, value: float | None, level: float) -> bool:
+        """Online waits as much as would be harm, and it is known that the box is not why."""
+        detector = self._responder.detectors[signal.name]
+        assert signal.most is not None
+        return value is not None and value < level and signal.most >= detector.threshold - detector.hysteresis
+
+    def _without_others_io(self, shown: dict[str, float]) -> dict[str, float]:
+        """The share says whether to suspect the box at all; it must never judge an experiment."""
+        share = next((one.value for one in self._found if one.name == "box_io_share"), None)
+        if share is None or share >= LARGE_IO_SHARE or self._responder.answers("io_pressure"):
+            return shown
+        return {name: value for name, value in shown.items() if name != "io_pressure"}
+
+    def _spared(self, shares: Mapping[str, float]) -> Mapping[str, float]:
+        """The shares that can be had without killing."""
+        return shares if MEMORY not in shares or self.spares_memory else {**shares, MEMORY: 1.0}
+
+    def _is_calm_at_disks(self, t_s: float) -> bool:
+        name, responder = "io_pressure", self._responder
+        if responder.is_harmed_by(IO) or name not in responder.detectors:
+            return False
+        level = responder.bars(t_s)[name] - responder.detectors[name].hysteresis
+        waits = next((one.most for one in self._found if one.name == name), None)
+        return waits is None or waits < level
+
+    def forget(self) -> None:
+        """No signal is known, nor what it was before."""
+        self._before, self._found, self.asks_own_limits, self._cpu_seen_s = None, (), False, None
+        self._hearing = Hearing()
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    def seen(self, shares: Mapping[str, float]) -> HarmSeen:
+        """For the decision on limits, with what the ladder leaves."""
+        return HarmSeen(shares, self._cpu_seen_s, self._cpu_idle)
+
+    @property
+    def responder(self) -> Responder:
+        return self._responder
+
+    def in_force(self) -> LadderDecision:
+        """What holds before the next look."""
+        in_force = self._responder.in_force()
+        return replace(in_force, shares=self._spared(in_force.shares))
+
+    def signals(self, t_s: float) -> tuple[SignalStatus, ...]:
+        """Those of the last look, for people."""
+        bars = self._responder.bars(t_s)
+        return tuple(_status(one, bars[one.name]) for one in self._found if one.name in bars)
+
+    def state(self) -> tuple[ResponderState, dict[str, Usual]]:
+        """What a restart should keep."""
+        return self._responder.state(), self._cpi.state()
+
+    def load(self, responder: ResponderState, usual: dict[str, Usual], shift_s: float) -> None:
+        """Go on where a state ends whose clock was `shift_s` behind ours. Raises ValueError: see `Responder.load`."""
+        self._cpi.load(usual)
+        self._responder.load(responder, shift_s)
+
+
+def innocent_of_io(decision: LadderDecision) -> bool:
+    """Whether the look has found that the box's IO was not what harmed, or harms no more."""
+    moves = [one for one in decision.transitions if one.resource == IO]
+    return any(one.after is Rung.OPEN and one.before is not Rung.SQUEEZED for one in moves)
+
+
+def _status(signal: SignalValue, bar: float) -> SignalStatus:
+    return SignalStatus(
+        name=signal.name,
+        unit=signal.unit,
+        value=signal.most if signal.value is None else signal.value,
+        bar=bar,
+        here=not signal.absent,
+        why=signal.absent or signal.gap,
+        note=signal.note,
+    )

@@ -1,0 +1,353 @@
+"""docs/author-text.md: every label, annotation and field that the author of a pod writes, and who reads it.
+
+A row's readers are the code's own functions, its bounds their constants; `read` is how a test gives them a text, and
+finds the names that they look for.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Literal
+
+from msgspec import Struct, field
+
+from criproxy.cgroup.naming import LONGEST as LONGEST_PATH
+from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.control.interference import service_checks
+from criproxy.control.interference.service_checks import ServiceAnswer, check_of, percent_of
+from criproxy.control.interference.victim import LONGEST_OWNER, OWNERS, candidate, owner_of
+from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
+from criproxy.hooks.batch import asked_by
+from criproxy.hooks.notice import MOST_NOTICE_S, notice_asked_s
+from criproxy.hooks.offline import CONFIG_SOURCE, DEFAULT_RULE, PRESETS, OfflineRules, is_static_system_pod
+from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
+from criproxy.hooks.tiers import is_mid
+from criproxy.kube.evictions import MAX_EVICTED, change, kept_out, kept_out_for
+from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated
+from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
+from criproxy.pods.inventory import Inventory, described
+from criproxy.pods.placing import AppliedAdjustment
+from criproxy.pods.service_checks import MOST as MOST_CHECKS
+from criproxy.pods.service_checks import MOST_BYTES
+from criproxy.vocabulary import names
+from criproxy.vocabulary.presets import MARKS, OWN_MARK
+from criproxy.vocabulary.quantities import MOST_CHARACTERS as LONGEST_QUANTITY
+
+NOBODY: Final = "nothing"
+
+Kind = Literal["label", "annotation", "field", "answer"]
+
+
+class AuthorText(Struct, frozen=True):
+    """A row: a text by what it is and its names (keys of labels or annotations; a field's is its path).
+
+    `of`: whose it is read. `readers` read it, `bound` says how much of it, `better` what its author gains by it, and
+    `worse` what others lose. `read` gives a text to the readers, as a pod's labels or annotations, or as the field.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    of: Literal["all pods", "offline pods", "pods in the box", "online pods"]
+    readers: tuple[Callable[..., object], ...]
+    bound: str
+    better: str
+    worse: str
+    read: Callable[[str], object] = field(default=str)
+
+
+_REF: Final = PodRef("uid", "batch", "pod")
+_RULES: Final = OfflineRules((DEFAULT_RULE,), PRESETS)
+
+
+def pod_of(kind: Kind, marks: Mapping[str, str], namespace: str = "batch") -> Pod:
+    ref = PodRef("uid", namespace, "pod")
+    return Pod(ref, marks if kind == "label" else {}, marks if kind == "annotation" else {})
+
+
+def readers_of_pod(pod: Pod) -> None:
+    """All that is read of a pod's labels and annotations, whatever their names."""
+    _RULES.why(pod)
+    owner_of(pod)
+    candidate(pod, (), 1.0, 0.0)
+    for job in (
+        lambda: described("id", pod.ref, "/offline/poduid", pod.labels, pod.annotations),
+        lambda: asked_by(pod.annotations),
+        lambda: check_of(pod.annotations, pod.ref),
+    ):
+        with contextlib.suppress(ValueError):
+            job()
+    request = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/poduid", Resources(), pod=pod)
+    tuple(BandwidthHook(Bandwidth(10**6, 10**6)).adjust(request))
+
+
+def _marks(kind: Kind, *keys: str, namespace: str = "batch") -> Callable[[str], object]:
+    return lambda text: readers_of_pod(pod_of(kind, dict.fromkeys(keys, text), namespace))
+
+
+def _bound_pod(text: str) -> BoundPod:
+    return BoundPod(Meta(uid=text), PodSpec(containers=(ContainerSpec("main", Needs({"cpu": text})),)))
+
+
+def _evicted(text: str) -> object:
+    return change((), kept_out({}, text, kept_out_for(300.0, 0.0, 0.0)))
+
+
+def _container(text: str) -> object:
+    resources = Resources(cpuset_cpus=text)
+    request = PodRequest(
+        Operation.CREATE_CONTAINER,
+        Target.CONTAINER,
+        "/offline/poduid",
+        resources,
+        text,
+        Security(added_capabilities=(text,)),
+        frozenset({0}),
+    )
+    return tuple(ResourcesHook(child_quota=True).adjust(request)), tuple(RealtimeHook().adjust(request))
+
+
+def _answer(text: str) -> object:
+    check = check_of({names.SERVICE_CHECK: '{"http": {"port": 1}, "threshold": 1}'}, _REF)
+    assert check is not None
+    return percent_of(ServiceAnswer(True, text), check)
+
+
+_PLACED: Final = "The weight is among the pods of the box alone, which comes after all online pods."
+
+_STAYS: Final = "other offline pods go in its place; where there is none, online bears its harm, within the limits"
+
+ROWS: Final = (
+    AuthorText(
+        "label",
+        (OWN_MARK.key, *dict.fromkeys(one.key for marks in MARKS.values() for one in marks if one.of == "label")),
+        "all pods",
+        (OfflineRules.why,),
+        "compared as it is; no more than 80 characters are repeated",
+        "nothing: an offline pod comes after all online ones",
+        NOBODY,
+        _marks("label", OWN_MARK.key),
+    ),
+    AuthorText(
+        "annotation",
+        tuple(dict.fromkeys(one.key for marks in MARKS.values() for one in marks if one.of == "annotation")),
+        "all pods",
+        (OfflineRules.why,),
+        "compared as it is; no more than 80 characters are repeated",
+        "nothing: an offline pod comes after all online ones",
+        NOBODY,
+        _marks("annotation", *(one.key for marks in MARKS.values() for one in marks if one.of == "annotation")),
+    ),
+    AuthorText(
+        "annotation",
+        (CONFIG_SOURCE,),
+        "all pods",
+        (is_static_system_pod,),
+        "compared as it is",
+        "nothing: kubelet writes it, and it counts in kube-system alone",
+        NOBODY,
+        _marks("annotation", CONFIG_SOURCE, namespace="kube-system"),
+    ),
+    AuthorText(
+        "label",
+        (names.TIER, names.KOORDINATOR_CLASS),
+        "all pods",
+        (is_mid,),
+        "compared as it is",
+        "where `colocation.tiers` is on, more of the box's CPU than pods of the lower tier, and to go after them",
+        "offline pods of the lower tier have less of the box, and go first",
+        _marks("label", names.TIER, names.KOORDINATOR_CLASS),
+    ),
+    AuthorText(
+        "annotation",
+        (names.KEEP_REQUESTS,),
+        "pods in the box",
+        (asked_by,),
+        "compared as it is",
+        "the pod has what it requests of online's share, as the scheduler counts it, and nothing of what nodes lend",
+        NOBODY,
+        _marks("annotation", names.KEEP_REQUESTS),
+    ),
+    AuthorText(
+        "annotation",
+        (names.RESOURCES, names.EXTENDED_SPEC),
+        "pods in the box",
+        (asked_by,),
+        f"{names.MOST_RECORDED} characters, {names.MOST_CONTAINERS} containers, {LONGEST_QUANTITY} characters of a "
+        "quantity; beyond that all of it is ignored",
+        f"a weight in the box of no more than the node's CPUs. {_PLACED} criproxy's webhook writes the first anew, or "
+        "takes both away",
+        "without that webhook, other offline pods have less of the box's CPU",
+        _marks("annotation", names.RESOURCES),
+    ),
+    AuthorText(
+        "annotation",
+        (names.NOTICE_SECONDS,),
+        "all pods",
+        (notice_asked_s,),
+        f"9 digits; {MOST_NOTICE_S} s of notice",
+        "time to end well before it is stopped",
+        "online waits up to so long for what the pod has to give back; not in an emergency",
+        _marks("annotation", names.NOTICE_SECONDS),
+    ),
+    AuthorText(
+        "annotation",
+        (names.PRIORITY, names.EVICTION_PRIORITY),
+        "offline pods",
+        (candidate,),
+        "a number of 32 bits, else it is not there",
+        "to go after other offline pods, also after those with a higher PriorityClass",
+        "other offline pods go first; but not those that use next to nothing, in an emergency",
+        _marks("annotation", names.PRIORITY, names.EVICTION_PRIORITY),
+    ),
+    AuthorText(
+        "label",
+        (names.KOORDINATOR_PRIORITY,),
+        "offline pods",
+        (candidate,),
+        "a number of 32 bits, else it is not there",
+        "to go after other offline pods, where neither its annotation nor its PriorityClass says when",
+        "other offline pods go first",
+        _marks("label", names.KOORDINATOR_PRIORITY),
+    ),
+    AuthorText(
+        "label",
+        (names.EVICTION_ENABLED,),
+        "offline pods",
+        (candidate,),
+        "compared as it is",
+        "it is not evicted for the harm that it does; limits, and what closes the node, hold for it",
+        _STAYS,
+        _marks("label", names.EVICTION_ENABLED),
+    ),
+    AuthorText(
+        "annotation",
+        (names.EVICTION_ENABLED,),
+        "offline pods",
+        (candidate,),
+        "compared as it is",
+        "it is not evicted for the harm that it does; limits, and what closes the node, hold for it",
+        _STAYS,
+        _marks("annotation", names.EVICTION_ENABLED),
+    ),
+    AuthorText(
+        "label",
+        OWNERS,
+        "offline pods",
+        (owner_of,),
+        f"{LONGEST_OWNER} characters, else it is not there",
+        "it counts as one of another owner's pods in its namespace, and is spared for a while after one of them went",
+        "other offline pods go in its place",
+        _marks("label", *OWNERS),
+    ),
+    AuthorText(
+        "annotation",
+        (EGRESS, INGRESS),
+        "offline pods",
+        (BandwidthHook.adjust, AppliedAdjustment.logged),
+        f"a quantity of {LONGEST_QUANTITY} characters; what is more than the node's bound, or none, is replaced by it",
+        "nothing: it may only ask for less",
+        NOBODY,
+        _marks("annotation", EGRESS, INGRESS),
+    ),
+    AuthorText(
+        "annotation",
+        (names.SERVICE_CHECK,),
+        "online pods",
+        (check_of,),
+        f"{service_checks.MOST_CHARACTERS} characters; {MOST_CHECKS} services of a node are asked",
+        "offline pods give way when it says that it fares badly, if an experiment shows that they are the cause",
+        f"offline pods have less of the box meanwhile; of more than {MOST_CHECKS} services, some are not asked",
+        _marks("annotation", names.SERVICE_CHECK),
+    ),
+    AuthorText(
+        "annotation",
+        (names.PLACEMENT,),
+        "all pods",
+        (Inventory.refresh,),
+        f"{LONGEST_PATH} characters; believed if it names the pod's own cgroup in a box, and that is there",
+        "nothing: of an offline pod it is overwritten",
+        NOBODY,
+        parse_kubelet_parent,
+    ),
+    AuthorText(
+        "answer",
+        ("HTTP body, standard output",),
+        "online pods",
+        (percent_of,),
+        f"{MOST_BYTES} bytes, else the check is put off; a number of 300 digits",
+        f"as `{names.SERVICE_CHECK}`",
+        f"as `{names.SERVICE_CHECK}`",
+        _answer,
+    ),
+    AuthorText(
+        "field",
+        ("metadata.uid, .name and .namespace",),
+        "all pods",
+        (parse_kubelet_parent,),
+        "kubelet makes the cgroup's name of the uid: 120 letters, digits, `-` and `_`; 320 characters are shown",
+        NOBODY,
+        NOBODY,
+        lambda text: parse_kubelet_parent(f"/kubepods/pod{text}"),
+    ),
+    AuthorText(
+        "field",
+        ("metadata.ownerReferences[].uid",),
+        "offline pods",
+        (change,),
+        f"63 letters, digits and `-` as a label; the last {MAX_EVICTED} that were evicted are remembered",
+        "a pod that names another owner may be placed on a node again that has just evicted it",
+        "pods of an owner that is named falsely keep away from the node for five minutes",
+        _evicted,
+    ),
+    AuthorText(
+        "field",
+        ("spec.containers[].resources",),
+        "all pods",
+        (allocated,),
+        f"{LONGEST_QUANTITY} characters of a quantity. The node sees what kubelet makes of it, as numbers",
+        f"a weight and limits as kubelet gives them. {_PLACED}",
+        "other offline pods have less of the box's CPU, as the scheduler has promised it",
+        lambda text: allocated([_bound_pod(text)], ["cpu"]),
+    ),
+    AuthorText(
+        "field",
+        ("spec.containers[].name, securityContext.capabilities.add",),
+        "offline pods",
+        (RealtimeHook.adjust, ResourcesHook.adjust),
+        "compared as they are; a CPU list, which kubelet writes, has 8,192 CPUs at most",
+        "nothing: SYS_NICE is dropped",
+        NOBODY,
+        _container,
+    ),
+)
+
+
+def page() -> str:
+    return "\n".join(
+        (
+            "# What a pod's author writes, and who reads it",
+            "",
+            "Every label, annotation and field of a pod that criproxy reads on a node, with its bound, what it can",
+            "better for its author and what it can worsen for others. Online pods lose by none, but for those that",
+            "let an offline pod stay longer. Each is read in time that grows with its length: of 64 KiB of the worst",
+            "text, in 5 ms. What is for offline pods alone is read of those alone. Made by",
+            "`.venv/bin/python -m docs.generate` from docs/author_text.py; a test reads each.",
+            "",
+            "| what | name | read of | by | bound | better for its author | worse for others |",
+            "|---|---|---|---|---|---|---|",
+            *map(_row, ROWS),
+            "",
+        )
+    )
+
+
+def _row(row: AuthorText) -> str:
+    keys = ", ".join(f"`{name}`" if row.kind in ("label", "annotation") else name for name in row.names)
+    readers = ", ".join(f"`{one.__module__.removeprefix('criproxy.')}.{one.__qualname__}`" for one in row.readers)
+    return f"| {row.kind} | {keys} | {row.of} | {readers} | {row.bound} | {row.better} | {row.worse} |"
+
+
+def keys(kind: Kind) -> Iterator[str]:
+    """The names of all rows of this kind."""
+    for row in ROWS:
+        if row.kind == kind:
+            yield from row.names

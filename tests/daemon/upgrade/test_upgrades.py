@@ -1,0 +1,191 @@
+"""What a hand-over does of the daemon's parts, whatever fails of it."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from criproxy.control.interference.ladder import LadderState
+from criproxy.control.interference.responder import ResponderState
+from criproxy.daemon.checkpoint import Remembered
+from criproxy.daemon.lifecycle import Tasks
+from criproxy.daemon.upgrade import upgrades
+from criproxy.daemon.upgrade.channel import LadderMessage, Take
+from criproxy.daemon.upgrade.upgrades import Upgrades
+from criproxy.fronts.socket import SocketError
+from criproxy.pods.interference import InterferenceState
+from tests.fakes.log import FakeLog
+
+STATE = InterferenceState(ResponderState({}, LadderState()))
+
+
+class Did:
+    """Stands for a part: keeps what it was asked for, and fails as often as `fails` says, by method."""
+
+    goes_on = is_published = False
+
+    def __init__(self, did: list[str], **fails: int) -> None:
+        self._did, self._fails = did, fails
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object) -> None:
+            if self._fails.get(name, 0):
+                self._fails[name] -= 1
+                raise SocketError("no free descriptor")
+            self._did.append(name)
+
+        return call
+
+
+class Waits(Did):
+    """One whose methods are to be awaited."""
+
+    def __getattr__(self, name: str) -> Any:
+        done = super().__getattr__(name)
+
+        async def call(*asked: object) -> None:
+            done(*asked)
+
+        return call
+
+
+class CpuManager(Did):
+    async def look(self) -> None:
+        self.__getattr__("look")()
+
+
+class Old:
+    """The process that hands over: it says that the box is at /offline."""
+
+    def __init__(self) -> None:
+        self.learned: dict[str, object] = {}
+        self.ladder = STATE
+
+    async def turn(self, ready: object) -> Take:
+        return Take("/offline", ())
+
+    def listeners(self) -> list[object]:
+        return []
+
+
+class Socket(Did):
+    def publish(self) -> None:
+        self.__getattr__("publish")()
+        self.is_published = True
+
+
+def made(did: list[str], tasks: Tasks, socket: Did, predecessor: Any = None, **parts: Any) -> Upgrades:
+    part: Any = Did(did)
+    holds: Any = Did(did)
+    holds.hold_offs = Waits(did)
+    return Upgrades(
+        engine=part,
+        socket=socket,  # type: ignore[arg-type]
+        admissions=part,
+        box=parts.get("box", part),
+        cpu_manager=CpuManager(did),  # type: ignore[arg-type]
+        reconciler=Waits(did),  # type: ignore[arg-type]
+        holds=holds,
+        reload=parts.get("reload", part),
+        remembered=lambda: Remembered({}, STATE),
+        active=parts.get("active", part),
+        watchdog=part,
+        notifier=part,
+        recorder=part,
+        tasks=tasks,
+        command=(),
+        predecessor=predecessor,
+        log=FakeLog(),
+    )
+
+
+@pytest.mark.parametrize("fails", ["clear_leftovers", "publish"])
+def test_parts_work_again_after_a_hand_over_that_failed_whatever_fails_of_that(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrades, "_AGAIN_S", 0.001)
+    did: list[str] = []
+
+    async def play() -> Tasks:
+        tasks = Tasks(FakeLog())
+        socket = Socket(did, **{fails: 2})
+        await made(did, tasks, socket).resume()
+        async with asyncio.timeout(5.0):
+            while not socket.is_published:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await tasks.cancel()
+        return tasks
+
+    tasks = asyncio.run(play())
+    assert tasks.failure is None
+    assert did[:3] == ["resume", "resume", "resume"]
+    assert {"begins", "begin", "publish"} <= set(did)
+
+
+# --- taking over ---------------------------------------------------------------------------------------------------
+
+
+class ReadsAgain:
+    def __init__(self, did: list[str], error: Exception | None = None) -> None:
+        self.did, self.error = did, error
+
+    async def read_again(self) -> None:
+        await asyncio.sleep(0)
+        self.did.append("read_again")
+        if self.error is not None:
+            raise self.error
+
+
+def taken_over(did: list[str], error: Exception | None = None) -> tuple[bool, Upgrades]:
+    async def play() -> tuple[bool, Upgrades]:
+        box: Any = Did(did)
+        box.pods = Did(did)
+        new = made(did, Tasks(FakeLog()), Socket(did), Old(), reload=ReadsAgain(did, error), box=box)
+        new.socket.path = "/run/x.sock"  # type: ignore[assignment]
+        new.listed.set()
+        return await new.take_over(()), new
+
+    return asyncio.run(play())
+
+
+def test_nothing_acts_before_all_that_may_have_changed_was_read_again() -> None:
+    did: list[str] = []
+    took, new = taken_over(did)
+    assert took
+    assert did == ["read_again", "adopt", "expect", "look", "take_over"]
+    assert new.ladder == STATE
+
+
+@pytest.mark.parametrize("error", [TimeoutError("the disk"), ValueError("the config has errors")])
+def test_what_cannot_be_read_again_leaves_the_node_to_the_other_process(error: Exception) -> None:
+    did: list[str] = []
+    took, new = taken_over(did, error)
+    assert (took, new.waiting, did) == (False, True, ["read_again"])
+
+
+# --- handing over --------------------------------------------------------------------------------------------------
+
+
+def test_hold_off_under_way_is_waited_for_while_the_box_is_still_bounded() -> None:
+    did: list[str] = []
+
+    class HoldOffs:
+        async def rest(self) -> None:
+            await asyncio.sleep(0)
+            did.append("hold-offs are written")
+
+    async def play() -> tuple[Any, Any]:
+        box: Any = Waits(did)
+        box.path, box.pods = "/offline", Did(did)
+        active: Any = Waits(did)
+        active.sockets = list
+        old = made(did, Tasks(FakeLog()), Socket(did), box=box, active=active)
+        old.holds.hold_offs = HoldOffs()  # type: ignore[assignment]
+        return await old.rest()
+
+    _, (ladder, take) = asyncio.run(play())
+    assert did[:2] == ["hold-offs are written", "cease"]
+    assert isinstance(ladder, LadderMessage)
+    assert msgspec.json.decode(ladder.state, type=InterferenceState) == STATE
+    assert isinstance(take, Take)

@@ -1,0 +1,138 @@
+"""What the author of a pod writes is read in time that grows with its length, whatever it is; and each has its row."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from criproxy.vocabulary import names
+from docs.author_text import ROWS, AuthorText, Kind, keys, page, pod_of, readers_of_pod
+
+LONG, SHORT = 64 * 1024, 16 * 1024
+MOST_S = 0.005
+RATIO = LONG / SHORT
+LITTLE_S = 0.0005
+"""Below this, a ratio says nothing."""
+
+
+def repeated(part: str, begin: str = "", end: str = "") -> Callable[[int], str]:
+    return lambda size: begin + part * ((size - len(begin) - len(end)) // len(part)) + end
+
+
+def containers(form: str, kind: str = "containers") -> Callable[[int], str]:
+    """JSON of as many containers as there is room for; %d is the number of each."""
+
+    def made(size: int) -> str:
+        found, left = list[str](), size - 40
+        while (left := left - len(one := form.replace("%d", str(len(found)))) - 1) > 0:
+            found.append(one)
+        return f'{{"{kind}":{{{",".join(found)}}}}}'
+
+    return made
+
+
+WORST = {
+    "digits": repeated("1"),
+    "digits and a letter": repeated("1", end="x"),
+    "two numbers": repeated("1.", end="x"),
+    "points": repeated("."),
+    "exponent": repeated("1", "1e", "x"),
+    "blanks": repeated(" ", end="x"),
+    "signs": repeated("-"),
+    "commas": repeated("0-9,"),
+    "ranges": repeated("0-65535,"),
+    "slashes": repeated("/"),
+    "a path": repeated("/kubepods", "/kubepods"),
+    "slices": repeated("a-", end=".slice"),
+    "letters": repeated("a"),
+    "no text": repeated("\udcff"),
+    "lists": repeated("["),
+    "tables": repeated('{"containers":'),
+    "a number of JSON": repeated("1", '{"containers":{"a":{"limits":{"cpu":', "}}}}"),
+    "a quantity": repeated("1", '{"containers":{"a":{"limits":{"cpu":"', 'x"}}}}'),
+    "escapes": repeated("\\u00e9", '{"containers":{"a":{"limits":{"cpu":"', '"}}}}'),
+    "empty containers": containers('"%d":{}'),
+    "empty init containers": containers('"%d":{"restartPolicy":"Always"}', "initContainers"),
+    "limits": containers('"%d":{"limits":{"cpu":"%dm","memory":"%dKi"}}'),
+    "fractions": containers('"%d":{"requests":{"cpu":"%d.%de-9"}}'),
+    "names": containers('"%d":0', "x"),
+    "a query": repeated("$pod", '{"prometheus":{"query":"', '"},"threshold":1}'),
+    "words": repeated('"a",', '{"exec":{"command":[', '"a"]}}'),
+}
+
+
+def cost_s(row: AuthorText, text: str) -> float:
+    """The least of some tries, in CPU time of this thread: no other load on the machine counts."""
+
+    def tried() -> float:
+        began_s = time.thread_time()
+        with contextlib.suppress(ValueError):
+            row.read(text)
+        return time.thread_time() - began_s
+
+    least_s = tried()
+    for _ in range(9):
+        if least_s < LITTLE_S:
+            break
+        least_s = min(least_s, tried())
+    return least_s
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind} {row.names[0]}")
+def test_worst_text_costs_what_its_length_says(row: AuthorText) -> None:
+    costs = {name: (cost_s(row, made(SHORT)), cost_s(row, made(LONG))) for name, made in WORST.items()}
+
+    assert {name: of for name, of in costs.items() if of[1] > MOST_S} == {}
+    steep = {name: of for name, of in costs.items() if of[1] > 2 * RATIO * max(of[0], LITTLE_S)}
+    assert steep == {}, "a cost that grows faster than the text"
+
+
+class Recorded(dict[str, str]):
+    """Every key but one has the text; which were asked for is known."""
+
+    def __init__(self, text: str, absent: str = "") -> None:
+        super().__init__()
+        self.text, self.absent, self.asked = text, absent, set[str]()
+
+    def get(self, key: str, default: str | None = None) -> str | None:  # type: ignore[override]
+        self.asked.add(key)
+        return default if key == self.absent else self.text
+
+    def __getitem__(self, key: str) -> str:
+        return self.text
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return key != self.absent
+
+
+@pytest.mark.parametrize("kind", ["label", "annotation"])
+def test_each_key_that_is_read_of_a_pod_has_its_row_and_the_other_way_round(kind: Kind) -> None:
+    asked = set[str]()
+    for text in ("", "x", "{}", "true"):
+        for absent in ("", *keys(kind)):
+            for namespace in ("batch", "kube-system"):
+                marks = Recorded(text, absent)
+                readers_of_pod(pod_of(kind, marks, namespace))
+                asked |= marks.asked
+
+    assert asked == set(keys(kind)) - {names.PLACEMENT}, "the placement is read where the runtime lists its sandboxes"
+
+
+def test_each_name_of_a_pods_in_the_vocabulary_has_its_row() -> None:
+    of_nodes = {
+        names.PUBLISHES, names.POLICY, names.POLICIES, names.POLICY_STATUS, names.EVICTED, names.EVICTED_FROM,
+        names.SWITCH, names.MANAGED, names.PRESSURE, names.FOR_OFFLINE,
+    }  # fmt: skip
+    assert set(_vocabulary()) - of_nodes <= {*keys("label"), *keys("annotation")}
+
+
+def _vocabulary() -> Iterator[str]:
+    for name, value in vars(names).items():
+        if name.isupper() and isinstance(value, str) and "/" in value and name != "PREFIX":
+            yield value
+
+
+def test_page_has_a_row_for_each() -> None:
+    assert page().count("\n| ") == len(ROWS) + 1
