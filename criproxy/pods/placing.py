@@ -377,17 +377,11 @@ class Placing(Struct, eq=False):
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
         if wanted or paths or any(step not in (BoxStep.FIND_CPUS, BoxStep.CHECK_PATHS) for step in admitted.steps):
-            return self._place_later(call, pod, admitted, sandbox, wanted, paths)
+            return self._place_later(call, pod, admitted, sandbox, _AskedOfNode(wanted, paths))
         return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
 
     async def _place_later(
-        self,
-        call: Call,
-        pod: PodRef,
-        admitted: Admit,
-        sandbox: Sandbox | None,
-        wanted: Cpus,
-        paths: Sequence[str],
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, asked: "_AskedOfNode"
     ) -> PlacingOutcome:
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
@@ -395,14 +389,14 @@ class Placing(Struct, eq=False):
             for step in admitted.steps:
                 cause = step.value
                 if step is BoxStep.CHECK_PATHS:
-                    if paths and call.pod is not None:
-                        await self.host_paths.check(call.pod.ref.uid, paths, self.settings.hardening)
+                    if asked.paths and call.pod is not None:
+                        await self.host_paths.check(call.pod.ref.uid, asked.paths, self.settings.hardening)
                 elif step is BoxStep.ADMIT:
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
                     await self.box.update_pod(admitted.parent, call.pod_resources)
-                elif wanted:
-                    cpus = await self.cpu_manager.within(wanted)
+                elif asked.cpus:
+                    cpus = await self.cpu_manager.within(asked.cpus)
         except AdmissionError as error:
             return self._refuse(call, pod, Refuse(cause, str(error)))
         except Exception as error:
@@ -491,6 +485,13 @@ class Placing(Struct, eq=False):
             self.inventory.container_started(container_id)
         if place is not None:
             self.box.forget(place.name)
+
+
+class _AskedOfNode(Struct, frozen=True):
+    """What a call's containers ask for of the node's CPUs and files, as far as it has to be looked at."""
+
+    cpus: Cpus
+    paths: Sequence[str]
 
 
 def _rewrite(call: Call, pod: PodRef, admitted: Admit, changes: Sequence[AppliedAdjustment]) -> dict[str, object]:

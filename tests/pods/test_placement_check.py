@@ -153,7 +153,7 @@ def test_what_starts_within_half_a_second_shares_a_look_and_a_reading_of_proc() 
     for number, one in enumerate((SANDBOX, MAIN, SIDE)):
         node.run(one, 10 + number)
     bench.check.pod_started(SANDBOX)
-    bench.between = lambda: [bench.check.pod_started(one) for one in (MAIN, SIDE)]
+    bench.between = lambda: list(map(bench.check.pod_started, (MAIN, SIDE)))
     bench.round(everything=False)
     assert (bench.again, bench.check.verified) == (1, 3)
     assert (node.asked, node.readings) == (["s1", "s1-main", "s1-side"], 1)
