@@ -4,7 +4,8 @@ A path is refused that is a refused folder, lies in one or has one in it, by any
 
 1. its name, once symbolic links are resolved;
 2. the file system that it leads to: one of the kernel's own (sysfs, proc, a cgroup hierarchy, …), there or below;
-3. what it is on its device: a bind mount of /run is a folder of the same file system as /run.
+3. what it is on its device: a bind mount of /run is a folder of the same file system as /run, or as what is mounted in
+   memory below it.
 
 Kubelet's own files for a pod (its volumes, /etc/hosts, the termination log) lie in a refused folder, /var/lib/kubelet,
 and pass: all that is in pods/UID there. But for subPaths: of a volume's `subPath`, kubelet hands on a bind mount in
@@ -16,7 +17,7 @@ Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /pr
 
 import os
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,9 @@ _KERNELS_OWN: Final = frozenset(
     | {"efivarfs", "resctrl", "binfmt_misc", "fusectl", "selinuxfs"}
 )
 """File systems that are the kernel's settings and devices, wherever they are mounted."""
+
+
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devpts", "hugetlbfs", "mqueue"})
 
 
 class MountPoint(Struct, frozen=True):
@@ -79,10 +83,18 @@ class NodePaths(Struct, frozen=True):
         if source.device == home.device and _is_in(source.root, home.root):
             return ""
         for listed in hardening.refuse_host_paths:
-            there = self._source(self.resolve(listed))
-            if there.device == source.device and related(there.root, source.root):
+            folder = self.resolve(listed)
+            there = (self._source(folder), *self._in_memory_below(folder, own))
+            if any(one.device == source.device and related(one.root, source.root) for one in there):
                 return host_path(path, listed, BY)
         return ""
+
+    def _in_memory_below(self, folder: str, own: str) -> Iterator[MountPoint]:
+        """But for what kubelet has mounted for pods. What is mounted from a disk there is often elsewhere as well."""
+        kubelets = self.resolve(posixpath.dirname(posixpath.dirname(own)))
+        for one in self.mounts:
+            if one.kind in _IN_MEMORY and _is_in(one.point, folder) and not _is_in(one.point, kubelets):
+                yield one
 
     def _named(self, resolved: str, hardening: Hardening) -> str:
         return next((one for one in hardening.refuse_host_paths if related(resolved, self.resolve(one))), "")
