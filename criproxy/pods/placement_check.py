@@ -174,8 +174,9 @@ class PlacementCheck(PodObserver, Part, Struct):
     @property
     def _gathers(self) -> bool:
         """Whether what has just started waits for others, to share a look."""
-        waits_s = self.shared.clock.boottime_s() - self._fresh_since_s
-        return bool(self._fresh) and not self._everything and waits_s < TOGETHER_S
+        if self._everything or not self._fresh:
+            return False
+        return self.shared.clock.boottime_s() - self._fresh_since_s < TOGETHER_S
 
     async def look(self) -> None:
         """At what is due. What failed is due again with the next listing."""

@@ -120,9 +120,18 @@ ALL_IN_THE_CLUSTER_S_HAND = {
         "presets": ["koordinator"],
         "rules": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
     },
+    "hardening": {
+        "allow": [{"namespace": True, "prefix": "k"}],
+        "capabilities": ["ALL"],
+        "refuse_host_namespaces": [],
+        "refuse_host_paths": [],
+        "refuse_privileged": False,
+        "seccomp": False,
+        "verified_only": True,
+    },
     "pids": {"max_ratio": 1.0},
 }
-"""Every pod of the node would be offline, and stopped as it runs outside the box."""
+"""Every pod of the node would be offline, stopped as it runs outside the box, and kept from nothing."""
 
 
 def test_policy_has_no_power_over_which_pods_are_offline_or_stopped_and_its_rest_holds(bench):
