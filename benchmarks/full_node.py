@@ -23,9 +23,10 @@ from benchmarks.effect.arms import set_idle
 from benchmarks.node import NodeCriproxy, backend, labs, run_request
 from benchmarks.proxy import Side
 from benchmarks.table import table
+from integration.lab import kubelet_cgroup
 from integration.lab.cgroups import Tree
 from integration.lab.directory import cgroup_root
-from integration.lab.meter import join, set_shares
+from integration.lab.meter import join
 
 _DEFAULT_SHARES: Final = 1024
 _UNIT_SHARES: Final = 10240
@@ -51,8 +52,7 @@ class Wait:
 
 @contextmanager
 def busy(cgroup: str, shares: int, *, idle: bool = False) -> Iterator[None]:
-    Tree(cgroup).make()
-    set_shares(cgroup, shares)
+    kubelet_cgroup.make(cgroup, shares=shares)
     if idle:
         set_idle(cgroup, idle=True)
     loops = [
@@ -109,8 +109,7 @@ def run(directory: Path, seconds: float) -> list[Wait]:
         ends.callback(own.stop)
         relay = Side("criproxy", proxy.connected(own.socket, ends), own.pid, "")
         for side, shares in ((rival, _DEFAULT_SHARES), (relay, _DEFAULT_SHARES)):
-            Tree(f"{root}/{side.name}").make()
-            set_shares(f"{root}/{side.name}", shares)
+            kubelet_cgroup.make(f"{root}/{side.name}", shares=shares)
             join(f"{root}/{side.name}", side.pid)
         time.sleep(5.0)
         join(system, os.getpid())
@@ -119,7 +118,7 @@ def run(directory: Path, seconds: float) -> list[Wait]:
         with busy(f"{root}/kubepods", _DEFAULT_SHARES * (os.cpu_count() or 1)), busy(f"{root}/offline", 2, idle=True):
             for shares in (_DEFAULT_SHARES, _UNIT_SHARES):
                 for side in (rival, relay):
-                    set_shares(f"{root}/{side.name}", shares)
+                    kubelet_cgroup.make(f"{root}/{side.name}", shares=shares)
                 found += measure([*sides, (rival, shares), (relay, shares)], seconds / 2)
         return found
 

@@ -11,7 +11,7 @@ import pytest
 
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import ON_THE_HOSTS_NETWORK, Config, static
+from integration.lab.criproxy import LETS_THE_LAB, Config, static
 from integration.lab.node import CLASS, Node
 from integration.lab.process import wait_until
 
@@ -22,7 +22,7 @@ NUMBERS = {"NET_RAW": 13, "SYS_ADMIN": 21, "SYS_NICE": 23}
 
 
 def config(**hardening: Any) -> Config:
-    return static(0.5, hardening={**ON_THE_HOSTS_NETWORK, **hardening})
+    return static(0.5, hardening={"refuse_host_namespaces": LETS_THE_LAB["refuse_host_namespaces"], **hardening})
 
 
 class Hardened(Node):

@@ -2,6 +2,7 @@
 containerd.
 """
 
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import get_args
 import grpc
 import pytest
 
+from criproxy.vocabulary.names import RESOURCES
 from integration.lab import cgroups, kubelet_cgroup
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.client import Api, Container, CriClient, Pod
@@ -208,6 +210,35 @@ def test_offline_pod_has_the_memory_limit_of_kubelets_cgroup_and_not_the_sum_in_
 
     held = kernel(f"{site.box.path}/pod{uid}", "memory.limit_in_bytes", "memory.max")
     assert ("none" if held in ("9223372036854771712", "max") else held) == expected
+
+
+@pytest.mark.parametrize(
+    ("annotations", "resources"),
+    [
+        pytest.param({}, LIMITED, id="kubelets"),
+        pytest.param(
+            {RESOURCES: json.dumps({"containers": {"main": {"limits": {"cpu": "2", "memory": "64Mi"}}}})},
+            cri.LinuxContainerResources(cpu_period=PERIOD_US, cpu_shares=2),
+            id="in-an-annotation",
+        ),
+    ],
+)
+def test_what_sizes_a_virtual_machine_reaches_the_runtime_and_no_cgroup(
+    site: Node, through: CriClient, annotations: dict[str, str], resources: cri.LinuxContainerResources
+) -> None:
+    """The runtime hands it on as annotations of the sandbox."""
+    uid = str(uuid.uuid4())
+    parent = kubelet_cgroup.make(f"{site.root}/kubepods/burstable/pod{uid}")
+    pod = through.run_pod(
+        f"p-{uid}", uid=uid, labels=OFFLINE, annotations=annotations, cgroup_parent=parent, resources=resources
+    )
+    status = through.call("PodSandboxStatus", cri.PodSandboxStatusRequest(pod_sandbox_id=pod.id, verbose=True))
+    told = json.loads(status.info["info"])["runtimeSpec"]["annotations"]
+    kind = "io.kubernetes.cri.sandbox-"
+    found = [int(told[f"{kind}{name}"]) for name in ("cpu-quota", "cpu-period", "memory")]
+    assert found == [2 * PERIOD_US, PERIOD_US, 64 * MIB]
+    if cgroups.version() == 1:
+        assert kernel(f"{site.box.path}/pod{uid}/{pod.id}", "cpu.cfs_quota_us", "") == "-1"
 
 
 def box_quota_us(site: Node) -> int:

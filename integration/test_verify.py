@@ -157,6 +157,30 @@ def test_process_that_somebody_moves_out_of_one_hierarchy_is_found_until_it_is_b
     assert exit_status(node) == 0
 
 
+def test_child_that_leaves_is_found_within_a_minute_and_its_pod_stopped_if_asked(node: Node) -> None:
+    """The container's first process stays."""
+    node.proxy.start()
+    container = node.run("offline")
+    wait_verified(node, 2)
+    outside, first = f"{node.root}/outside", node.client.pid(container)
+    Tree(outside).make()
+    node.client.exec_sync(container, ["sh", "-c", "sleep 1234567 >/dev/null 2>&1 &"])
+    children = [pid for pid in Tree(of_process(first)["cpu" if version() == 1 else ""]).pids() if pid != first]
+    assert children
+    move(children[0], outside, ("cpu",))
+    wait_until(lambda: bool(placement(node)["strays"]), 70, "the stray to be found", node.proxy.log)
+    (found,) = placement(node)["strays"]
+    assert f"its process {children[0]} runs at" in found["detail"]
+    assert (node.proxy.metric("criproxy_stray_processes"), node.proxy.metric("criproxy_strays_total")) == (1, 1)
+    assert (placement(node)["misplaced"], exit_status(node)) == ([], 1)
+    assert [event["pid"] for event in node.proxy.events("stray_process")] == [children[0]]
+
+    node.proxy.configure(config(on_unbounded="evict"))
+    node.proxy.reload()
+    wait_until(lambda: not Path(f"/proc/{first}").exists(), WAIT_S, "the pod's end", node.proxy.log)
+    wait_until(lambda: not Path(f"/proc/{children[0]}").exists(), WAIT_S, "the stray's end", node.proxy.log)
+
+
 def test_container_of_a_runtime_that_ignores_the_parent_is_found_right_after_its_start(straying: Node) -> None:
     straying.proxy.start()
     straying.run("offline")

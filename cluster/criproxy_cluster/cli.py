@@ -7,6 +7,7 @@ from pathlib import Path
 
 from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.webhook.conversion import ConversionSettings
+from criproxy_cluster.webhook.hardening import HardeningSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,6 +44,18 @@ def _parser() -> argparse.ArgumentParser:
         help="with tls.crt and tls.key (default: %(default)s)",
     )
     _add_preset(webhook)
+    webhook.add_argument(
+        "--trusted-namespace",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="its offline pods may be privileged and have the node's namespaces and folders, if the nodes let them",
+    )
+    webhook.add_argument(
+        "--own-users",
+        action="store_true",
+        help="give offline pods user namespaces of their own (hostUsers: false), where all their nodes can",
+    )
     webhook.set_defaults(verb=_webhook)
 
     controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
@@ -96,7 +109,9 @@ def _plan(chosen: argparse.Namespace) -> int:
 def _webhook(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.webhook import WebhookSettings, main
 
-    return main(WebhookSettings(chosen.certificates, ConversionSettings(names=NAMES[chosen.preset]), chosen.port))
+    hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
+    conversion = ConversionSettings(names=NAMES[chosen.preset], hardening=hardening)
+    return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
 
 
 def _controller(_: argparse.Namespace) -> int:

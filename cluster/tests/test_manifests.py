@@ -351,7 +351,7 @@ def test_all_rights_are_used_and_no_other(account, kube, log, soon):
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 @pytest.mark.usefixtures("soon")
-def test_without_one_of_its_rights_something_is_not_done(account, missing, kube, stepped, log, monkeypatch):
+def test_without_one_of_its_rights_something_is_not_done(account, missing, kube, stepped, *, log, monkeypatch):
     """In time: without a watch, lists tell of all, now and then."""
     monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 30.0)
     install(kube)

@@ -3,47 +3,14 @@
 Which cgroups a process is in (its proc cgroup), its parent, its CPU time and when it started.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 
 from criproxy.cgroup import files
-from criproxy.cgroup.naming import directory_of
+from criproxy.cgroup.strays import Stray, strays
 from criproxy.concurrency.worker import Worker
-
-_BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
-_BOUNDING_V2: Final = ("",)
-_PIDS: Final = "pids"
-"""Not every kernel has this controller of v1."""
-
-_DELETED: Final = " (deleted)"
-
-
-def astray(cgroups: str, box: str) -> str:
-    """Where a process is that is not in the box in each hierarchy that bounds, in words; "": it is.
-
-    `cgroups` is what /proc/PID/cgroup says. Source: cgroups(7), /proc/pid/cgroup.
-    """
-    paths: dict[str, str] = {}
-    for line in files.lines_of(cgroups):
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), path.removesuffix(_DELETED))
-    within = f"{directory_of(box)}/"
-    elsewhere: dict[str, list[str]] = {}
-    bounding = list(_BOUNDING_V1 if _BOUNDING_V1[0] in paths else _BOUNDING_V2)
-    if _PIDS in paths:
-        bounding.append(_PIDS)
-    for controller in bounding:
-        path = paths.get(controller, "no cgroup")
-        if not path.startswith(within):
-            elsewhere.setdefault(path, []).append(controller)
-    if list(elsewhere.values()) == [bounding]:
-        words = next(iter(elsewhere))
-    else:
-        words = ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
-    return words.encode(errors="surrogateescape").decode(errors="backslashreplace")  # a path may be no UTF-8
 
 
 class ProcCgroupReader:
@@ -59,6 +26,10 @@ class ProcCgroupReader:
     async def read(self, pids: Collection[int]) -> dict[int, str]:
         """The file of each process that is there. Raises StuckError when the kernel does not answer."""
         return await self._worker.run("read the cgroups of processes", lambda: self._read(tuple(pids))) if pids else {}
+
+    async def strays(self, boxes: Mapping[int, str]) -> list[Stray]:
+        """As `criproxy.cgroup.strays`. Raises StuckError as `read`, and OSError."""
+        return await self._worker.run("look for strays", lambda: strays(self._proc, boxes)) if boxes else []
 
     def close(self) -> None:
         self._worker.close()

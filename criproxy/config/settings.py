@@ -9,9 +9,10 @@ from msgspec import Meta, Struct
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks import HookSettings
 from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidth
-from criproxy.hooks.hardening import CAPABILITIES, HOST_PATHS, Hardening, plain
+from criproxy.hooks.hardening import CAPABILITIES, Hardening, plain
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.vocabulary.presets import MARKS, NAMES
+from criproxy.vocabulary.unboundable import HOST_PATHS
 
 if TYPE_CHECKING:  # a type checker knows no Literal that is computed
     MarksName = str

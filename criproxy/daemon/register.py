@@ -13,6 +13,7 @@ from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.interference import InterferenceWatch
+from criproxy.pods.kernel_tables import KernelTablesWatch
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OverheadWatch
 from criproxy.pods.part import Part
@@ -32,6 +33,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     OverheadWatch,
     PlacementCheck,
     UnboundedPods,
+    KernelTablesWatch,
 )
 
 OTHERS: Final[tuple[type[Shows], ...]] = (

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from criproxy.hooks.bandwidth import Bandwidth, BandwidthHook
 from criproxy.hooks.hardening import Hardening, HardeningHook
-from criproxy.hooks.rewrites import PlacementHook, RealtimeHook, ResourcesHook
+from criproxy.hooks.rewrites import MachineHook, PlacementHook, RealtimeHook, ResourcesHook
 from criproxy.model import Adjustment, PodRequest
 
 
@@ -64,6 +64,7 @@ def offline_chain(settings: HookSettings) -> Chain:
         (
             PlacementHook(),
             ResourcesHook(settings.child_quota),
+            MachineHook(),
             HardeningHook(settings.hardening),
             RealtimeHook(),
             BandwidthHook(settings.bandwidth),

@@ -17,7 +17,6 @@ The runtime can't tell `Unconfined` from no profile: kubelet sends the one for t
 on. Source: kubelet, kuberuntime helpers, fieldSeccompProfile; Kubernetes, Pod Security Standards.
 """
 
-import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Final
 
@@ -25,20 +24,8 @@ from msgspec import Struct
 
 from criproxy.hooks.offline import Rule
 from criproxy.model import Adjustment, Pod, PodRequest, Security
-
-HOST_NAMESPACES: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
-"""By CRI's name, what a pod's author writes."""
-
-HOST_PATHS: Final = (
-    "/sys",
-    "/proc",
-    "/dev",
-    "/run",
-    "/var/run",
-    "/var/lib/kubelet",
-    "/var/lib/containerd",
-    "/var/lib/containers",
-)
+from criproxy.vocabulary import unboundable
+from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, related
 
 CAPABILITIES: Final = (
     "AUDIT_WRITE",
@@ -64,7 +51,8 @@ and SYS_PTRACE (it sees its own processes alone). Source: containerd, oci.defaul
 
 ALL: Final = "ALL"
 
-_BY: Final = "hardening.allow"
+BY: Final = "hardening.allow in the node's file"
+"""Where an administrator lets a pod have it."""
 
 
 class Hardening(Struct, frozen=True):
@@ -84,10 +72,10 @@ class Hardening(Struct, frozen=True):
     def refusal(self, asked: Security) -> str:
         """Why a pod that asks for this is refused, in words; "": it is not. Of its paths, nothing is said."""
         if asked.privileged and self.refuse_privileged:
-            return refused("privileged", "it could leave every bound of the box")
+            return unboundable.privileged(BY)
         for name in asked.host_namespaces:
             if name in self.refuse_host_namespaces:
-                return refused(HOST_NAMESPACES[name], "what it does there, no limit of the box holds")
+                return unboundable.host_namespace(name, BY)
         return ""
 
     def refusal_of_paths(self, paths: Iterable[str]) -> str:
@@ -95,7 +83,7 @@ class Hardening(Struct, frozen=True):
         for path in paths:
             for listed in self.refuse_host_paths:
                 if related(path, listed):
-                    return refused_path(path, listed)
+                    return unboundable.host_path(path, listed, BY)
         return ""
 
 
@@ -130,20 +118,3 @@ class HardeningHook(Struct, frozen=True):
 def plain(capability: str) -> str:
     """As CRI names it: `SYS_NICE`."""
     return capability.upper().removeprefix("CAP_")
-
-
-def related(path: str, other: str) -> bool:
-    """Whether one of two absolute paths is the other, or lies in it, as they are written."""
-    one, two = (f"{posixpath.normpath('/' + each.lstrip('/')).rstrip('/')}/" for each in (path, other))
-    return one.startswith(two) or two.startswith(one)
-
-
-def refused(what: str, why: str) -> str:
-    """Why a pod that asks for `what` is refused, and what to do."""
-    return f"an offline pod may not have {what}, as {why}: take it away, or allow the pod in the node's file ({_BY})"
-
-
-def refused_path(path: str, found: str) -> str:
-    """The same of a hostPath that leads to `found`."""
-    leads = "" if path == found else f", which leads to {found}"
-    return refused(f"a hostPath volume of {path}{leads}", "by that it could leave every bound of the box")

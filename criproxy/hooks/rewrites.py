@@ -1,4 +1,4 @@
-"""What is rewritten in an offline pod's requests, a small hook per concern: its place, its resources, real time."""
+"""What is rewritten in an offline pod's requests, a small hook per concern: place, resources, machine, real time."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Final
@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from criproxy.cgroup.naming import directory_of
+from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     STARTS,
@@ -24,6 +25,9 @@ _UNIFIED_DROPPED: Final = {
     "cpuset.cpus.partition": "a partition would take CPUs away from online pods",
 }
 """Entries of `unified` (cgroup v2 files) that an offline pod may not have. Source: kernel, cgroup-v2.rst."""
+
+_MACHINE_PERIOD_US: Final = 100_000
+"""Source: kubelet, QuotaPeriod."""
 
 SYS_NICE: Final = "SYS_NICE"
 _GIVING: Final = frozenset({SYS_NICE, "ALL"})
@@ -44,7 +48,7 @@ class PlacementHook(Struct, frozen=True):
         parent = directory_of(request.placement)
         if request.operation is Operation.CREATE_CONTAINER:
             yield Adjustment("cgroup_parent", parent, "a container follows its sandbox")
-        elif request.operation in STARTS and request.target is Target.SANDBOX:
+        elif _starts_sandbox(request):
             reason = "records the placement in the runtime"
             yield Adjustment("cgroup_parent", parent, "offline pods live in the box")
             yield Adjustment("annotations", request.placement, reason, PLACEMENT_ANNOTATION)
@@ -59,7 +63,8 @@ class ResourcesHook(Struct, frozen=True):
     They stay, but for CPUs that have become an online pod's alone since: for these, kubelet sends an update later.
 
     A quota on cgroup v1: a child's ratio above its parent's is EINVAL, when the child is made and when the box
-    shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays (`child_quota`).
+    shrinks, so no child of the box may carry one. cgroup v2 takes it, and it stays (`child_quota`). So does that of a
+    sandbox that starts, which goes into no cgroup: see `MachineHook`.
     """
 
     child_quota: bool
@@ -73,7 +78,7 @@ class ResourcesHook(Struct, frozen=True):
             )
         if (cpus := _left_of(now.cpuset_cpus, request.cpus)) != now.cpuset_cpus:
             yield Adjustment("cpuset_cpus", cpus, "the other CPUs are online pods' alone by now")
-        if not self.child_quota:
+        if not self.child_quota and not _starts_sandbox(request):
             reason = "cgroup v1 refuses a quota above the box's, also when the box shrinks later"
             if now.cpu_quota_us:
                 yield Adjustment("cpu_quota", None, reason)
@@ -82,6 +87,31 @@ class ResourcesHook(Struct, frozen=True):
         for key in now.unified:
             if key in _UNIFIED_DROPPED:
                 yield Adjustment("unified", None, _UNIFIED_DROPPED[key], key)
+
+
+class MachineHook(Struct, frozen=True):
+    """Gives a sandbox that starts what its pod asks for in an annotation, where kubelet knows of none.
+
+    Runtimes hand a sandbox's CPU and memory on as annotations alone, by which those of virtual machines size theirs
+    (`io.kubernetes.cri.sandbox-cpu-quota`, `-cpu-period` and `-memory`); no cgroup gets them.
+    Source: containerd, pkg/cri/annotations; Kata Containers, static_sandbox_resource_mgmt.
+    """
+
+    name: ClassVar[str] = "machine"
+
+    def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
+        if not _starts_sandbox(request):
+            return
+        try:
+            asked = of_pod(asked_by(request.annotations))
+        except ValueError:
+            return
+        now, reason = request.resources, "sizes the machine, where the runtime runs one for the pod; no cgroup gets it"
+        if asked.cpu_limit_millicores and now.cpu_quota_us <= 0:
+            yield Adjustment("cpu_quota", asked.cpu_limit_millicores * _MACHINE_PERIOD_US // 1000, reason)
+            yield Adjustment("cpu_period", _MACHINE_PERIOD_US, reason)
+        if asked.memory_bytes and now.memory_limit_bytes <= 0:
+            yield Adjustment("memory_limit_in_bytes", asked.memory_bytes, reason)
 
 
 class RealtimeHook(Struct, frozen=True):
@@ -99,6 +129,10 @@ class RealtimeHook(Struct, frozen=True):
         asked = {name.upper().removeprefix("CAP_") for name in request.security.added_capabilities}
         if asked & _GIVING:
             yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
+
+
+def _starts_sandbox(request: PodRequest) -> bool:
+    return request.operation in STARTS and request.target is Target.SANDBOX
 
 
 def _left_of(asked: str, cpus: frozenset[int] | Unlimited) -> str:

@@ -4,7 +4,8 @@ A path is refused that is a refused folder, lies in one or has one in it, by any
 
 1. its name, once symbolic links are resolved;
 2. the file system that it leads to: one of the kernel's own (sysfs, proc, a cgroup hierarchy, …), there or below;
-3. what it is on its device: a bind mount of /run is a folder of the same file system as /run.
+3. what it is on its device: a bind mount of /run is a folder of the same file system as /run, or as what is mounted in
+   memory below it.
 
 Kubelet's own files for a pod (its volumes, /etc/hosts, the termination log) lie in a refused folder, /var/lib/kubelet,
 and pass: all that is in pods/UID there. But for subPaths: of a volume's `subPath`, kubelet hands on a bind mount in
@@ -16,7 +17,7 @@ Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /pr
 
 import os
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,9 @@ from msgspec import Struct
 
 from criproxy.cgroup.files import kernel_text, lines_of, unescaped
 from criproxy.concurrency.worker import Worker
-from criproxy.hooks.hardening import Hardening, refused_path, related
+from criproxy.hooks.hardening import BY, Hardening
 from criproxy.model import AdmissionError
+from criproxy.vocabulary.unboundable import host_path, related
 
 _TIMEOUT_S: Final = 10.0
 
@@ -38,7 +40,10 @@ _KERNELS_OWN: Final = frozenset(
 """File systems that are the kernel's settings and devices, wherever they are mounted."""
 
 
-class Mount(Struct, frozen=True):
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devpts", "hugetlbfs", "mqueue"})
+
+
+class MountPoint(Struct, frozen=True):
     """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`."""
 
     device: str
@@ -47,21 +52,21 @@ class Mount(Struct, frozen=True):
     kind: str
 
 
-def parse_mount_table(mountinfo: str) -> tuple[Mount, ...]:
+def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
     """In the kernel's order. A line of another form is skipped."""
     found = []
     for line in lines_of(mountinfo):
         mount, _, filesystem = line.partition(" - ")
         match mount.split(" "), filesystem.split(" "):
             case [_, _, device, root, point, *_], [kind, *_] if kind:
-                found.append(Mount(device, unescaped(root), unescaped(point), kind))
+                found.append(MountPoint(device, unescaped(root), unescaped(point), kind))
     return tuple(found)
 
 
 class NodePaths(Struct, frozen=True):
     """What paths lead to; `resolve` follows symbolic links. Pure but for that."""
 
-    mounts: Sequence[Mount]
+    mounts: Sequence[MountPoint]
     resolve: Callable[[str], str]
 
     def refusal(self, path: str, own: str, hardening: Hardening) -> str:
@@ -69,31 +74,39 @@ class NodePaths(Struct, frozen=True):
         resolved = self.resolve(path)
         mine = _is_in(path, own)
         if not mine and (listed := self._named(resolved, hardening)):
-            return refused_path(path, listed)
+            return host_path(path, listed, BY)
         source = self._source(resolved)
         for kind in (source.kind, *(one.kind for one in self.mounts if _is_in(one.point, resolved))):
             if kind in _KERNELS_OWN:
-                return refused_path(path, f"a file system of the kernel's, {kind}")
+                return host_path(path, f"a file system of the kernel's, {kind}", BY)
         home = self._source(self.resolve(own))
         if source.device == home.device and _is_in(source.root, home.root):
             return ""
         for listed in hardening.refuse_host_paths:
-            there = self._source(self.resolve(listed))
-            if there.device == source.device and related(there.root, source.root):
-                return refused_path(path, listed)
+            folder = self.resolve(listed)
+            there = (self._source(folder), *self._in_memory_below(folder, own))
+            if any(one.device == source.device and related(one.root, source.root) for one in there):
+                return host_path(path, listed, BY)
         return ""
+
+    def _in_memory_below(self, folder: str, own: str) -> Iterator[MountPoint]:
+        """But for what kubelet has mounted for pods. What is mounted from a disk there is often elsewhere as well."""
+        kubelets = self.resolve(posixpath.dirname(posixpath.dirname(own)))
+        for one in self.mounts:
+            if one.kind in _IN_MEMORY and _is_in(one.point, folder) and not _is_in(one.point, kubelets):
+                yield one
 
     def _named(self, resolved: str, hardening: Hardening) -> str:
         return next((one for one in hardening.refuse_host_paths if related(resolved, self.resolve(one))), "")
 
-    def _source(self, path: str) -> Mount:
+    def _source(self, path: str) -> MountPoint:
         """The mount that a path is on; its `root` is the path's own on the device."""
         over = [one for one in self.mounts if path == one.point or _is_in(path, one.point)]
         if not over:
-            return Mount("", path, path, "")
+            return MountPoint("", path, path, "")
         last = max(enumerate(over), key=lambda one: (len(one[1].point), one[0]))[1]
         rest = path[len(last.point) :].lstrip("/")
-        return Mount(last.device, posixpath.join(last.root, rest) if rest else last.root, path, last.kind)
+        return MountPoint(last.device, posixpath.join(last.root, rest) if rest else last.root, path, last.kind)
 
 
 def _is_in(path: str, folder: str) -> bool:
@@ -111,18 +124,14 @@ class HostPaths:
         self._mountinfo = mountinfo
         self._worker = Worker("host-paths", _TIMEOUT_S)
 
-    def suspects(self, uid: str, paths: Sequence[str], hardening: Hardening) -> tuple[str, ...]:
-        """Those that `check` has to ask the node about: all but what is plainly kubelet's own for this pod."""
-        if not hardening.refuse_host_paths:
-            return ()
+    def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
+        """Those that are not plainly kubelet's own for this pod."""
         own = f"{self._pods}/{uid}/"
         plain = [posixpath.normpath(one) for one in paths]
         return tuple(one for one in plain if not one.startswith(own) or one.startswith(f"{own}{_SUBPATHS}/"))
 
-    async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
+    async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
-        if not (suspects := self.suspects(uid, paths, hardening)):
-            return
         what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
         try:
             refusal = await self._worker.run(what, lambda: self._look(suspects, own, hardening))

@@ -16,7 +16,8 @@ from msgspec.structs import asdict
 
 from criproxy.cgroup.files import kernel_text
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.processes import ProcessStat, astray, read_stat
+from criproxy.cgroup.processes import ProcessStat, read_stat
+from criproxy.cgroup.strays import astray
 from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox

@@ -1,6 +1,10 @@
 """Checks that what should run in the box is there: a runtime can put a container elsewhere, and say that all is well.
 
-It looks off every call's path: a moment after each start, and at everything with each listing of the runtime.
+It looks off every call's path: a moment after each start, and at everything with each listing of the runtime. Then, and
+each minute, it looks at all processes of the pods, too: one may leave the box while its container's first one stays.
+
+What looks misplaced is looked at again a second later, in a look of its own: on v1, the kernel shows a process that is
+ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
 """
 
 import asyncio
@@ -11,7 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
-from criproxy.cgroup.processes import ProcCgroupReader, astray
+from criproxy.cgroup.processes import ProcCgroupReader
+from criproxy.cgroup.strays import astray
 from criproxy.concurrency.clock import Wake
 from criproxy.model import Finding
 from criproxy.model.shown import Counter, Gauge, listed
@@ -22,9 +27,7 @@ from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
 
 CONFIRM_S: Final = 1.0
-"""What looks misplaced is looked at again after this: on v1, the kernel shows a process that is ending in the root of
-every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
-"""
+"""How much later what looks misplaced is looked at again, at least."""
 
 TOGETHER_S: Final = 0.5
 """What starts within this time, as a pod's sandbox and its containers, shares a look."""
@@ -49,17 +52,29 @@ _NOT_HONOURED: Final = "see whether the pod's runtime class honours cgroup_paren
 
 
 class PlacementStatus(Struct, frozen=True):
-    """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there."""
+    """Where the runtime put what belongs in the box: `verified` containers and sandboxes are there.
+
+    `strays` are single processes that run outside it.
+    """
 
     verified: int
     misplaced: tuple[Finding, ...]
     unknown: tuple[Finding, ...]
+    strays: tuple[Finding, ...] = ()
+
+
+class _Suspect(Struct, frozen=True):
+    """`fresh`: it had just started."""
+
+    since_s: float
+    fresh: bool
 
 
 class PlacementCheck(PodObserver, Part, Struct):
     """See the module."""
 
     NAME = "checking that offline pods run in the box"
+    EVERY_S = 60.0
     GAUGES = (
         Gauge(
             "misplaced_containers",
@@ -71,14 +86,30 @@ class PlacementCheck(PodObserver, Part, Struct):
             "Containers, and pod sandboxes, whose cgroup is not known",
             lambda part: len(part.unknown),
         ),
+        Gauge(
+            "stray_processes",
+            "Processes of the box's containers that run outside it",
+            lambda part: len(part.strays),
+        ),
     )
-    COUNTERS = (Counter("misplacements", "Containers, and pod sandboxes, that were found outside the box"),)
+    COUNTERS = (
+        Counter("misplacements", "Containers, and pod sandboxes, that were found outside the box"),
+        Counter("strays", "Processes that were found to have left the box"),
+    )
 
     shared: PodsShared
     proc_cgroups: ProcCgroupReader
     stops: StopsPods
+    verified_only: bool = False
+    """Whether what can't be verified is a problem."""
     _everything: bool = False
     _fresh: set[str] = set()
+    _fresh_since_s: float = 0.0
+    _suspects: dict[str, _Suspect] = {}
+    """What was outside the box in one look, by its id."""
+    _suspected: dict[tuple[int, int], float] = {}
+    """Single processes that were so, and since when, by number and start."""
+    _strays: dict[tuple[int, int], Finding] = {}
     _pids: dict[str, int] = {}
     """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
     _bare: set[str] = set()
@@ -109,11 +140,19 @@ class PlacementCheck(PodObserver, Part, Struct):
         """What can't be checked, as with a virtual machine's runtime."""
         return tuple(self._unknown.values())
 
+    @property
+    def strays(self) -> tuple[Finding, ...]:
+        """The processes that run outside the box, though their containers do not."""
+        return tuple(self._strays.values())
+
     def configure(self, now: NodeSettings) -> None:
         """Look at everything: whom to stop may have changed in `Holds`."""
+        self.verified_only = now.config.hardening.verified_only
         self.pods_listed()
 
     def pod_started(self, running: Running) -> None:
+        if not self._fresh:
+            self._fresh_since_s = self.shared.clock.boottime_s()
         self._fresh.add(running.id)
         self._wake.set()
 
@@ -126,34 +165,58 @@ class PlacementCheck(PodObserver, Part, Struct):
     def wake(self) -> Wake:
         return self._wake
 
+    @property
+    def pause_s(self) -> float | None:
+        if self._fresh:
+            return TOGETHER_S
+        return CONFIRM_S if self._suspects or self._suspected else self.EVERY_S
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether what has just started waits for others, to share a look."""
+        if self._everything or not self._fresh:
+            return False
+        return self.shared.clock.boottime_s() - self._fresh_since_s < TOGETHER_S
+
     async def look(self) -> None:
         """At what is due. What failed is due again with the next listing."""
-        if not self._everything:
-            await self.shared.clock.sleep(TOGETHER_S, slack_s=TOGETHER_S)
+        if self._gathers:
+            return
         everything, self._everything = self._everything, False
         fresh, self._fresh = self._fresh, set()
         inventory = self.shared.inventory
-        due = inventory.running if everything else inventory.running_of(fresh)
+        due = inventory.running if everything else inventory.running_of(fresh | self._suspects.keys())
         if everything:
             self._forget_others({one.id for one in due})
-        if (failure := await self._check(due, fresh)) is not None:
+        failure = await self._check(due, fresh)
+        if everything or not fresh:
+            await self._check_processes()
+        if failure is not None:
             raise failure
 
     def section(self) -> Mapping[str, Any]:
-        return {"placement": PlacementStatus(self.verified, self.misplaced, self.unknown)}
+        return {"placement": PlacementStatus(self.verified, self.misplaced, self.unknown, self.strays)}
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if misplaced := len(self.misplaced):
             yield f"{misplaced} containers of offline pods run outside the box"
+        for one in self.strays:
+            yield f"offline pod {one}: {one.detail}, outside the box"
+        if self.verified_only and (unknown := len(self.unknown)):
+            yield (
+                f"of {unknown} containers of offline pods it can't be known whether they run in the box "
+                "(hardening.verified_only)"
+            )
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         misplaced, unknown = self.misplaced, self.unknown
         counts = f"{self.verified} containers verified, {len(misplaced)} misplaced, {len(unknown)} not known"
-        yield "placement", counts, *_strays("misplaced", misplaced), *_strays("not known", unknown)
+        rows = (*_rows("misplaced", misplaced), *_rows("not known", unknown), *_rows("stray", self.strays))
+        yield "placement", counts, *rows
 
     def _forget_others(self, running: set[str]) -> None:
-        for known in (self.shared.processes, self._pids, self._unknown, self._misplaced):
+        for known in (self.shared.processes, self._pids, self._unknown, self._misplaced, self._suspects):
             for gone in known.keys() - running:
                 known.pop(gone, None)
         self._bare &= running
@@ -162,20 +225,43 @@ class PlacementCheck(PodObserver, Part, Struct):
         """Returns what failed first for a single one; that must not keep the others."""
         settled = self._unknown.keys() | self._bare
         doubtful = [one for one in await self._not_seen_inside(due) if one.id not in settled]
-        suspects, failure = await self._outside(doubtful)
-        if any(one.id not in self._misplaced for one, _ in suspects):
-            await self.shared.clock.sleep(CONFIRM_S)
-            suspects, later = await self._outside([one for one, _ in suspects])
-            failure = failure or later
-        for one, where in suspects:
+        outside, failure = await self._outside(doubtful)
+        suspected, now_s = self._suspects, self.shared.clock.boottime_s()
+        self._suspects = {}
+        for one, where in outside:
+            suspect = suspected.get(one.id) or _Suspect(now_s, one.id in fresh)
             if one.id not in self._misplaced:
+                if now_s - suspect.since_s < CONFIRM_S:
+                    self._suspects[one.id] = suspect
+                    continue
                 self._found(one, where)
             if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
-                if one.id in fresh:
+                if suspect.fresh:
                     why = f"the runtime put it outside the box, at {where}"
                     self.shared.holds.hold(one.sandbox.pod, HOLD_S, why, ON_UNBOUNDED)
                 self.stops.stop(one.sandbox, f"it is outside the box, at {where}", ON_UNBOUNDED)
         return failure
+
+    async def _check_processes(self) -> None:
+        """All processes of the containers whose first ones are in the box."""
+        firsts = {self._pids[one.id]: one for one in self.shared.inventory.running if one.id in self._pids}
+        found = await self.proc_cgroups.strays({pid: _box(one) for pid, one in firsts.items()})
+        suspected, now_s = self._suspected, self.shared.clock.boottime_s()
+        known, self._strays, self._suspected = self._strays, {}, {}
+        for stray in found:
+            key, one = (stray.pid, stray.started), firsts[stray.first]
+            since_s = suspected.get(key, now_s)
+            if key not in known and now_s - since_s < CONFIRM_S:
+                self._suspected[key] = since_s
+                continue
+            where = f"its process {stray.pid} runs at {stray.where}"
+            self._strays[key] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
+            if key not in known:
+                self.shared.counters.count("strays")
+                self.shared.log.error("stray_process", **_names(one), pid=stray.pid, where=stray.where, box=_box(one))
+            if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
+                self.shared.holds.hold(one.sandbox.pod, HOLD_S, f"{where}, outside the box", ON_UNBOUNDED)
+                self.stops.stop(one.sandbox, f"{where}, outside the box", ON_UNBOUNDED)
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
         """The quick look: at the processes that are known already, and without the runtime."""
@@ -279,6 +365,6 @@ def _names(one: Running) -> dict[str, str]:
     return {"pod": str(pod), "pod_uid": pod.uid, "container": one.container}
 
 
-def _strays(head: str, strays: Sequence[Finding]) -> Iterator[str]:
-    named = [(one, f"container {one.container}" if one.container else "sandbox") for one in strays]
+def _rows(head: str, found: Sequence[Finding]) -> Iterator[str]:
+    named = [(one, f"container {one.container}" if one.container else "sandbox") for one in found]
     yield from listed([f"{head}: {one}, {what}: {one.detail}" for one, what in named])

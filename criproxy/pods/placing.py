@@ -157,11 +157,11 @@ _AS_IT_CAME: Final = Proceed()
 class ChecksPaths(Protocol):
     """Knows what paths of the node lead to, as far as requests need it."""
 
-    def suspects(self, uid: str, paths: Sequence[str], hardening: Hardening) -> tuple[str, ...]:
-        """Those that `check` would have to ask the node about."""
+    def suspects(self, uid: str, paths: Sequence[str]) -> Sequence[str]:
+        """Those that have to be checked: all that are not plainly kubelet's own for the pod with this uid."""
 
-    async def check(self, uid: str, paths: Sequence[str], hardening: Hardening) -> None:
-        """Raises AdmissionError for a path that a pod with this uid may not mount, and where nobody can tell."""
+    async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
+        """Raises AdmissionError for a path that the pod may not mount, and where nobody can tell."""
 
 
 class SeesStarts(Protocol):
@@ -371,39 +371,32 @@ class Placing(Struct, eq=False):
     ) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         """Have the box do its steps, then adjust the call; at once, where no step has anything to do."""
         try:
-            due = [step for step in admitted.steps if self._waits_for(step, call)]
+            finds = BoxStep.FIND_CPUS in admitted.steps
+            wanted: Cpus = cpus_asked(part.resources for part in call.parts) if finds else frozenset()
+            paths = self._paths_to_check(call) if BoxStep.CHECK_PATHS in admitted.steps else ()
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
-        if due:
-            return self._place_later(call, pod, admitted, sandbox, due)
+        if wanted or paths or any(step not in (BoxStep.FIND_CPUS, BoxStep.CHECK_PATHS) for step in admitted.steps):
+            return self._place_later(call, pod, admitted, sandbox, _AskedOfNode(wanted, paths))
         return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
 
-    def _waits_for(self, step: BoxStep, call: Call) -> bool:
-        """Whether this step has anything to do for this call."""
-        if step is BoxStep.CHECK_PATHS:
-            pod, hardening, paths = call.pod, self.settings.hardening, _host_paths(call)
-            if pod is None or hardening.lets(pod) is not None:
-                return False
-            return bool(self.host_paths.suspects(pod.ref.uid, paths, hardening))
-        return step is not BoxStep.FIND_CPUS or bool(_cpus_wanted(call))
-
     async def _place_later(
-        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, due: Sequence[BoxStep]
+        self, call: Call, pod: PodRef, admitted: Admit, sandbox: Sandbox | None, asked: "_AskedOfNode"
     ) -> PlacingOutcome:
-        """`due`: the steps that have something to do."""
         cause = Cause.HOOK_FAILED
         cpus: Cpus | Unlimited = UNLIMITED
         try:
-            for step in due:
+            for step in admitted.steps:
                 cause = step.value
                 if step is BoxStep.CHECK_PATHS:
-                    await self._check_paths(call)
+                    if asked.paths and call.pod is not None:
+                        await self.host_paths.check(call.pod.ref.uid, asked.paths, self.settings.hardening)
                 elif step is BoxStep.ADMIT:
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
                     await self.box.update_pod(admitted.parent, call.pod_resources)
-                else:
-                    cpus = await self.cpu_manager.within(_cpus_wanted(call))
+                elif asked.cpus:
+                    cpus = await self.cpu_manager.within(asked.cpus)
         except AdmissionError as error:
             return self._refuse(call, pod, Refuse(cause, str(error)))
         except Exception as error:
@@ -422,10 +415,13 @@ class Placing(Struct, eq=False):
         self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
         return Proceed(message, True, admitted.parent, sandbox)
 
-    async def _check_paths(self, call: Call) -> None:
-        pod = call.pod
-        assert pod is not None
-        await self.host_paths.check(pod.ref.uid, _host_paths(call), self.settings.hardening)
+    def _paths_to_check(self, call: Call) -> Sequence[str]:
+        """Those that containers mount, and that are not plainly kubelet's own for the pod."""
+        pod, hardening = call.pod, self.settings.hardening
+        paths = [path for part in call.parts for path in part.security.host_paths]
+        if pod is None or not paths or not hardening.refuse_host_paths or hardening.lets(pod) is not None:
+            return ()
+        return self.host_paths.suspects(pod.ref.uid, paths)
 
     async def _admit(self, call: Call, parent: PodParent) -> None:
         """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""
@@ -491,12 +487,11 @@ class Placing(Struct, eq=False):
             self.box.forget(place.name)
 
 
-def _host_paths(call: Call) -> list[str]:
-    return [path for part in call.parts for path in part.security.host_paths]
+class _AskedOfNode(Struct, frozen=True):
+    """What a call's containers ask for of the node's CPUs and files, as far as it has to be looked at."""
 
-
-def _cpus_wanted(call: Call) -> Cpus:
-    return cpus_asked(part.resources for part in call.parts)
+    cpus: Cpus
+    paths: Sequence[str]
 
 
 def _rewrite(call: Call, pod: PodRef, admitted: Admit, changes: Sequence[AppliedAdjustment]) -> dict[str, object]:

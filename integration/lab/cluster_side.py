@@ -54,6 +54,10 @@ def leader(plane: ControlPlane) -> str:
     return str(plane.call("GET", LEASE)["spec"].get("holderIdentity", ""))
 
 
+TRUSTED = ("--trusted-namespace", "default", "--trusted-namespace", "batch")
+"""The lab's pods have no network of their own, and offline ones may not have the node's."""
+
+
 class Processes:
     """The processes of a replica, as one thing that lives and ends. `pid` is the controller's."""
 
@@ -107,7 +111,7 @@ class Replica:
     def start(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:
         """`env` is added to its environment, `before` is Python that each process runs first."""
         certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
-        webhook = run(["webhook", *certificates], self.log, env, before=before)
+        webhook = run(["webhook", *certificates, *TRUSTED], self.log, env, before=before)
         config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
         controller = run(["controller"], self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
         self.process = Processes(webhook, controller)

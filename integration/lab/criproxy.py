@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from criproxy.observe import client
+from criproxy.vocabulary.unboundable import HOST_PATHS
 from integration.lab.directory import socket_path
 from integration.lab.ports import free_ports
 from integration.lab.process import LabError, Process, Service, all_pids, argv_of, kill_all
@@ -34,8 +35,11 @@ UNJUDGED: Mapping[str, Any] = {"enabled": False}
 """For [interference], in tests that others share the machine with, and that are not about harm: what others make online
 pods wait for is no harm of the box's, yet may be taken for it, and then no offline pod is let in."""
 
-ON_THE_HOSTS_NETWORK: Mapping[str, Any] = {"refuse_host_namespaces": ["pid", "ipc"]}
-"""For [hardening]: the lab's pods have no network of their own."""
+LETS_THE_LAB: Mapping[str, Any] = {
+    "refuse_host_namespaces": ["pid", "ipc"],
+    "refuse_host_paths": [path for path in HOST_PATHS if path not in ("/run", "/var/run")],
+}
+"""For [hardening]: the lab's pods have no network of their own, and a lab's directory is in /run."""
 
 
 def static(cores: float, memory_bytes: int = 256 << 20, **tables: Mapping[str, Any]) -> Config:
@@ -144,7 +148,7 @@ class Criproxy(Service):
             "proxy": {"listen": str(self.socket), "runtime": str(self._runtime), "engine": ENGINE},
             "observe": {"address": self.address},
             "control": {"checkpoint": str(self.directory / "criproxy.checkpoint")},
-            "hardening": ON_THE_HOSTS_NETWORK,
+            "hardening": LETS_THE_LAB,
         }
         return merged(own, config)
 

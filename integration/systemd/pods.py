@@ -5,7 +5,7 @@ from pathlib import Path
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import version
 from integration.lab.client import Container, CriClient
-from integration.lab.criproxy import ON_THE_HOSTS_NETWORK, static
+from integration.lab.criproxy import LETS_THE_LAB, static
 from integration.lab.process import LabError, wait_until
 
 V1 = version() == 1
@@ -19,7 +19,7 @@ LABELS = {"colocation.criproxy.io/class": "offline"}
 CORES, BYTES = 0.5, 256 << 20
 """The box's limits in `STATIC`."""
 
-STATIC = static(CORES, BYTES, hardening=ON_THE_HOSTS_NETWORK)
+STATIC = static(CORES, BYTES, hardening=LETS_THE_LAB)
 
 
 def run_offline(client: CriClient, name: str, *, busy: bool = False) -> Container:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.processes import ProcCgroupReader, astray
+from criproxy.cgroup.processes import ProcCgroupReader
+from criproxy.cgroup.strays import astray
 
 SLICE = "/kubelet.slice/kubelet-offline.slice"
 

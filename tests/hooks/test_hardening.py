@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from criproxy.hooks.hardening import CAPABILITIES, HOST_PATHS, Hardening, HardeningHook, related
+from criproxy.hooks.hardening import CAPABILITIES, Hardening, HardeningHook
 from criproxy.hooks.offline import Rule, Subject, Test
 from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
+from criproxy.vocabulary.unboundable import HOST_PATHS, related
 
 POD = Pod(PodRef("1", "batch", "job"), {"app": "job"})
 CONTAINER = PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/pod1", Resources(), "main", pod=POD)

@@ -119,17 +119,17 @@ ALL_IN_THE_CLUSTER_S_HAND: dict[str, dict[str, object]] = {
         "rules": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
     },
     "hardening": {
-        "allow": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
-        "capabilities": ["SYS_ADMIN"],
+        "allow": [{"namespace": True, "prefix": "k"}],
+        "capabilities": ["ALL"],
         "refuse_host_namespaces": [],
         "refuse_host_paths": [],
         "refuse_privileged": False,
         "seccomp": False,
-        "verified_only": False,
+        "verified_only": True,
     },
     "pids": {"max_ratio": 1.0},
 }
-"""Every pod of the node would be offline, and stopped as it runs outside the box."""
+"""Every pod of the node would be offline, stopped as it runs outside the box, and kept from nothing."""
 
 
 HELD_BACK = [

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,18 @@ import structlog
 from msgspec.structs import astuple
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.strays import Stray
 from criproxy.clients.http2.connection import CallError
 from criproxy.concurrency.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.placement_check import CONFIRM_S, TOGETHER_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
-from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
-from tests.fakes.bench import PartBench
-from tests.fakes.part import node_settings, round_of
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
+from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.part import look, node_settings, round_of
 
 RUNC, KATA = "io.containerd.runc.v2", "io.containerd.kata.v2"
 INSIDE, OUTSIDE = "0::/offline/pod1/x\n", "0::/system.slice/x\n"
@@ -47,6 +50,7 @@ class Node:
     processes: dict[str, Process | Exception] = field(default_factory=dict)
     cgroups: dict[int, str] = field(default_factory=dict)
     stuck: bool = False
+    left: list[Stray] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     readings: int = 0
     """Of processes' cgroups, each a hop to another thread."""
@@ -75,22 +79,51 @@ class Node:
         self.readings += bool(pids)
         return {pid: self.cgroups[pid] for pid in pids if pid in self.cgroups}
 
+    async def strays(self, boxes: Mapping[int, str]) -> list[Stray]:
+        return [one for one in self.left if one.first in boxes]
 
-class Bench(PartBench):
-    def __init__(self, node: Node, *settings: str) -> None:
-        super().__init__(*settings)
-        self.node = node
-        self.check = PlacementCheck(self.shared(inventory=node, runtime=node), node, self)  # type: ignore[arg-type]
+
+class Bench:
+    def __init__(self, node: Node, stop: bool = False) -> None:
+        self.node, self.clock = node, FakeClock()
+        self.stopped: list[tuple[str, str]] = []
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_UNBOUNDED] if stop else []))
+        self.counted = self.again = 0
+        self.between: Callable[[], object] = lambda: None
+        self.log: list[Any] = []
+        self.check = PlacementCheck(
+            PodsShared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
+            node,  # type: ignore[arg-type]
+            self,
+        )
+
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+        self.stopped.append((sandbox.id, why))
+
+    def count(self, name: str) -> None:
+        assert name in ("misplacements", "strays")
+        self.counted += 1
 
     def round(self, *, everything: bool = True) -> list[str]:
-        """A round; returns where misplaced ones are."""
+        """A look, and those that it asks for within the minute; returns where misplaced ones are."""
         if everything:
             self.check.pods_listed()
-        self.look(self.check)
+        self.look()
+        while (pause_s := self.check.pause_s) in (CONFIRM_S, TOGETHER_S):
+            self.clock.advance(pause_s)
+            self.between()
+            self.again += 1
+            self.look()
+        assert self.clock.slept == [], "a look never sleeps"
         return [finding.detail for finding in self.check.misplaced]
 
+    def look(self) -> None:
+        with structlog.testing.capture_logs() as log:
+            look(self.check, structlog.get_logger())
+        self.log += log
+
     def events(self) -> list[str]:
-        return [event for event in self.log.names() if event != "look_succeeded"]
+        return [entry["event"] for entry in self.log if entry["event"] != "look_succeeded"]
 
 
 def misplaced(stop: bool = False, **where: Any) -> Bench:
@@ -98,7 +131,7 @@ def misplaced(stop: bool = False, **where: Any) -> Bench:
     node = Node()
     node.run(SANDBOX, 10)
     node.run(MAIN, 11, OUTSIDE, **where)
-    return Bench(node, *([ON_UNBOUNDED] if stop else []))
+    return Bench(node, stop)
 
 
 # --- what is found -------------------------------------------------------------------------------------------------
@@ -111,7 +144,7 @@ def test_what_is_in_the_box_is_no_finding_and_asked_for_once() -> None:
     bench = Bench(node)
     assert [bench.round(), bench.round()] == [[], []]
     assert (bench.check.verified, node.asked) == (2, ["s1", "s1-main"])
-    assert (bench.clock.slept, bench.events()) == ([], [])
+    assert (bench.again, bench.events()) == (0, [])
 
 
 def test_what_starts_within_half_a_second_shares_a_look_and_a_reading_of_proc() -> None:
@@ -120,23 +153,18 @@ def test_what_starts_within_half_a_second_shares_a_look_and_a_reading_of_proc() 
     for number, one in enumerate((SANDBOX, MAIN, SIDE)):
         node.run(one, 10 + number)
     bench.check.pod_started(SANDBOX)
-
-    def start_containers() -> None:
-        bench.check.pod_started(MAIN)
-        bench.check.pod_started(SIDE)
-
-    bench.clock.during = start_containers
+    bench.between = lambda: list(map(bench.check.pod_started, (MAIN, SIDE)))
     bench.round(everything=False)
-    assert (bench.clock.slept, bench.check.verified) == ([TOGETHER_S], 3)
+    assert (bench.again, bench.check.verified) == (1, 3)
     assert (node.asked, node.readings) == (["s1", "s1-main", "s1-side"], 1)
 
 
 def test_container_outside_is_found_told_with_its_remedy_and_counted_once() -> None:
     bench = misplaced()
     assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
-    assert (len(bench.counters.of("misplacements")), bench.events(), bench.stopped) == (1, ["misplaced"], [])
+    assert (bench.counted, bench.events(), bench.stopped) == (1, ["misplaced"], [])
     assert bench.check.verified == 1
-    told = bench.log.events[0][2]
+    told = bench.log[0]
     assert (told["pod"], told["container"], told["where"], told["box"]) == (
         "batch/job",
         "main",
@@ -152,7 +180,7 @@ def test_remedy_of_a_slice_that_was_taken_for_a_path_is_the_runtime_s_cgroup_dri
     node.run(one, 10, "0::/system.slice/offline-pod1.slice:cri-containerd:s1\n")
     bench = Bench(node)
     bench.round()
-    assert "SystemdCgroup = true" in bench.log.events[0][2]["remedy"]
+    assert "SystemdCgroup = true" in bench.log[0]["remedy"]
 
 
 def test_start_is_looked_at_alone() -> None:
@@ -178,9 +206,9 @@ def test_process_that_was_moved_out_after_its_start_is_found() -> None:
 def test_suspicion_that_a_second_look_does_not_confirm_is_none() -> None:
     """As of a process that is ending, on v1."""
     bench = misplaced()
-    bench.clock.during = lambda: bench.node.processes.update({MAIN.id: Process(0, RUNC)})
+    bench.between = lambda: bench.node.processes.update({MAIN.id: Process(0, RUNC)})
     assert bench.round() == []
-    assert (bench.clock.slept, bench.counters.of("misplacements")) == ([CONFIRM_S], [])
+    assert (bench.again, bench.counted) == (1, 0)
 
 
 def test_number_of_an_ended_process_that_is_another_s_by_now_is_no_finding() -> None:
@@ -191,7 +219,7 @@ def test_number_of_an_ended_process_that_is_another_s_by_now_is_no_finding() -> 
     node.cgroups[11] = OUTSIDE
     node.processes[MAIN.id] = Process(0, RUNC)
     assert bench.round() == []
-    assert bench.clock.slept == []
+    assert bench.again == 0
 
 
 def test_many_suspects_wait_for_the_second_look_together() -> None:
@@ -200,7 +228,7 @@ def test_many_suspects_wait_for_the_second_look_together() -> None:
         node.run(container(uid=str(number)), 100 + number, OUTSIDE)
     bench = Bench(node)
     assert len(bench.round()) == 50
-    assert bench.clock.slept == [CONFIRM_S]
+    assert bench.again == 1
 
 
 @pytest.mark.parametrize(
@@ -312,7 +340,9 @@ def test_hold_ends_when_evictions_are_switched_off() -> None:
 def test_failure_for_one_does_not_keep_the_others_and_is_told_once() -> None:
     bench = misplaced()
     bench.node.run(SIDE, 12)
+    bench.round()
     bench.node.processes[SANDBOX.id] = CallError("PodSandboxStatus", 4, "too late")
+    bench.node.cgroups[10] = OUTSIDE
     assert [bench.round(), bench.round()] == [["/system.slice/x"]] * 2
     assert sorted(bench.events()) == ["look_failed", "misplaced"]
     assert bench.node.asked.count(SANDBOX.id) >= 2, "tried again"
@@ -335,6 +365,77 @@ def test_round_in_which_the_runtime_fails_for_all_leaves_little_behind() -> None
         gc.enable()
     assert bench.events() == ["look_failed"]
     assert found < 110
+
+
+# --- single processes ----------------------------------------------------------------------------------------------
+
+LEFT = Stray(11, 300, 7000, "/kubepods/podx")
+
+
+def with_stray(*, stop: bool = False) -> Bench:
+    """A node with a process of a container that has left the box."""
+    node = Node(left=[LEFT])
+    node.run(SANDBOX, 10)
+    node.run(MAIN, 11)
+    return Bench(node, stop)
+
+
+def test_process_that_left_is_found_told_and_counted_once() -> None:
+    bench = with_stray()
+    assert [bench.round(), bench.round()] == [[], []]
+    assert [(str(one), one.container, one.detail) for one in bench.check.strays] == [
+        ("batch/job", "main", "its process 300 runs at /kubepods/podx")
+    ]
+    assert (bench.events(), bench.counted, bench.stopped) == (["stray_process"], 1, [])
+    assert list(bench.check.problems()) == [
+        "offline pod batch/job: its process 300 runs at /kubepods/podx, outside the box"
+    ]
+    bench.node.left = []
+    bench.round()
+    assert bench.check.strays == ()
+
+
+def test_process_that_is_ending_is_no_stray() -> None:
+    bench = with_stray()
+    bench.between = lambda: setattr(bench.node, "left", [])
+    bench.round()
+    assert (bench.check.strays, bench.again, bench.counted) == ((), 1, 0)
+
+
+def test_number_that_another_process_has_by_now_is_suspected_anew() -> None:
+    bench = with_stray()
+    bench.between = lambda: setattr(bench.node, "left", [Stray(11, 300, 9000, "/kubepods")])
+    bench.round()
+    assert [one.detail for one in bench.check.strays] == ["its process 300 runs at /kubepods"]
+    assert bench.again == 2
+
+
+def test_pod_of_a_process_that_left_is_stopped_and_held_when_the_config_says_so() -> None:
+    bench = with_stray(stop=True)
+    bench.round()
+    assert [id for id, _ in bench.stopped] == ["s1"]
+    assert "its process 300 runs at /kubepods/podx" in bench.holds.held(POD)
+
+
+def test_processes_are_looked_at_each_minute_also_without_a_listing() -> None:
+    bench = with_stray()
+    bench.check.pod_started(MAIN)
+    bench.node.left, left = [], bench.node.left
+    bench.round(everything=False)
+    bench.node.left = left
+    assert bench.check.pause_s == 60
+    bench.round(everything=False)
+    assert len(bench.check.strays) == 1
+
+
+def test_what_can_not_be_verified_is_a_problem_where_that_is_asked_for() -> None:
+    bench = misplaced()
+    bench.node.processes |= {MAIN.id: Process(None), SANDBOX.id: Process(10)}
+    bench.round()
+    assert list(bench.check.problems()) == []
+    bench.check.configure(node_settings("[hardening]\nverified_only = true\n"))
+    (problem,) = bench.check.problems()
+    assert "of 1 containers of offline pods it can't be known" in problem
 
 
 def test_kernel_that_does_not_answer_keeps_what_is_known() -> None:
@@ -380,6 +481,7 @@ def test_run_looks_at_each_start() -> None:
         task = asyncio.create_task(round_of(bench.check, structlog.get_logger(), Clock()).run())
         while not bench.check.misplaced:
             bench.check.pod_started(MAIN)
+            bench.clock.advance(CONFIRM_S)
             await asyncio.sleep(0)
         bench.node.running = ()
         while bench.check.misplaced:

@@ -175,6 +175,21 @@ def test_container_with_a_path_that_leads_out_of_the_box_is_refused() -> None:
     assert adjusted(bench.place(with_security(create(OFFLINE), harmless)))["cgroup_parent"] == BOXED
 
 
+def test_container_with_kubelet_s_own_files_alone_is_adjusted_at_once() -> None:
+    bench = hardened()
+    asyncio.run(_known(bench))
+    own = Security(host_paths=("/var/lib/kubelet/pods/1/etc-hosts",))
+    assert isinstance(bench.placing.follow(with_security(create(OFFLINE), own)), Proceed)
+    assert isinstance(bench.place(with_security(create(OFFLINE), ON_PATHS)), RefusedCall)
+    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(refuse_host_paths=())))
+    assert isinstance(bench.placing.follow(with_security(create(OFFLINE), ON_PATHS)), Proceed)
+
+
+async def _known(bench: PlacingBench) -> None:
+    """The inventory has asked the runtime."""
+    await bench.inventory.sandbox("s1")
+
+
 def test_pod_that_the_node_s_file_allows_has_what_it_asks_for() -> None:
     bench = hardened(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
     for call in (start(OFFLINE), create(OFFLINE)):

@@ -114,7 +114,7 @@ def test_rows_of_the_status(shows: Part, rows: list[tuple[str, ...]]) -> None:
         pytest.param(
             PLACEMENT,
             ["1 containers of offline pods run outside the box"],
-            {"misplaced_containers": 1, "unverified_containers": 1},
+            {"misplaced_containers": 1, "unverified_containers": 1, "stray_processes": 0},
             id="placement",
         ),
         pytest.param(LOUD, ["it works too much"], {"runtime_overloaded": True}, id="overhead"),

@@ -5,6 +5,7 @@
 | is offline | allowed, with the patch that converts it |
 | is not, or nothing is to change | allowed |
 | is offline, with a quantity that can't be meant | refused, 422, with the remedy |
+| is offline, and could leave every bound (`hardening`) | refused, 403, with the remedy |
 
 A question that can't be read raises `ReviewError`; then, as when nobody answers, the API server does what the webhook's
 failurePolicy says, which is of marked pods only.
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.objects import Json
-from criproxy_cluster.webhook.conversion import ConversionError, ConversionSettings, converted, warnings
+from criproxy_cluster.webhook.conversion import ConversionError, ConversionSettings, converted, refusal_of, warnings
 from criproxy_cluster.webhook.jsonpatch import difference
 
 VERSION: Final = "admission.k8s.io/v1"
@@ -37,6 +38,7 @@ class Question(Struct, frozen=True):
     uid: str
     operation: str
     object: Json | None = None
+    namespace: str = ""
 
 
 class Review(Struct, frozen=True, rename="camel"):
@@ -62,6 +64,8 @@ def _verdict(question: Question, settings: ConversionSettings) -> dict[str, Any]
     if question.operation != "CREATE" or pod is None:  # what a pod asks for can't be changed later
         return {"allowed": True}
     try:
+        if why := refusal_of(pod, question.namespace, settings):
+            return {"allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": f"criproxy: {why}"}}
         patch = list(difference(pod, converted(pod, settings)))
         said = [words[:MAX_WARNING] for words in warnings(pod, settings)]
     except ConversionError as error:

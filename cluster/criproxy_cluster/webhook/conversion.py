@@ -19,6 +19,7 @@ How it works
   could preempt online pods. The API server fills in the number.
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
+- It gets a user namespace of its own (`hostUsers: false`) where the settings say so, and it does not ask otherwise.
 - A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
   first. Its annotation says that nothing was converted: nodes take it for a mark, too. What else its author has written
   there of what it asks for, which nodes would believe, is taken away.
@@ -52,6 +53,7 @@ from criproxy_cluster.vocabulary.names import (
 )
 from criproxy_cluster.vocabulary.presets import LABELS, NAMES, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
+from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_users, refusal
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""
@@ -94,6 +96,7 @@ class ConversionSettings(Struct, frozen=True):
     priority_class: str = "colocation-offline"
     tolerated: str = FOR_OFFLINE
     """The taint's key."""
+    hardening: HardeningSettings = HardeningSettings()
 
 
 def is_offline(pod: Json) -> bool:
@@ -120,7 +123,14 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     _set_priority(spec, settings)
     _tolerate(spec, settings)
     _keep_away(spec, meta)
+    if settings.hardening.own_users and can_have_own_users(spec):
+        spec["hostUsers"] = False
     return pod
+
+
+def refusal_of(pod: Json, namespace: str, settings: ConversionSettings) -> str:
+    """Why a pod of this namespace may not be made, in words; "": it may. Raises ConversionError."""
+    return refusal(_table(pod.get("spec"), "spec"), namespace, settings.hardening) if is_offline(pod) else ""
 
 
 def _copied(pod: Json) -> Json:

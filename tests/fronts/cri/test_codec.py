@@ -87,7 +87,7 @@ def expect(operation: Operation, message: Any) -> Any:
         case Operation.RUN_POD_SANDBOX | Operation.RESTORE_POD:
             message.config.linux.cgroup_parent = PLACE
             message.config.annotations[PLACEMENT_ANNOTATION] = PLACE
-            expect_resources(message.config.linux.resources)
+            message.config.linux.resources.oom_score_adj = 1000
             expect_confined(message.config.linux.security_context)
             for config in getattr(message, "container_configs", ()):
                 expect_container(config)

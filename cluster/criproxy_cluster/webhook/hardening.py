@@ -1,0 +1,63 @@
+"""What an offline pod may not ask for, as by that it could leave every bound: said when it is made. Pure.
+
+The node says the same last, as what a path leads to shows there alone, and a pod may come past this webhook. Where an
+administrator's rule on the nodes (`hardening.allow`) lets pods of a namespace have it, that namespace is trusted here.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from criproxy_cluster.objects import Json
+from criproxy_cluster.vocabulary import unboundable
+from criproxy_cluster.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, related
+
+BY = "--trusted-namespace of criproxy-cluster, and hardening.allow in the nodes' files"
+
+_LISTS = ("initContainers", "containers", "ephemeralContainers")
+
+
+class HardeningSettings(Struct, frozen=True):
+    """`trusted`: namespaces whose pods may have all of it. `own_users`: pods get a user namespace of their own."""
+
+    trusted: frozenset[str] = frozenset()
+    own_users: bool = False
+
+
+def refusal(spec: Json, namespace: str, settings: HardeningSettings) -> str:
+    """Why an offline pod with this spec is refused, in words; "": it is not."""
+    return "" if namespace in settings.trusted else next(_refusals(spec), "")
+
+
+def _refusals(spec: Json) -> Iterator[str]:
+    for kind in _LISTS:
+        for container in _tables(spec.get(kind)):
+            if _table(container.get("securityContext")).get("privileged") is True:
+                yield unboundable.privileged(BY)
+    for name, field in HOST_NAMESPACES.items():
+        if spec.get(field) is True:
+            yield unboundable.host_namespace(name, BY)
+    for volume in _tables(spec.get("volumes")):
+        path = str(_table(volume.get("hostPath")).get("path", ""))
+        for listed in HOST_PATHS if path else ():
+            if related(path, listed):
+                yield unboundable.host_path(path, listed, BY)
+
+
+def can_have_own_users(spec: Json) -> bool:
+    """Whether the API server takes `hostUsers: false` for it, and the author has not said otherwise.
+
+    Source: Kubernetes, pkg/apis/core/validation, validateHostUsers.
+    """
+    shares = any(spec.get(field) is True for field in HOST_NAMESPACES.values())
+    devices = any(container.get("volumeDevices") for kind in _LISTS for container in _tables(spec.get(kind)))
+    return spec.get("hostUsers") is None and not shares and not devices
+
+
+def _table(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(value: Any) -> list[Json]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,89 @@
+"""Which offline pods are refused when they are made, and which get users of their own."""
+
+import base64
+import json
+
+import pytest
+
+from criproxy_cluster.webhook.admission import answer
+from criproxy_cluster.webhook.conversion import ConversionSettings
+from criproxy_cluster.webhook.hardening import HardeningSettings
+
+NONE = HardeningSettings()
+OFFLINE = {"colocation.criproxy.io/class": "offline"}
+
+
+def asked(spec, *, labels=OFFLINE, namespace="batch", settings=NONE):
+    pod = {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [{"name": "c"}], **spec}}
+    request = {"uid": "u1", "operation": "CREATE", "namespace": namespace, "object": pod}
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    return json.loads(answer(json.dumps(body).encode(), ConversionSettings(hardening=settings)))["response"]
+
+
+def volume(path):
+    return {"volumes": [{"name": "v", "hostPath": {"path": path}}]}
+
+
+def containers(**fields):
+    return {"containers": [{"name": "c", **fields}]}
+
+
+REFUSED = {
+    "privileged": (containers(securityContext={"privileged": True}), "privileged"),
+    "a privileged init container": (
+        {"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]},
+        "privileged",
+    ),
+    "hostNetwork": ({"hostNetwork": True}, "hostNetwork"),
+    "hostPID": ({"hostPID": True}, "hostPID"),
+    "hostIPC": ({"hostIPC": True}, "hostIPC"),
+    "the cgroups": (volume("/sys/fs/cgroup"), "a hostPath volume of /sys/fs/cgroup, which leads to /sys"),
+    "the runtime's socket": (volume("/run/containerd/containerd.sock"), "a hostPath volume of /run/containerd"),
+    "the root": (volume("/"), "a hostPath volume of /"),
+    "dots": (volume("/data/../proc"), "a hostPath volume of /data/../proc"),
+}
+
+
+@pytest.mark.parametrize(("spec", "named"), REFUSED.values(), ids=REFUSED)
+def test_an_offline_pod_that_could_leave_the_box_is_refused_with_the_remedy(spec, named):
+    found = asked(spec)
+    assert (found["allowed"], found["status"]["code"]) == (False, 403)
+    assert f"criproxy: an offline pod may not have {named}" in found["status"]["message"]
+    assert "--trusted-namespace" in found["status"]["message"]
+    assert asked(spec, labels={})["allowed"]
+    assert asked(spec, settings=HardeningSettings(trusted=frozenset(["batch"])))["allowed"]
+    assert not asked(spec, settings=HardeningSettings(trusted=frozenset(["other"])))["allowed"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        volume("/data"),
+        volume(""),
+        {"volumes": [{"name": "v", "emptyDir": {}}]},
+        {"volumes": "nonsense"},
+        {"hostNetwork": False},
+        containers(securityContext={"privileged": False}),
+        containers(securityContext=None),
+    ],
+    ids=str,
+)
+def test_another_pod_is_not_refused(spec):
+    assert asked(spec)["allowed"]
+
+
+def host_users(spec, settings):
+    found = asked(spec, settings=settings)
+    patch = json.loads(base64.b64decode(found.get("patch", base64.b64encode(b"[]"))))
+    return [step["value"] for step in patch if step["path"] == "/spec/hostUsers"]
+
+
+OWN = HardeningSettings(trusted=frozenset(["batch"]), own_users=True)
+
+
+def test_a_pod_gets_users_of_its_own_where_that_is_asked_for_and_it_can():
+    assert host_users({}, OWN) == [False]
+    assert host_users({}, HardeningSettings()) == []
+    for spec in ({"hostUsers": True}, {"hostUsers": False}, {"hostNetwork": True}, {"hostPID": True}):
+        assert host_users(spec, OWN) == []
+    assert host_users(containers(volumeDevices=[{"name": "d", "devicePath": "/d"}]), OWN) == []

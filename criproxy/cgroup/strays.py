@@ -1,0 +1,160 @@
+"""Processes of a container that left its box, one by one: all that run for it are looked at in one pass over /proc.
+
+Whose process one is, its parents and its namespace of process ids say. Orphans of that namespace are children of the
+container's first process, so that all that was started in the container descends from it, wherever it went. What a
+runtime starts in there (exec, probes) descends from the container's shim, and is deeper in namespaces than it.
+
+        containerd-shim              namespaces 1
+        ├── first process            namespaces 2     all below it
+        ├── exec'd                   namespaces 2     below the shim, and deeper
+        └── runc                     namespaces 1     the runtime's own
+
+Both can be read of any process without rights over it, as what says who shares a namespace (/proc/PID/ns) can't. What a
+pod in the node's own namespace of process ids leaves behind is the node's child, and not seen.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.cgroup import files
+from criproxy.cgroup.naming import directory_of
+
+_BOUNDING_V1: Final = ("cpu", "cpuacct", "memory")
+_BOUNDING_V2: Final = ("",)
+_PIDS: Final = "pids"
+"""Not every kernel has this controller of v1."""
+
+_DELETED: Final = " (deleted)"
+
+_SHIMS: Final = frozenset({b"containerd-shim", b"conmon"})
+"""Names of processes, as the kernel cuts them. A shim of containerd's is one pod's, a conmon one container's."""
+
+_ENDED: Final = frozenset({b"Z", b"X"})
+"""On v1, the kernel shows these in the root of every hierarchy. Source: kernel/cgroup/cgroup.c, proc_cgroup_show."""
+
+_STARTED: Final = 19
+"""Behind the command's name. Source: proc(5), /proc/pid/stat, field 22."""
+
+
+def astray(cgroups: str, box: str) -> str:
+    """Where a process is that is not in the box in each hierarchy that bounds, in words; "": it is.
+
+    `cgroups` is what /proc/PID/cgroup says. Source: cgroups(7), /proc/pid/cgroup.
+    """
+    paths: dict[str, str] = {}
+    for line in files.lines_of(cgroups):
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path.removesuffix(_DELETED))
+    within = f"{directory_of(box)}/"
+    elsewhere: dict[str, list[str]] = {}
+    bounding = list(_BOUNDING_V1 if _BOUNDING_V1[0] in paths else _BOUNDING_V2)
+    if _PIDS in paths:
+        bounding.append(_PIDS)
+    for controller in bounding:
+        path = paths.get(controller, "no cgroup")
+        if not path.startswith(within):
+            elsewhere.setdefault(path, []).append(controller)
+    if list(elsewhere.values()) == [bounding]:
+        words = next(iter(elsewhere))
+    else:
+        words = ", ".join(f"{path} ({' and '.join(controllers)})" for path, controllers in elsewhere.items())
+    return words.encode(errors="surrogateescape").decode(errors="backslashreplace")  # a path may be no UTF-8
+
+
+_MOST_BYTES: Final = 64 * 1024
+
+
+class Stray(Struct, frozen=True):
+    """A process of the container whose first process is `first`; with `started`, its number is its own for good."""
+
+    first: int
+    pid: int
+    started: int
+    where: str
+
+
+class _SeenProcess(Struct, frozen=True):
+    name: bytes
+    state: bytes
+    parent: int
+    started: int
+
+
+def strays(proc: Path, boxes: Mapping[int, str]) -> list[Stray]:
+    """Those of these containers, whose boxes are by the number of their first processes. Raises OSError."""
+    processes = _processes(proc)
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, one in processes.items():
+        children[one.parent].append(pid)
+    found = []
+    for first, pid in _of_containers(proc, processes, children, boxes):
+        one = processes[pid]
+        if one.state not in _ENDED and (where := _where(proc, pid, boxes[first])):
+            found.append(Stray(first, pid, one.started, where))
+    return found
+
+
+def _of_containers(
+    proc: Path, processes: Mapping[int, _SeenProcess], children: Mapping[int, Sequence[int]], boxes: Mapping[int, str]
+) -> Iterator[tuple[int, int]]:
+    """All but the first processes themselves, each with the first one of a container of its pod."""
+    shims: dict[int, int] = {}
+    for first in boxes.keys() & processes.keys():
+        if _where(proc, first, boxes[first]):  # it is not what it was: its number is another's by now, or it was moved
+            continue
+        yield from ((first, pid) for pid in _below(first, children, boxes))
+        if (shim := processes.get(processes[first].parent)) is not None and shim.name in _SHIMS:
+            shims[processes[first].parent] = first
+    for shim_pid, first in shims.items():
+        depth = _depth(proc, shim_pid)
+        for pid in _below(shim_pid, children, boxes):
+            if _depth(proc, pid) > depth:
+                yield first, pid
+
+
+def _below(pid: int, children: Mapping[int, Sequence[int]], apart: Mapping[int, str]) -> Iterator[int]:
+    """What descends from it, but for those `apart`, which are looked at for themselves."""
+    waiting = [*children.get(pid, ())]
+    while waiting:
+        one = waiting.pop()
+        if one not in apart:
+            yield one
+            waiting += children.get(one, ())
+
+
+def _processes(proc: Path) -> dict[int, _SeenProcess]:
+    found = {}
+    for entry in os.listdir(proc):
+        if entry.isdecimal() and (data := _read(proc, entry, "stat")):
+            head, _, rest = data.rpartition(b")")  # a name may hold anything, brackets too
+            fields = rest.split(None, _STARTED + 1)
+            found[int(entry)] = _SeenProcess(head.partition(b"(")[2], fields[0], int(fields[1]), int(fields[_STARTED]))
+    return found
+
+
+def _depth(proc: Path, pid: int) -> int:
+    """In how many namespaces of process ids it has a number; 0: it has ended."""
+    lines = _read(proc, str(pid), "status").split(b"\n")
+    return next((len(line.split()) - 1 for line in lines if line.startswith(b"NSpid:")), 0)
+
+
+def _where(proc: Path, pid: int, box: str) -> str:
+    data = _read(proc, str(pid), "cgroup")
+    return astray(files.kernel_text(data), box) if data else ""
+
+
+def _read(proc: Path, pid: str, name: str) -> bytes:
+    """b"" where the process has ended. In few steps, as there may be thousands of them."""
+    try:
+        fd = os.open(f"{proc}/{pid}/{name}", os.O_RDONLY)
+        try:
+            return os.read(fd, _MOST_BYTES)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
