@@ -26,7 +26,7 @@ from criproxy.observe.status import ConfigStatus
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.part import NodeSettings
 
-_LOOK_AFTER_S: Final = 0.5
+_LOOK_AFTER_S: Final = 1.5
 _SLACK_S: Final = 0.5
 """From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway. The
 schedule is asked again and again, not once at its next change, as the wall clock may jump.

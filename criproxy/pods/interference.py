@@ -14,6 +14,7 @@ ladder's clocks, as signals that are not reported for long count as calm.
 
 import asyncio
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.signals import SignalReader
 from criproxy.config.ladder import ladder_settings
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
+from criproxy.control.interference.bystanders import UNUSED_RATIO
 from criproxy.control.interference.cpi import Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import DisksState
@@ -166,6 +168,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     disks: DiskBounds
     moved: Callable[[], object]
     settings: InterferenceSettings = InterferenceSettings()
+    seed: int = field(default_factory=lambda: secrets.randbits(64))
     closed: str = ""
     seen: HarmSeen = NOTHING_SEEN
     _judge: Judge = field(default_factory=lambda: Judge(LadderSettings()))
@@ -183,7 +186,9 @@ class InterferenceWatch(Shows, Struct, eq=False):
     """When the last pod went for memory (CLOCK_BOOTTIME)."""
 
     def __post_init__(self) -> None:
-        self._judge = Judge(self.settings.ladder, self.settings.detectors, spares_memory=self.box.spares_memory)
+        self._judge = Judge(
+            self.settings.ladder, self.settings.detectors, spares_memory=self.box.spares_memory, seed=self.seed
+        )
 
     def configure(self, now: NodeSettings) -> None:
         self.set_to(answer_asked(now))
@@ -274,8 +279,14 @@ class InterferenceWatch(Shows, Struct, eq=False):
             workloads=self._workloads(),
             over=frozenset({MEMORY} if self.relief.accountable else ()),
             unused=frozenset(() if self.disks.suspected else {IO}),
+            idle=frozenset({MEMORY} if self._has_no_memory() else ()),
             irreducible={MEMORY: irreducible} if irreducible else {},
         )
+
+    def _has_no_memory(self) -> bool:
+        """Whether the box has so little of the node's memory that taking it would say nothing."""
+        evidence = self.relief.evidence
+        return evidence is not None and evidence.box < UNUSED_RATIO * evidence.capacity
 
     def _workloads(self) -> dict[str, str]:
         """What online pods run, by uid, as far as labels say: pods of one owner are alike."""

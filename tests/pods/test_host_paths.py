@@ -106,9 +106,9 @@ def check(root_dir: Path | str, paths: list[str], hardening: Hardening) -> str:
 def test_kubelet_s_own_files_for_the_pod_need_no_look_at_the_node() -> None:
     node = HostPaths(KUBELET, Path("/no/such/file"))
     own = [f"{OWN}/etc-hosts", f"{OWN}/containers/main/1f", f"{OWN}/volumes/kubernetes.io~projected/token"]
-    assert node.suspects("u1", own, Hardening()) == ()
+    assert node.suspects("u1", own) == ()
     beside = [f"{OWN}/../u2/etc-hosts", f"{SUBPATHS}/0", "/data"]
-    assert node.suspects("u1", beside, Hardening()) == (f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/data")
+    assert node.suspects("u1", beside) == (f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/data")
     node.close()
 
 

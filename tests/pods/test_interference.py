@@ -194,7 +194,7 @@ class Bench:
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
         disks = DiskBounds(shared, node)
-        return InterferenceWatch(shared, node, node, relief, port, port, disks, self.save, settings)
+        return InterferenceWatch(shared, node, node, relief, port, port, disks, self.save, settings, 0)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words

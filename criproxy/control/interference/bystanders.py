@@ -23,7 +23,7 @@ USUAL_HALF_LIFE_S: Final = 60.0
 LEAST_CORES: Final = 0.2
 LEAST_RATIO: Final = 0.1
 UNUSED_RATIO: Final = 0.01
-"""A box that uses less of the node's CPUs harms nobody by that."""
+"""A box that has less of what the node has harms nobody by it."""
 
 _SHORTEST_S: Final = 0.1
 """Between two readings: /proc/stat counts in hundredths of a second."""

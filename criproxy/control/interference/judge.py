@@ -55,6 +55,7 @@ class Look(Struct, frozen=True):
     `hard`: kubelet's threshold for memory. `services`: the last word of each online service that is asked; `unanswered`
     says of one that it has not answered yet, "": none is asked. `workloads`: what online pods run, by uid, where what
     they execute is counted. `over`, `unused`, `irreducible`: see `ladder.Signals`.
+    `idle`: the resources of which the box has next to nothing now, beside CPU.
     """
 
     t_s: float
@@ -66,6 +67,7 @@ class Look(Struct, frozen=True):
     workloads: Mapping[str, str] = {}
     over: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
+    idle: frozenset[str] = frozenset()
     irreducible: Mapping[str, str] = {}
 
 
@@ -87,12 +89,14 @@ class JudgedLook(Struct, frozen=True):
 class Judge(Struct, eq=False):
     """Remembers from look to look what the next one needs.
 
-    `spares_memory`: this machine squeezes memory by memory.high, and so kills nobody by it.
+    `spares_memory`: this machine squeezes memory by memory.high, and so kills nobody by it. `seed`: of what is random
+    in experiments, which nobody should be able to foresee.
     """
 
     ladder: LadderSettings
     detectors: tuple[Detector, ...] = DETECTORS
     spares_memory: bool = True
+    seed: int = 0
     asks_own_limits: bool = False
     _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
     _before: SignalReading | None = None
@@ -104,7 +108,7 @@ class Judge(Struct, eq=False):
     _cpu_idle: bool = False
 
     def __post_init__(self) -> None:
-        self._responder = Responder(self._as_can_be(self.ladder), self.detectors)
+        self._responder = Responder(self._as_can_be(self.ladder), self.detectors, seed=self.seed)
 
     def _as_can_be(self, ladder: LadderSettings) -> LadderSettings:
         """As it is set, as far as this machine can do it."""
@@ -146,8 +150,10 @@ class Judge(Struct, eq=False):
         """With what is known of who uses the CPUs: that the box was idle counts before a case, not amid it."""
         cpu, responder = self._cpu_seen(look.reading), self._responder
         unused = look.unused
-        if cpu is not None and cpu.box_is_idle and responder.ladder.case is None:
-            unused |= {CPU}
+        if responder.ladder.case is None:
+            unused |= look.idle
+            if cpu is not None and cpu.box_is_idle:
+                unused |= {CPU}
         return responder.tick(
             look.t_s,
             shown,
@@ -193,9 +199,10 @@ class Judge(Struct, eq=False):
         if name not in responder.detectors:
             return
         bar, case = responder.bars()[name], responder.ladder.case
+        counts_from_s = responder.trial_counts_from_s(name)
         self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
-        if case is not None and case.detector == name:
-            word, self._hearing = in_a_case(signals, self._hearing, responder.trial_counts_from_s(name))
+        if counts_from_s is not None or (case is not None and case.detector == name):
+            word, self._hearing = in_a_case(signals, self._hearing, counts_from_s)
             yield word
         elif signals:
             law = worst_of if responder.answers(name) else at_rest

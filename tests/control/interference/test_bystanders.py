@@ -1,5 +1,7 @@
 """Who uses the CPUs while online is harmed."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +39,7 @@ class Node:
         )
         return self.bystanders.seen(self.spent, calm=calm)
 
-    def looks(self, count: int, **uses: float) -> CpuSeen:
+    def looks(self, count: int, **uses: Any) -> CpuSeen:
         for _ in range(count):
             seen = self.look(**uses)
         assert seen is not None
@@ -55,8 +57,8 @@ def test_each_is_told_from_the_others() -> None:
 def test_others_that_take_more_than_usual_are_seen(more: dict[str, float]) -> None:
     node = Node()
     node.looks(60)
-    assert node.look(**more, calm=False).others_rose  # type: ignore[arg-type,union-attr]
-    assert not node.look(calm=False).others_rose  # type: ignore[union-attr]
+    assert node.looks(1, **more, calm=False).others_rose
+    assert not node.looks(1, calm=False).others_rose
 
 
 @pytest.mark.parametrize("who", [{"online": 1.6}, {"box": 3.0}])
@@ -96,7 +98,8 @@ def test_readings_that_can_not_be_compared_say_nothing_and_the_next_one_does() -
 def test_whatever_is_read_it_is_finite_and_nobody_uses_less_than_nothing(readings: list[tuple[float, ...]]) -> None:
     bystanders = Bystanders()
     for reading in readings:
-        seen = bystanders.seen(CpuSpent(*reading, 4), calm=True)
+        read_s, busy_s, online_s, box_s, steal_s = reading
+        seen = bystanders.seen(CpuSpent(read_s, busy_s, online_s, box_s, steal_s, 4), calm=True)
         if seen is not None:
             assert 0.0 <= seen.others_cores < 1e15
             assert 0.0 <= seen.online.ratio <= 1.0
