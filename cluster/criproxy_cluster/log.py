@@ -7,6 +7,8 @@ import os
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
 from typing import Final, TextIO, cast
 
 import structlog
@@ -23,6 +25,7 @@ def begin() -> FilteringBoundLogger:
     """Take stderr, also from what Python and the libraries write there, and configure the log."""
     hold_standard_descriptors()
     sys.stderr = writer = LineWriter(_STDERR, _lines_lost)
+    sys.excepthook = partial(_last_words, writer)
     atexit.register(writer.drain, _LAST_LINES_S)  # after the traceback of an error that ends the process
     logging.basicConfig(stream=writer, level=logging.WARNING, format="%(message)s")
     structlog.configure(
@@ -35,6 +38,14 @@ def begin() -> FilteringBoundLogger:
     )
     log: FilteringBoundLogger = structlog.get_logger()
     return log
+
+
+def _last_words(
+    writer: LineWriter, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """What ends the process finds room in the queue, if anybody reads the log."""
+    writer.drain(_LAST_LINES_S)
+    sys.__excepthook__(kind, error, trace)
 
 
 def hold_standard_descriptors() -> None:

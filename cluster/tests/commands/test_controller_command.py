@@ -10,7 +10,7 @@ from pathlib import Path
 CLUSTER = Path(__file__).parents[2]
 HANGS = """
 import asyncio, sys
-from criproxy_cluster.commands import run as module
+from criproxy_cluster.commands import controller as module
 
 async def goes_on():
     while True:
@@ -34,7 +34,7 @@ class Client:
         pass
 
 module.run, module.AsyncClient, module.prepare, module.END_S = run, Client, lambda _: None, 1
-module.main(module.RunSettings())
+module.main()
 """
 
 
