@@ -376,6 +376,24 @@ def test_box_that_uses_no_cpu_is_not_tried_for_it() -> None:
     assert bench.moves() == []
 
 
+def test_box_that_is_idle_as_it_is_squeezed_is_not_innocent_for_that() -> None:
+    """Harm that is left at its floor must not be taken for what is usual without it."""
+    bench = Bench()
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, GIB, 0, None, EvictionHard())
+    bench.node.waits = by_the_box_and_a_little_more
+    for _ in range(300):
+        bench.node.uses = (0.5, 0.0 if bench.node.seen.shares.get(CPU) == 0.0 else 1.0, 0.1)
+        bench.looks(1)
+
+    bars = {one.name: one.bar for one in bench.watch.status().signals}
+    assert bars["cpu_pressure"] < 20.0
+    assert bench.rung(CPU) != "open"
+
+
+def by_the_box_and_a_little_more(shares: Mapping[str, float]) -> float:
+    return 0.2 if shares.get(CPU, 1.0) == 0.0 else 0.6
+
+
 def test_box_is_tried_later_when_others_took_more_cpu_as_the_harm_began() -> None:
     moved_after_s = {}
     for others in (0.1, 2.0):

@@ -147,10 +147,10 @@ class Judge(Struct, eq=False):
         )
 
     def _tick(self, look: Look, shown: Mapping[str, float]) -> LadderDecision:
-        """With what is known of who uses the CPUs: that the box was idle counts before a case, not amid it."""
+        """With what is known of who uses the CPUs. That the box was idle counts only while nothing is taken from it."""
         cpu, responder = self._cpu_seen(look.reading), self._responder
         unused = look.unused
-        if responder.ladder.case is None:
+        if responder.at_rest:
             unused |= look.idle
             if cpu is not None and cpu.box_is_idle:
                 unused |= {CPU}
