@@ -376,6 +376,20 @@ def test_box_that_uses_no_cpu_is_not_tried_for_it() -> None:
     assert bench.moves() == []
 
 
+def test_service_that_answers_later_than_a_test_begins_is_waited_for() -> None:
+    """Its last word is of the floor, and says nothing of what is given back for the test."""
+    bench = Bench()
+    bench.node.spares_memory = False  # so that CPU alone is tried
+    bench.watch = bench.made(replace(ON, ladder=replace(LadderSettings(), close_after_s=1.0, slow_phase_s=3.0)))
+    bench.looks(3)
+    for _ in range(60):
+        asked_s, at_floor = bench.clock.boottime_s() + 0.9, bench.node.seen.shares.get(CPU) == 0.0
+        bench.words = (ServiceSignal(PodRef("u9", "shop", "web"), 150.0 if at_floor else 400.0, 100.0, 3.0, asked_s),)
+        bench.looks(1)
+
+    assert bench.moves()[:3] == [(CPU, "tried"), (CPU, "squeezed"), (CPU, "closed")]
+
+
 def test_box_that_is_idle_as_it_is_squeezed_is_not_innocent_for_that() -> None:
     """Harm that is left at its floor must not be taken for what is usual without it."""
     bench = Bench()

@@ -796,7 +796,7 @@ class _Step:
             near_s=state.near_s + seconds if near else 0.0,
         )
         if reading is None and state.silent_s < settings.lost_s:
-            return state if held.mode is HoldMode.REST else replace(state, held=held.rests())
+            return state if held.mode is HoldMode.REST else replace(state, held=self._waited(held, state.signal, of))
         harmed = reading is not None and reading.value > reading.bar
         quiet = reading is None or not reading.high or state.near_s >= settings.lost_s
         held = replace(held, age_s=held.age_s + seconds, deaf_s=0.0 if quiet else max(0.0, held.deaf_s - seconds))
@@ -813,6 +813,13 @@ class _Step:
         if held.mode is HoldMode.PROBE:
             return replace(state, held=self._probed(held, state.signal, of))
         return replace(state, held=self._rested(held, state, of, quiet=quiet))
+
+    def _waited(self, held: Hold, signal: str, of: Phases) -> Hold:
+        """The signal has no value yet for what is probed or tested: it has until the end of that."""
+        held = replace(held, age_s=held.age_s + self._seconds)
+        if held.mode is HoldMode.TEST:
+            return self._tested(held, signal, of, settled=False)
+        return held if held.age_s < of.probe_s else held.rests()
 
     def _clocks_of_rung(self, state: RungState, held: Hold, *, harmed: bool, quiet: bool) -> RungState:
         """Harm counts at the floor alone, and calm is what lies between harm that lasts."""
