@@ -116,7 +116,9 @@ def _answer(text: str) -> object:
 
 _PLACED: Final = "The weight is among the pods of the box alone, which comes after all online pods."
 
-_STAYS: Final = "other offline pods go in its place; where there is none, online bears its harm, within the limits"
+_STAYS: Final = (
+    "others go in its place that give back a tenth of what is needed; else online bears its harm, within the limits"
+)
 
 ROWS: Final = (
     AuthorText(
@@ -197,8 +199,8 @@ ROWS: Final = (
         "offline pods",
         (candidate,),
         "a number of 32 bits, else it is not there",
-        "to go after other offline pods, also after those with a higher PriorityClass",
-        "other offline pods go first; but not those that use next to nothing, in an emergency",
+        "nothing: it can only send the pod sooner than its PriorityClass does",
+        "nothing",
         _marks("annotation", names.PRIORITY, names.EVICTION_PRIORITY),
     ),
     AuthorText(
@@ -207,8 +209,8 @@ ROWS: Final = (
         "offline pods",
         (candidate,),
         "a number of 32 bits, else it is not there",
-        "to go after other offline pods, where neither its annotation nor its PriorityClass says when",
-        "other offline pods go first",
+        "nothing: it can only send the pod sooner than its PriorityClass does",
+        "nothing",
         _marks("label", names.KOORDINATOR_PRIORITY),
     ),
     AuthorText(
@@ -217,7 +219,7 @@ ROWS: Final = (
         "offline pods",
         (candidate,),
         "compared as it is",
-        "it is not evicted for the harm that it does; limits, and what closes the node, hold for it",
+        "it is not evicted for the harm that it does, but in an emergency; limits, and what closes the node, hold",
         _STAYS,
         _marks("label", names.EVICTION_ENABLED),
     ),
@@ -227,7 +229,7 @@ ROWS: Final = (
         "offline pods",
         (candidate,),
         "compared as it is",
-        "it is not evicted for the harm that it does; limits, and what closes the node, hold for it",
+        "it is not evicted for the harm that it does, but in an emergency; limits, and what closes the node, hold",
         _STAYS,
         _marks("annotation", names.EVICTION_ENABLED),
     ),

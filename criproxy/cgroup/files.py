@@ -206,12 +206,15 @@ def refault_pages(stat: Mapping[str, int], prefix: str) -> tuple[int, int] | Non
     return None if file is None else (file, stat.get(f"{key}_anon", 0))
 
 
-def memory_parts(stat: Mapping[str, int], prefix: str, anon: str) -> tuple[int, int]:
-    """Of memory.stat, in bytes: inactive page cache, and what nothing but swap takes back, anonymous memory and tmpfs.
+def memory_parts(stat: Mapping[str, int], prefix: str, anon: str) -> tuple[int, int, int]:
+    """Of memory.stat, in bytes: inactive page cache; what nothing but swap takes back, anonymous memory and tmpfs; and
+    what can be reclaimed, and stays when its cgroup goes: page cache but tmpfs, and slab (v1 does not tell).
 
     `prefix` is "total_" on v1, where `anon` is "rss". Source: cgroup-v2.rst and cgroup-v1/memory.rst, memory.stat.
     """
-    return stat[f"{prefix}inactive_file"], stat[f"{prefix}{anon}"] + stat.get(f"{prefix}shmem", 0)
+    inactive = stat[f"{prefix}inactive_file"]
+    reclaimable = inactive + stat.get(f"{prefix}active_file", 0) + stat.get("slab_reclaimable", 0)
+    return inactive, stat[f"{prefix}{anon}"] + stat.get(f"{prefix}shmem", 0), reclaimable
 
 
 def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:

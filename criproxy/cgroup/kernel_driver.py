@@ -77,9 +77,10 @@ class KernelDriver:
         path = checked_path(path)
         with if_there():
             cpu_s, throttled_s = self._version.cpu_times(path)
-            inactive_bytes, anon_bytes = self._access.read(rows.MEMORY_PARTS, path)
+            inactive_bytes, anon_bytes, reclaimable_bytes = self._access.read(rows.MEMORY_PARTS, path)
             memory_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
-            return Usage(cpu_s, max(0, memory_bytes - inactive_bytes), throttled_s, memory_bytes, anon_bytes)
+            working_set_bytes = max(0, memory_bytes - inactive_bytes)
+            return Usage(cpu_s, working_set_bytes, throttled_s, memory_bytes, anon_bytes, reclaimable_bytes)
         return None
 
     def exists(self, path: str) -> bool:

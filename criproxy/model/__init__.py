@@ -211,8 +211,8 @@ class Usage(Struct, frozen=True):
     """Counters of one cgroup at one moment.
 
     `working_set_bytes` is usage less inactive page cache, as kubelet counts it; `memory_bytes` is all that a limit
-    bounds, and `anon_bytes` what of it nothing but swap takes back: anonymous memory, and tmpfs (both 0: not known, as
-    for the node).
+    bounds, `anon_bytes` what of it nothing but swap takes back: anonymous memory, and tmpfs; and `reclaimable_bytes`
+    page cache and slab, which stay when the cgroup goes (all 0: not known, as for the node).
     """
 
     cpu_usage_s: float
@@ -220,6 +220,12 @@ class Usage(Struct, frozen=True):
     throttled_s: float = 0.0
     memory_bytes: int = 0
     anon_bytes: int = 0
+    reclaimable_bytes: int = 0
+
+    @property
+    def given_back_bytes(self) -> int:
+        """What is free once all of the cgroup's processes have ended: buffers of sockets, too."""
+        return max(0, self.memory_bytes - self.reclaimable_bytes)
 
 
 class UsageReading(Struct, frozen=True):

@@ -5,21 +5,23 @@ budget lets it. If none may, and memory is scarce, the first is stopped at the r
 budgets either, and would take an online pod. For CPU and disks, and where the box alone has too much memory, kubelet
 evicts nobody: then nobody goes, and the next time others are asked for first.
 
-What each would give back is read when one has to go: its anonymous memory, less its fair share of what all of them have
-(in proportion to their memory limits, else an equal one), or the CPU or disk IO that it uses within a second. Where IO
-is scarce, the box is at its floor by then: who wants most has most of that. At the same time Kubernetes, where it is
-switched on, is asked for their priorities and owners, and for no longer than that.
+What each would give back is read when one has to go: its memory but for page cache and slab, which stay, less its fair
+share of what all of them have (in proportion to their memory limits, else an equal one), or the CPU or disk IO that it
+uses within a second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same
+time Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
 eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. So does one whose stop is waited for.
 Where memory is scarce, none is given any time, and nobody waits. In an emergency Kubernetes is asked for half a second
 which pod may go, and that one's processes are killed then: kubelet's way or the runtime's takes seconds, in which the
-kernel would swap out online's memory, or kubelet evict online pods. Who gives back less than `WORTH_RATIO` of what the
-box has above its limit stays then, as long as another one may go.
+kernel would swap out online's memory, or kubelet evict online pods. No mark of its author protects a pod then.
+
+Of memory, who gives back less than `WORTH_RATIO` of what the box has above its limit stays.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -30,7 +32,7 @@ from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.tree import if_there
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder
-from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, fair_shares, owner_of
+from criproxy.control.interference.victim import Candidate, Victim, candidate, choose, fair_shares, owner_of, worth
 from criproxy.control.resources import RESOURCES, bytes_in_words
 from criproxy.model import CPU, MEMORY, UNLIMITED, Pod, Sandbox, Unlimited, Usage
 from criproxy.pods.runtime import ListedSandbox
@@ -61,8 +63,8 @@ VICTIMS: Final = 5
 LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01, IO: 4096.0}
 """A pod that uses less has nothing to give back. Of CPU, at its floor, many have little each: see `_least`."""
 
-WORTH_RATIO: Final = 0.05
-"""In an emergency, a pod is worth one of the few evictions that gives back so much of what the box has too much."""
+WORTH_RATIO: Final = 0.1
+"""A pod is worth one of the few evictions that gives back so much of what the box has too much of memory."""
 
 _PASSED: Final = "; disruption budgets keep those that come before it"
 
@@ -122,7 +124,7 @@ class PodEviction(Struct):
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
         self._kept = {one: until_s for one, until_s in self._kept.items() if now_s < until_s}
         try:
-            least = WORTH_RATIO * excess_bytes if order.emergency else 0.0
+            least = WORTH_RATIO * excess_bytes if order.resource == MEMORY else 0.0
             return await self._evict(order, setting, now_s, least, chosen)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
             reason = str(error) or "the runtime did not list its pods in time"
@@ -141,13 +143,14 @@ class PodEviction(Struct):
         if not at_once and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order.resource, order.emergency)
+        least = worth(candidates, least)
         covers = self.shared.holds.hold_offs.covers
         free = [one for one in candidates if not covers(one.pod)]
         kept = [] if at_once else [one for one in free if sandboxes[one.pod.uid].id in self._kept]
-        victims = _ranked([one for one in free if one not in kept], order.barred, least)
-        victims = (victims + _ranked(kept, order.barred, least))[:VICTIMS]
+        ranked = partial(_ranked, barred=order.barred, least=least, emergency=order.emergency)
+        victims = (ranked([one for one in free if one not in kept]) + ranked(kept))[:VICTIMS]
         if not victims and order.emergency:  # kubelet would evict online pods
-            victims = _ranked(candidates, order.barred, least)
+            victims = ranked(candidates)
         if not victims:
             reason = "no offline pod may go that has any to give back"
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
@@ -279,7 +282,7 @@ class PodEviction(Struct):
             paths = tuple(pods)
             now = await self._usages(paths)
             limits = await self.box.reads("read pods' limits", lambda driver, _: memory_limits(driver, paths)) or {}
-            uses = {pods[path].id: float(usage.anon_bytes) for path, usage in now.items()}
+            uses = {pods[path].id: float(usage.given_back_bytes) for path, usage in now.items()}
             return uses, fair_shares(uses, {pods[path].id: limit for path, limit in limits.items()})
         before = await self._counters(pods, resource)
         began_s = self.shared.clock.boottime_s()
@@ -334,11 +337,11 @@ def _least(resource: str, uses: Mapping[str, float]) -> float:
     return min(LEAST[CPU], sum(uses.values()) / len(uses) / 2)
 
 
-def _ranked(candidates: Sequence[Candidate], barred: frozenset[str], least: float) -> list[Victim]:
+def _ranked(candidates: Sequence[Candidate], *, barred: frozenset[str], least: float, emergency: bool) -> list[Victim]:
     """The few who go first, the first at the front."""
     found: list[Victim] = []
     left = list(candidates)
-    while len(found) < VICTIMS and (victim := choose(left, barred, least=least)) is not None:
+    while len(found) < VICTIMS and (victim := choose(left, barred, least=least, emergency=emergency)) is not None:
         found.append(victim)
         left.remove(victim.candidate)
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.cgroup import kernel_files
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.kernel_driver import KernelDriver, processes_in
@@ -274,7 +275,19 @@ def test_usage_counts_working_set_and_throttling(box: Node) -> None:
 
     usage = box.driver.usage(BOX)
 
-    assert usage == Usage(1.5, 10 * MIB - 4096, throttled_s=2.5, memory_bytes=10 * MIB, anon_bytes=8292)
+    assert usage == Usage(1.5, 10 * MIB - 4096, 2.5, 10 * MIB, anon_bytes=8292, reclaimable_bytes=4096)
+
+
+def test_page_cache_and_slab_are_not_given_back(box: Node) -> None:
+    box.kernel.use(BOX, anon=10 * MIB)
+    row = box.driver.files.file(kernel_files.MEMORY_STAT, BOX)
+    prefix = "total_" if box.driver.version == 1 else ""
+    with open(row, "a", encoding="ascii") as stat:
+        stat.write(f"\n{prefix}active_file 20480\n{'' if box.driver.version == 1 else 'slab_reclaimable 8192'}\n")
+    usage = box.driver.usage(BOX)
+
+    assert usage is not None
+    assert usage.reclaimable_bytes == 4096 + 20480 + (0 if box.driver.version == 1 else 8192)
 
 
 def test_node_usage_of_v1_is_the_root_cgroups_cpu_and_the_nodes_memory(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ class Bench:
         if pod not in self.memory:
             return None
         size, now = self.memory[pod], self.clock.boottime_s()
-        return Usage(self.cores.get(pod, 0.0) * now, size + self.cache, anon_bytes=size)
+        used = self.cores.get(pod, 0.0) * now
+        return Usage(used, size + self.cache, 0.0, size + self.cache, size, reclaimable_bytes=self.cache)
 
     def read(self, pod: str) -> Limits:
         return {MEMORY: self.limits.get(pod, UNLIMITED)}
@@ -177,22 +178,46 @@ def test_shares_of_memory_are_equal_where_not_every_pod_has_a_limit() -> None:
     assert bench.stopped == ["s2"]
 
 
+@pytest.mark.parametrize("emergency", [True, False])
 @pytest.mark.parametrize(
-    ("emergency", "excess_bytes", "gone"),
+    ("excess_bytes", "gone"),
     [
-        pytest.param(True, 1100 * MIB, ["s2"], id="emergency"),
-        pytest.param(True, 900 * MIB, ["s1"], id="it is worth it"),
-        pytest.param(True, 20 << 30, ["s1"], id="none is worth it"),
-        pytest.param(False, 1100 * MIB, ["s1"], id="no emergency"),
+        pytest.param(1100 * MIB, ["s2"], id="a-tenth-is-more-than-it-has"),
+        pytest.param(400 * MIB, ["s1"], id="it-is-worth-it"),
+        pytest.param(20 << 30, ["s2"], id="none-is-worth-it-and-the-largest-goes"),
     ],
 )
-def test_pod_of_the_lowest_priority_that_has_next_to_nothing_is_not_worth_an_emergencys_eviction(
+def test_pod_that_has_next_to_nothing_of_what_is_needed_stays_whatever_its_priority(
     emergency: bool, excess_bytes: float, gone: list[str]
 ) -> None:
-    bench = Bench(labels={"s2": {"koordinator.sh/priority": "10"}})
+    bench = Bench(labels={"s1": {"koordinator.sh/priority": "-10"}})
     bench.evict(replace(ORDER, emergency=emergency), excess_bytes=excess_bytes)
 
     assert bench.stopped == gone
+
+
+def test_innocents_do_not_go_in_the_stead_of_one_whose_owner_is_barred() -> None:
+    bench = Bench(labels={"s2": {"job-name": "sort"}})
+    order = replace(ORDER, barred=frozenset({"batch/job-name=sort"}))
+
+    assert bench.evict(order, excess_bytes=1100 * MIB) is None
+    assert bench.stopped == []
+
+
+@pytest.mark.parametrize(("emergency", "gone"), [(True, ["s2"]), (False, ["s1"])])
+def test_no_mark_of_its_author_protects_a_pod_in_an_emergency(emergency: bool, gone: list[str]) -> None:
+    bench = Bench(labels={"s2": {"koordinator.sh/eviction-enabled": "false"}})
+    bench.evict(replace(ORDER, emergency=emergency))
+
+    assert bench.stopped == gone
+
+
+def test_page_cache_of_a_pod_does_not_count_as_it_stays_when_the_pod_goes() -> None:
+    bench = Bench()
+    bench.cache = 4 << 30
+    bench.evict()
+
+    assert "it uses 400.00 MiB" in bench.eviction.last[MEMORY]
 
 
 def test_in_an_emergency_its_processes_are_killed_before_the_runtime_is_asked() -> None:
@@ -455,7 +480,7 @@ def test_kill_that_has_waited_for_its_thread_asks_once_more() -> None:
 
 
 def test_priorities_and_owners_are_kubernetes_own_where_it_knows_them() -> None:
-    labels = {"s1": {"job-name": "sort"}, "s2": {"job-name": "sort", "koordinator.sh/priority": "-7"}}
+    labels = {"s1": {"job-name": "sort"}, "s2": {"job-name": "sort", "koordinator.sh/priority": "1000000"}}
     api = Api("job1", "job2", pods={"u1": KnownPod(3, "uid-sort"), "u2": KnownPod(9000, "uid-join")})
     bench = Bench(evicts=api, labels=labels)
 

@@ -3,17 +3,20 @@
 | first | what                                                                                          |
 |-------|-----------------------------------------------------------------------------------------------|
 | 1     | the lower tier, where there are two (`colocation.tiers`)                                      |
-| 2     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one    |
-| 3     | the lowest priority: annotation `colocation.criproxy.io/priority`, else Kubernetes' where it  |
-|       | is known, else the label `koordinator.sh/priority`, else 0                                    |
+| 2     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one,   |
+|       | and at most                                                                                   |
+| 3     | the lowest priority: Kubernetes', 0 where it is not known; or that of the annotation          |
+|       | `colocation.criproxy.io/priority`, or of the label `koordinator.sh/priority`, if it is lower  |
 | 4     | the most relief of the scarce resource: what it uses above its fair share                     |
 | 5     | the youngest                                                                                  |
 
-In an emergency, pods that would give back next to nothing do not come before the one that matters: see `choose`.
+What an author writes may send a pod sooner, and never spare it at another's cost: the administrator's PriorityClass
+says how much a pod matters. No pod goes that would give back next to nothing (see `worth`): not in the stead of one
+whose owner is barred for now, nor of one that a disruption budget keeps.
 
-No pod goes that says so (`koordinator.sh/eviction-enabled`, label or annotation, with another value than "true"), that
-uses nothing of the resource, or whose owner is barred for now. In Koordinator only pods marked "true" may be evicted;
-here offline pods without the mark may, as being offline says it.
+No pod goes that uses nothing of the resource, or whose owner is barred for now; nor, but in an emergency, one that says
+so (`koordinator.sh/eviction-enabled`, label or annotation, with another value than "true"). In Koordinator only pods
+marked "true" may be evicted; here offline pods without the mark may, as being offline says it.
 
 Source: koordinator, apis/extension/constants.go (LabelPodEvictEnabled, AnnotationPodEvictionPriority, LabelPodPriority)
 and evict.go; there, too, an eviction priority that is no 32-bit number counts as 0.
@@ -31,8 +34,8 @@ from criproxy.vocabulary.names import EVICTION_ENABLED, EVICTION_PRIORITY, KOORD
 class Candidate(Struct, frozen=True):
     """An offline pod that may have to go. `use` and `fair_share` are of the scarce resource, in its unit.
 
-    For memory, `use` is what its end alone gives back: anonymous memory, and tmpfs. `fair_share` is 0 where pods have
-    no share of their own.
+    For memory, `use` is what its end gives back: all but page cache and slab. `fair_share` is 0 where pods have no
+    share of their own.
 
     `owners` are the names of what owns it (its Job): the uid, where Kubernetes tells it, and what its labels say. There
     are none where nothing owns it. `started_s` is on any one clock. `mid`: it is of the higher tier.
@@ -94,7 +97,9 @@ def candidate(
 ) -> Candidate:
     """With what the pod itself says. A mark that can't be read counts as not there, but for one that forbids."""
     labels, annotations = pod.labels, pod.annotations
-    priorities = (_number(annotations, PRIORITY), kubernetes_priority, _number(labels, KOORDINATOR_PRIORITY), 0)
+    own = (_number(annotations, PRIORITY), _number(labels, KOORDINATOR_PRIORITY))
+    told = kubernetes_priority or 0
+    asked = next((one for one in own if one is not None), told)
     return Candidate(
         pod=pod.ref,
         owners=owners,
@@ -102,8 +107,8 @@ def candidate(
         started_s=started_s,
         fair_share=fair_share,
         evictable=all(marks.get(EVICTION_ENABLED, "true") == "true" for marks in (labels, annotations)),
-        eviction_priority=_number(annotations, EVICTION_PRIORITY) or 0,
-        priority=next(one for one in priorities if one is not None),
+        eviction_priority=min(0, _number(annotations, EVICTION_PRIORITY) or 0),
+        priority=min(asked, told),
         mid=mid,
     )
 
@@ -133,24 +138,30 @@ def rank(one: Candidate) -> tuple[bool, int, int, float, float, str]:
     return one.mid, one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
 
 
-def choose(
-    candidates: Iterable[Candidate], barred: frozenset[str] = frozenset(), *, least: float = 0.0
-) -> Victim | None:
-    """Who goes; None: nobody may.
-
-    Those that use less than `least` stay as long as another one may go, whatever their priorities: anyone may write
-    these, and the budget of evictions would be gone before the one goes that matters.
+def worth(candidates: Iterable[Candidate], needed: float) -> float:
+    """What a pod has to give back at least to be worth an eviction: so much as is needed, or as the largest of them
+    gives back, where no pod has as much.
     """
-    may_go = [one for one in candidates if _may_go(one, barred)]
-    ranked = sorted([one for one in may_go if one.use >= least] or may_go, key=rank)
+    return min(needed, max((one.use for one in candidates), default=0.0))
+
+
+def choose(
+    candidates: Iterable[Candidate],
+    barred: frozenset[str] = frozenset(),
+    *,
+    least: float = 0.0,
+    emergency: bool = False,
+) -> Victim | None:
+    """Who goes; None: nobody may. Those stay that give back less than `least`: see `worth`."""
+    ranked = sorted((one for one in candidates if _may_go(one, barred, least, emergency=emergency)), key=rank)
     if not ranked:
         return None
     first = ranked[0]
     return Victim(first, _why(first, ranked[1]) if len(ranked) > 1 else "it is the only pod that may go")
 
 
-def _may_go(one: Candidate, barred: frozenset[str]) -> bool:
-    return one.evictable and one.use > 0.0 and barred.isdisjoint(one.owners)
+def _may_go(one: Candidate, barred: frozenset[str], least: float, *, emergency: bool) -> bool:
+    return (one.evictable or emergency) and 0.0 < one.use >= least and barred.isdisjoint(one.owners)
 
 
 def _why(first: Candidate, second: Candidate) -> str:
