@@ -390,6 +390,21 @@ def test_service_that_answers_later_than_a_test_begins_is_waited_for() -> None:
     assert bench.moves()[:3] == [(CPU, "tried"), (CPU, "squeezed"), (CPU, "closed")]
 
 
+def test_word_of_a_service_costs_no_pod_however_long_it_lasts() -> None:
+    bench = Bench()
+    bench.node.spares_memory = False
+    ladder = replace(LadderSettings(), close_after_s=1.0, slow_phase_s=3.0, evict_after_s=4.0)
+    bench.watch = bench.made(replace(ON, ladder=ladder))
+    bench.looks(3)
+    for _ in range(600):
+        asked_s, at_floor = bench.clock.boottime_s() + 0.9, bench.node.seen.shares.get(CPU) == 0.0
+        bench.words = (ServiceSignal(PodRef("u9", "shop", "web"), 150.0 if at_floor else 400.0, 100.0, 3.0, asked_s),)
+        bench.looks(1)
+
+    assert (CPU, "closed") in bench.moves()
+    assert (bench.orders, (CPU, "evicting") in bench.moves()) == ([], False)
+
+
 def test_box_that_is_idle_as_it_is_squeezed_is_not_innocent_for_that() -> None:
     """Harm that is left at its floor must not be taken for what is usual without it."""
     bench = Bench()

@@ -76,7 +76,8 @@ class Detector(Struct, frozen=True):
     None: this signal knows no emergency. `stock`: it says how much is held (memory, processes), not how fast
     something goes, so that a squeeze does not bring it down and no experiment proves anything. `by_use`: what is usual
     depends on how much CPU online uses; `queues`: and there is pressure by online's own queueing. `slow`: its values
-    come seconds apart, so that a phase of an experiment for it takes longer (`LadderSettings.slow_phase_s`).
+    come seconds apart, so that a phase of an experiment for it takes longer (`LadderSettings.slow_phase_s`). `evicts`:
+    no, where it is the word of whoever owns the pod that is harmed, and proved by nothing but that.
 
     Raises ValueError when the values contradict each other.
     """
@@ -92,6 +93,7 @@ class Detector(Struct, frozen=True):
     rest: float = 0.0
     emergency: float | None = None
     stock: bool = False
+    evicts: bool = True
     by_use: bool = False
     queues: bool = False
     slow: bool = False
@@ -124,7 +126,7 @@ DETECTORS: Final = (
              hysteresis=100.0, most=20_000.0),
     Detector("io_pressure", "online's waiting for IO", "%", 10.0, 3.0, (IO, MEMORY), hysteresis=2.0, most=60.0),
     Detector("service_check", "an online service's own measure, where 100 is its threshold,", "%", 100.0, 0.0,
-             (CPU, IO, MEMORY), hysteresis=2.0, most=400.0, rest=50.0, slow=True),
+             (CPU, IO, MEMORY), hysteresis=2.0, most=400.0, rest=50.0, slow=True, evicts=False),
     Detector("cpi", "an online service's cycles per instruction, in deviations above its usual,", "sigma", 2.0, 0.0,
              (CPU, MEMORY), hysteresis=0.5, most=8.0, slow=True),
     Detector("pids_shortage", "the node's processes in use", "%", 90.0, 1.0, (PIDS,), hysteresis=2.0, most=98.0,

@@ -80,6 +80,9 @@ changed. What is random comes of a number in the state, so that a stored state g
 **What can't be taken back.** Where the box holds more than its bound of a resource in what only a pod's end gives back,
 for `shortage_evict_after_s`, a pod goes, too: no rung below that would help, so that none is taken.
 
+A service's own word squeezes and closes the box, and never costs a pod (`Detector.evicts`): who owns the service could
+have others' pods stopped for ever.
+
 **Evictions** keep to a budget whatever the signals say: see `Budget`. An order counts from the moment it is given.
 
 Invariants, which the tests hold against random signals: no more evictions than the budget; from anywhere, calm signals
@@ -544,7 +547,7 @@ class _Scene(Struct, frozen=True):
     `case`: the one of an experiment on this resource; `experiment`: there is one, on any resource; `disturbed`: none
     can be judged now, as pods go in an emergency. `signal`: the detector that a transition would be about.
     `harmed`: the convicting signal is above its bar, not in the hysteresis below it, and the box stands where it is
-    held: only then anything gets stricter. `account`: it is convicted by a stock.
+    held: only then anything gets stricter. `account`: it is convicted by a stock. `evicts`: its signal may cost a pod.
     """
 
     resource: LadderResource
@@ -560,6 +563,7 @@ class _Scene(Struct, frozen=True):
     experiment: bool
     harmed: bool
     account: bool
+    evicts: bool
 
     @property
     def over(self) -> bool:
@@ -609,7 +613,7 @@ def _lasts(scene: _Scene) -> bool:
     state = scene.state
     proved = scene.account or (state.held is not None and state.held.returns > 0)
     after_s = scene.evict_after_s if state.rung is Rung.CLOSED else scene.settings.close_after_s
-    proved = proved and not (state.vain and state.rung is Rung.CLOSED)
+    proved = proved and not (state.rung is Rung.CLOSED and (state.vain or not scene.evicts))
     return scene.harmed and proved and state.harm_s >= after_s
 
 
@@ -1031,6 +1035,7 @@ class _Step:
             experiment=self._trying,
             harmed=stands and self._is_harmed(state.signal, name),
             account=detector is not None and detector.stock,
+            evicts=detector is None or detector.evicts,
         )
 
     def _signal(self, resource: str, state: RungState) -> str:
