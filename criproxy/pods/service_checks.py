@@ -26,10 +26,12 @@ from criproxy.control.interference.service_checks import (
     ServiceCheck,
     ServiceSignal,
     check_of,
+    fair_places,
     percent_of,
     problem_of,
     unprovable,
 )
+from criproxy.control.interference.victim import owner_of
 from criproxy.hooks.offline import OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.model.shown import Gauge, listed
@@ -39,7 +41,7 @@ from criproxy.pods.shared import PodsShared
 
 MOST: Final = 20
 AT_ONCE: Final = 4
-MOST_BYTES: Final = 64 * 1024
+MOST_BYTES: Final = 16 * 1024
 PUT_OFF_S: Final = 300.0
 EVERY_S: Final = 1.0
 _NEVER_WELL: Final = "it has not been well since it was first asked"
@@ -56,12 +58,14 @@ class NotAskedError(Exception):
 class AskedService(Struct):
     """One check at work. `problem`: why its signal is not known, or what failed of the last answer; "": nothing.
 
-    `percent` is what the last answer says, which came at `read_s` and was asked for at `asked_s`.
+    `owner`: what owns the pod, as far as is known, or itself. `percent` is what the last answer says, which came at
+    `read_s` and was asked for at `asked_s`.
     """
 
     pod: PodRef
     check: ServiceCheck | None
     problem: str = ""
+    owner: str = ""
     percent: float | None = None
     asked_s: float = 0.0
     read_s: float = 0.0
@@ -187,11 +191,14 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
             self._services = {id: one for id, one in self._services.items() if inventory.runs(id)}
         self._known_well = frozenset()
         now_s = self.shared.clock.boottime_s()
-        places = list(self._services.items())
-        for _, service in places[MOST:]:
-            if service.check is not None:
+        wanted = {id: one for id, one in self._services.items() if one.check is not None}
+        asked = fair_places({id: (one.pod.namespace, one.owner) for id, one in wanted.items()}, MOST)
+        for id, service in self._services.items():
+            if id in wanted and id not in asked:
                 service.problem, service.percent = f"{MOST} services of this node are asked already", None
-        for id, service in sorted(places[:MOST], key=lambda place: place[1].due_s):
+        for id, service in sorted(self._services.items(), key=lambda place: place[1].due_s):
+            if id not in asked:
+                continue
             if service.check is not None and (why := unprovable(service.check, settings.measured_s)):
                 service.problem, service.percent = why, None
                 continue
@@ -211,10 +218,13 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
             check = check_of(pod.annotations, pod.ref)
         except ValueError as error:
             self.shared.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
-            return AskedService(pod.ref, None, str(error))
+            return AskedService(pod.ref, None, str(error), owner_of(pod))
         if check is None:
             return None
-        return AskedService(pod.ref, check, "it has not been asked yet", was_well=id in self._known_well)
+        was_well = id in self._known_well
+        return AskedService(
+            pod.ref, check, "it has not been asked yet", owner_of(pod) or pod.ref.name, was_well=was_well
+        )
 
     async def _ask(self, id: str, service: AskedService, check: ServiceCheck) -> None:
         asked_s = self.shared.clock.boottime_s()

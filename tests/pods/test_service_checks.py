@@ -342,6 +342,17 @@ def test_service_that_the_machine_keeps_criproxy_from_says_nothing_of_harm(says:
     run(test)
 
 
+def test_who_starts_many_takes_no_place_from_another() -> None:
+    async def test() -> None:
+        many = {f"m{number}": pod(f"many-{number}") for number in range(3 * MOST)}
+        other = Pod(PodRef("u-other", "bank", "other"), annotations={ANNOTATION: HTTP})
+        bench = Bench({**many, "s-other": other})
+        await bench.seconds(12)
+        assert "s-other" in {sandbox for sandbox, _ in bench.asked}
+
+    run(test)
+
+
 def test_only_so_many_are_asked_at_once_and_of_a_node() -> None:
     async def test() -> None:
         bench = Bench({f"s{number}": pod(f"web-{number}") for number in range(MOST + 3)})
@@ -364,7 +375,7 @@ def test_too_large_an_answer_puts_the_check_off() -> None:
         bench = Bench({"s1": pod("web")}, TooLargeError())
         await bench.seconds(200)
         assert len(bench.asked) == 1
-        assert "more than 65536 bytes" in bench.checks.services()[0].problem
+        assert "more than 16384 bytes" in bench.checks.services()[0].problem
         await bench.seconds(int(PUT_OFF_S) - 198)
         assert len(bench.asked) == 2
         assert bench.percents() == []

@@ -12,6 +12,9 @@ from criproxy.fronts.http2.side import ReadBuffer, Side
 _LOST: Final = "the connection was lost"
 
 
+_STRANGERS_FRAMES: Final = 100
+
+
 class CallError(ConnectionError):
     """The runtime, or the way to it, answered a call of ours with an error. `code` is a gRPC status code number."""
 
@@ -24,8 +27,8 @@ class CallError(ConnectionError):
 class Connection:
     """One connection's life, from `dial` until it is `lost`: a connection never comes back."""
 
-    def __init__(self, most_bytes: int | None = None) -> None:
-        self._client = Client(most_bytes)
+    def __init__(self, most_bytes: int | None = None, most_frames: int | None = None) -> None:
+        self._client = Client(most_bytes, most_frames)
         self._waiting: dict[int, asyncio.Future[CallOutcome]] = {}
         self._why = _LOST
         self._closed = asyncio.Event()
@@ -48,8 +51,10 @@ class Connection:
 
     @classmethod
     async def dial_tcp(cls, host: str, port: int, most_bytes: int) -> "Connection":
-        """To a server that is not trusted: no answer has more than `most_bytes`. Raises OSError."""
-        connection = cls(most_bytes)
+        """To a server that is not trusted: it sends `_STRANGERS_FRAMES` frames at most, and no answer of more than
+        `most_bytes`. Raises OSError.
+        """
+        connection = cls(most_bytes, _STRANGERS_FRAMES)
         await asyncio.get_running_loop().create_connection(lambda: connection._side, host, port)
         return connection
 

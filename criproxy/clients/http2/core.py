@@ -59,13 +59,16 @@ class _OwnCall(Struct):
 class Client:
     """A connection's client. `take` what is to be sent after each step.
 
-    No answer has more than `most_bytes` (None: `message.MESSAGE_BYTES`).
+    No answer has more than `most_bytes` (None: `message.MESSAGE_BYTES`). The peer sends `most_frames` at most (None: as
+    many as it will), as each costs the event loop some microseconds.
 
     Calls begin at once, as RFC 9113 allows before the peer's SETTINGS; those over its limit wait for a place.
     """
 
-    def __init__(self, most_bytes: int | None = None) -> None:
+    def __init__(self, most_bytes: int | None = None, most_frames: int | None = None) -> None:
         self._most_bytes = most_bytes
+        self._most_frames = most_frames
+        self._frames = 0
         self._outgoing = Outgoing()  # nothing that is read passes: all that is in it is ours
         self._scanner = Scanner(self._outgoing, self)
         self._reader = BlockReader()
@@ -119,7 +122,13 @@ class Client:
 
     # --- the runtime's frames: `scanner.Handler` ---------------------------------------------------------------------
 
+    def _count(self) -> None:
+        self._frames += 1
+        if self._most_frames is not None and self._frames > self._most_frames:
+            raise BrokenError(f"more than {self._most_frames} frames")
+
     def data(self, flags: int, stream: int, payload: memoryview) -> bool:
+        self._count()
         self._taken += len(payload)
         if self._taken >= _WINDOW:
             self._send(frames.window_update(0, self._taken))
@@ -140,6 +149,7 @@ class Client:
         return False
 
     def block(self, stream: int, end_stream: bool, block: bytes, raw: Bytes) -> bool:
+        self._count()
         read = self._reader.read(block)
         call = self._open.get(stream)
         if call is None:
@@ -154,6 +164,7 @@ class Client:
         return False
 
     def frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> bool:
+        self._count()
         match kind:
             case 3 if (call := self._open.get(stream)) is not None:
                 error = frames.long(payload)
@@ -186,6 +197,7 @@ class Client:
         self._pump_all()
 
     def credit(self, increment: int) -> bool:
+        self._count()
         if not increment or self._window + increment > MAX_WINDOW:
             raise BrokenError(f"WINDOW_UPDATE of {increment} on a window of {self._window}")
         self._window += increment

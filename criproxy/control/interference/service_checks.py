@@ -197,6 +197,23 @@ def percent_of(outcome: ServiceAnswer, check: ServiceCheck) -> float:
     return FAILING_PERCENT if math.isnan(value) else min(MOST_PERCENT, max(0.0, value))
 
 
+def fair_places(owners: Mapping[str, tuple[str, str]], most: int) -> frozenset[str]:
+    """Which services are asked, of more than can be: of each namespace as many as of any other, and within it of each
+    owner. `owners`: namespace and owner of each, the first to come first.
+
+    So who starts many pods with checks takes no place from another.
+    """
+    turns: dict[str, tuple[int, int]] = {}
+    of_owner, of_namespace = dict[tuple[str, str], int](), dict[str, list[tuple[int, str]]]()
+    for id, whose in owners.items():
+        turn = of_owner[whose] = of_owner.get(whose, 0) + 1
+        of_namespace.setdefault(whose[0], []).append((turn, id))
+    for several in of_namespace.values():
+        for place, (turn, id) in enumerate(sorted(several, key=lambda one: one[0])):
+            turns[id] = place, turn
+    return frozenset(sorted(owners, key=lambda id: turns[id])[:most])
+
+
 # --- from services to one signal --------------------------------------------------------------------------------------
 
 

@@ -387,3 +387,19 @@ def test_what_is_no_http2_is_broken(said: bytes) -> None:
 def test_garbage_instead_of_settings_is_broken() -> None:
     with pytest.raises(BrokenError):
         Client().feed(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+PING = b"\x00\x00\x08\x06\x01\x00\x00\x00\x00" + bytes(8)
+"""With ACK, so that no answer is due."""
+
+
+@pytest.mark.parametrize("most", [None, 100])
+def test_peer_that_is_not_trusted_sends_so_many_frames_and_no_more(most: int | None) -> None:
+    client = Client(most_frames=most)
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    client.feed(memoryview(settings + 99 * PING))
+    if most is None:
+        client.feed(memoryview(PING))
+    else:
+        with pytest.raises(BrokenError, match="more than 100 frames"):
+            client.feed(memoryview(PING))

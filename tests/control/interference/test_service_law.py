@@ -19,6 +19,7 @@ from criproxy.control.interference.service_checks import (
     at_rest,
     check_of,
     excused,
+    fair_places,
     heard,
     in_a_case,
     percent_of,
@@ -227,3 +228,20 @@ def test_excused_service_is_heard_when_it_is_far_worse_or_was_well_again() -> No
     assert alone.gap == "shop/a says 200 %, and the box was found not to be the cause"
     assert worst_of([loud, others], hearing)[0].value == 70
     assert worst_of([loud], hearing)[0].value is None
+
+
+A, B, C = ("shop", "web"), ("shop", "api"), ("bank", "core")
+
+
+@pytest.mark.parametrize(
+    ("owners", "most", "asked"),
+    [
+        pytest.param({"1": A, "2": A, "3": B, "4": C}, 4, "1234", id="there-is-room-for-all"),
+        pytest.param({"1": A, "2": A, "3": A, "4": C}, 2, "14", id="each-namespace-has-as-many"),
+        pytest.param({"1": A, "2": A, "3": A, "4": B}, 2, "14", id="each-owner-of-a-namespace-has-as-many"),
+        pytest.param({"1": A, "2": A, "3": B, "4": B, "5": C, "6": C}, 4, "1356", id="namespaces-come-before-owners"),
+        pytest.param({}, 3, "", id="nobody-asks"),
+    ],
+)
+def test_places_are_shared(owners: dict[str, tuple[str, str]], most: int, asked: str) -> None:
+    assert fair_places(owners, most) == frozenset(asked)
