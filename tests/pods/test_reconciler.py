@@ -228,6 +228,27 @@ def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -
     assert sorted(runtime.stopped) == [f"sandbox-{name}" for name in names]
 
 
+def test_stop_that_hangs_keeps_no_limit_from_being_lifted_and_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hangs(FakePodsRuntime):
+        async def stop(self, sandbox_id: str) -> None:
+            await super().stop(sandbox_id)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("criproxy.pods.reconciler.STOPS_S", 0.01)
+    bench = Bench(EVICT, Hangs((sandbox("a"),)), FakeBox("/offline"))
+
+    async def go() -> None:
+        await bench.reconciler.round(refresh=False)
+        await bench.reconciler.round(refresh=False)
+        bench.reconciler.configure(RELEASE)
+        await bench.reconciler.round(refresh=False)
+
+    asyncio.run(go())
+    assert (bench.box.orders, bench.runtime.stopped) == (["release"], ["sandbox-a"])
+
+
 def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
     bench = Bench(EVICT, FakePodsRuntime((sandbox("a"),)), FakeBox("/offline"))
     for settings in (EVICT, ON, EVICT):
