@@ -115,7 +115,7 @@ def parse(text: str, file: str) -> Kubeconfig:
     Raises KubeconfigError, which never shows a value: some are secrets.
     """
     try:
-        found = msgspec.convert(_loaded(text, file), _KubeconfigFile)
+        found = msgspec.convert(_without_nulls(_loaded(text, file)), _KubeconfigFile)
     except KubeconfigError:
         raise
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
@@ -138,6 +138,13 @@ def parse(text: str, file: str) -> Kubeconfig:
         token=user.token,
         token_file=posixpath.join(beside, user.token_file) if user.token_file else "",
     )
+
+
+def _without_nulls(value: Any) -> Any:
+    """As client-go reads it, to which null is not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _loaded(text: str, file: str) -> Any:
@@ -207,10 +214,10 @@ def _server(server: str, file: str) -> tuple[str, int, str]:
 
 
 def _pem(name: str, data: str, beside: str, file: str) -> Pem:
-    """Inline data has precedence, as in client-go."""
+    """Inline data has precedence, as in client-go, which also passes over line breaks in it."""
     if not data:
         return Pem(file=posixpath.join(beside, name)) if name else Pem()
     try:
-        return Pem(data=base64.b64decode(data, validate=True))
+        return Pem(data=base64.b64decode("".join(data.split()), validate=True))
     except (binascii.Error, ValueError) as error:
         raise KubeconfigError(f"{file} has data that is not base64: make the kubeconfig anew") from error

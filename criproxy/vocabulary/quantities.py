@@ -28,8 +28,13 @@ _REMEMBERED: Final = 1024
 """Pods and nodes write the same few quantities again and again."""
 
 
-def amount(quantity: str | float) -> Fraction:
-    """The exact value of a quantity, which may be a bare number; of more than `MOST`, that. Raises ValueError."""
+def amount(quantity: str | float | None) -> Fraction:
+    """The exact value of a quantity, which may be a bare number; of more than `MOST`, that. Raises ValueError.
+
+    None is YAML's null.
+    """
+    if quantity is None:
+        raise ValueError("the value is empty")
     if isinstance(quantity, bool):
         raise ValueError(f"{str(quantity)!r} is no quantity")
     text = str(quantity)

@@ -44,6 +44,12 @@ def test_kubeadms_has_its_authority_inline_and_the_rotating_certificate():
     assert found.files == (current,)
 
 
+def test_what_is_null_is_not_there_and_base64_may_be_in_lines_as_client_go_reads_it():
+    lines = base64.encodebytes(b"the authority's certificate, longer than a line of base64 is by custom" * 2).decode()
+    found = parse(config({"certificate-authority": None, "certificate-authority-data": lines, "proxy-url": None}), FILE)
+    assert found.ca == Pem(data=base64.b64decode(lines))
+
+
 def test_relative_names_are_beside_the_kubeconfig():
     found = parse(config({"certificate-authority": "pki/ca.crt"}, {"tokenFile": "token"}), FILE)
     assert found.files == ("/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/token")

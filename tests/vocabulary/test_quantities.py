@@ -81,6 +81,11 @@ def test_what_is_no_amount_is_refused(value: str | float) -> None:
         amount(value)
 
 
+def test_null_is_said_to_be_empty() -> None:
+    with pytest.raises(ValueError, match="the value is empty"):
+        amount(None)
+
+
 @pytest.mark.parametrize("text", ["", "-1", "1 Gi", "Gi", "1gi", "1e", "0x1", "1_0", "٣", "nan", "inf", "1K"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no quantity"):
