@@ -1,9 +1,11 @@
 """The link to the container runtime: one connection, and a watcher that knows whether the runtime can be relied upon.
 
 Connected is not ready: the runtime is ready when it has answered Version and the inventory has been read from it anew.
+One that is frozen keeps its connections: so it is asked each `BEAT_S`, and is not ready once it has not answered.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -16,7 +18,8 @@ from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.methods import APIS
 from criproxy.fronts.http2.codes import Code
 
-_VERSION_TIMEOUT_S: Final = 5.0
+BEAT_S: Final = 5.0
+VERSION_TIMEOUT_S: Final = 4.0
 _AFTER_START_S: Final = 0.05
 """Calls that have waited for this process come first: the link's own first one brings in protobuf, which takes 15 ms of
 the event loop.
@@ -97,15 +100,34 @@ class RuntimeLink(Struct, eq=False):
                 connection = await self._greet(on_connected)
                 if connection is not None:
                     retry_s = _FIRST_RETRY_S
-                    # A loss, even if a call has reconnected meanwhile: that is another life of the runtime.
-                    await connection.lost.wait()
-                    self.ready = False
-                    self._complain("connection lost")
+                    await self._listen(connection)
                 else:
                     await asyncio.sleep(retry_s)
                     retry_s = min(retry_s * 2, _LAST_RETRY_S)
         finally:
             self.ready = False
+
+    async def _listen(self, connection: Connection) -> None:
+        """Until the runtime is lost, or has come back from being frozen.
+
+        A loss is one even if a call has reconnected meanwhile: that is another life of the runtime.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await connection.lost.wait()
+            if connection.lost.is_set():
+                self.ready = False
+                self._complain("connection lost")
+                return
+            try:
+                await ask_version(self._call, VERSION_TIMEOUT_S)
+            except CallError as error:
+                self.ready = False
+                self._complain(str(error))
+            else:
+                if not self.ready:
+                    return
 
     async def close(self) -> None:
         """Close the connection; the calls on it end with UNAVAILABLE. Stop the server first."""
@@ -135,7 +157,7 @@ class RuntimeLink(Struct, eq=False):
             self._complain("cannot connect")
             return None
         try:
-            self.info = await ask_version(self._call, _VERSION_TIMEOUT_S)
+            self.info = await ask_version(self._call, VERSION_TIMEOUT_S)
             await on_connected(self.info)
         except Exception as error:  # whatever is wrong with the runtime or its inventory: not ready yet
             self._complain(str(error) or type(error).__name__)

@@ -1,6 +1,7 @@
 """The link: ready when the runtime is to be relied upon, not a moment sooner or longer; and calls while it is away."""
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -146,6 +147,24 @@ async def test_link_whose_runtime_goes_and_comes_reads_the_inventory_again(runti
                 await until(lambda: link.ready)
                 assert len(inventory.lists) == times
             await until(lambda: not link.ready, 5)
+
+
+async def test_runtime_that_is_frozen_is_not_ready_until_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its connections."""
+    monkeypatch.setattr("criproxy.clients.link.BEAT_S", 0.05)
+    monkeypatch.setattr("criproxy.clients.link.VERSION_TIMEOUT_S", 1.0)
+    inventory = Listing()
+    with runtime_process(tmp_path / "r.sock") as process:
+        async with watched(tmp_path / "r.sock", inventory) as link:
+            await until(lambda: link.ready)
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: not link.ready)
+            assert "no answer within 1 s" in link.problem
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: link.ready)
+            assert (len(inventory.lists), link.problem) == (2, "")
 
 
 async def test_call_while_the_runtime_is_away_fails_at_once(runtime: FakeRuntime) -> None:
