@@ -21,7 +21,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import Config, python_path, static
+from integration.lab.criproxy import LETS_THE_LAB, Config, python_path, static
 from integration.lab.naming import placement, spelled, told
 from integration.lab.node import CLASS, FOREVER, Node
 from integration.lab.process import Process, is_running, wait_until
@@ -291,15 +291,19 @@ def salvaged_switch(text: str) -> str:
     return text.replace("interval_s = 0.2", 'interval_s = "soon"')
 
 
+def in_colocation(text: str, lines: str) -> str:
+    """With these lines first in a last section [colocation]: what is before a line that is no TOML is salvaged."""
+    head, rest = text.split("[colocation]\n")
+    own, _, others = rest.partition("\n[")
+    return f"{head}[{others}\n[colocation]\n{lines}\n{own}\n" if others else f"{head}[colocation]\n{lines}\n{own}"
+
+
 def syntax_error(text: str) -> str:
-    """After the sockets: those are salvaged."""
-    head, colocation = text.partition("[colocation]")[::2]
-    return f'{head}[colocation]\non_disable = "evict"\n{{oops\n{colocation}'
+    return in_colocation(text, 'on_disable = "evict"\n{oops')
 
 
 def nested_too_deep(text: str) -> str:
-    head, colocation = text.partition("[colocation]")[::2]
-    return f"{head}[colocation]\n{'.'.join(['a'] * 500)} = 1\n{colocation}"
+    return in_colocation(text, f"{'.'.join(['a'] * 500)} = 1")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +326,9 @@ def test_bad_config_at_the_start_makes_a_pass_through_that_a_corrected_file_ends
     node.start()
 
     status = node.proxy.status()
-    assert (status["colocation"], len(status["config"]["errors"])) == ("pass-through", count)
+    assert (status["colocation"], len(status["config"]["errors"])) == ("pass-through", count), status["config"][
+        "errors"
+    ]
     assert node.loads()[-1]["event"] == "config_refused"
     node.wait_ticks(2)
     quota_us, memory_bytes = node.limits.now()
@@ -382,7 +388,8 @@ def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets
         with CriClient(run / "criproxy" / "criproxy.sock") as through:
             default = replace(node, client=through)
             assert not default.is_in_box(default.run("offline"))
-            (run / "criproxy.toml").write_text("[colocation]\nenabled = true\n")
+            lets = "".join(f"{key} = []\n" for key in LETS_THE_LAB)
+            (run / "criproxy.toml").write_text(f"[colocation]\nenabled = true\n[hardening]\n{lets}")
             proxy.wait_until(lambda: "config_taken" in log.read_text(), WAIT_S, "the file")
             assert default.is_in_box(default.run("offline"))
     finally:

@@ -576,6 +576,7 @@ def test_limits_that_a_reading_has_just_found_in_force_are_not_written_again(bou
     [
         pytest.param(lambda box, driver, clock: driver.boxes.update({"/offline": FLOOR}), id="somebody-writes"),
         pytest.param(lambda box, driver, clock: driver.boxes.pop("/offline"), id="box-is-gone"),
+        pytest.param(lambda box, driver, clock: setattr(driver, "idle", False), id="somebody-takes-its-priority"),
         pytest.param(lambda box, driver, clock: box.configure(QUARTER), id="new-settings"),
         pytest.param(lambda box, driver, clock: clock.advance(SETTLED_S), id="all-files-are-due"),
     ],

@@ -44,7 +44,9 @@ class FakeFiles:
         )
 
     def read_if_there(self, row: KernelFile, path: str) -> Any:
-        """io.stat: of one disk."""
+        """cpu.idle; io.stat: of one disk."""
+        if row is rows.CPU_IDLE:
+            return self._driver.idle
         size_bytes = self._driver.disk_bytes.get(path)
         return None if size_bytes is None else {"8:0": {"rbytes": str(size_bytes)}}
 
@@ -88,6 +90,7 @@ class FakeDriver:
         self.counters = "/nowhere"
         self.counts_the_node = False
         self.memory: MemoryDriver = self
+        self.idle: bool | None = True
         self.files: Any = FakeFiles(self)
 
     def _call(self, name: str, *arguments: str) -> None:

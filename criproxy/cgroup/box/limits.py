@@ -6,8 +6,8 @@ from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, all_done
-from criproxy.cgroup.kernel_files import LIMITS
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit, all_done, checked_box
+from criproxy.cgroup.kernel_files import CPU_IDLE, LIMITS
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.topology import WholeCores
 from criproxy.concurrency.clock import Clock
@@ -51,13 +51,14 @@ class BoxSettings(Struct, frozen=True):
 class _Bounded(Struct, frozen=True):
     """At `at_s` (monotonic) the box at `path` was bounded to `wanted`, and the kernel held `held` of CPU and memory.
 
-    `cpus`: those that could be the box's.
+    `cpus`: those that could be the box's; `idle`: whether the kernel runs it only while nobody else wants to.
     """
 
     path: str
     wanted: Limits
     held: Limits
     cpus: Cpus | Unlimited
+    idle: bool | None
     at_s: float
 
 
@@ -233,7 +234,9 @@ class BoxLimits:
         if last is None or last.path != self.path or self._clock.monotonic_s() - last.at_s >= SETTLED_S:
             return None
         try:
-            if last.cpus != self._cpus() or self._driver.read(last.path) != last.held:
+            if last.cpus != self._cpus() or self._idle(last.path) != last.idle:
+                return None
+            if self._driver.read(last.path) != last.held:
                 return None
             found = {name: self._driver.read_limit(last.path, name) for name in held}
         except CgroupError:  # the box has gone: it is made anew
@@ -252,8 +255,14 @@ class BoxLimits:
         changes = all_done(
             (partial(self._keep_to_cpus, path, limits[CPU]), *others, partial(self._write, path, limits))
         )
-        self._bounded = _Bounded(path, limits, self._held_by_kernel, self._cpus(), self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        self._bounded = _Bounded(path, limits, self._held_by_kernel, self._cpus(), self._idle(path), now_s)
         return changes
+
+    def _idle(self, path: str) -> bool | None:
+        """None: the kernel has no cpu.idle."""
+        idle: bool | None = self._driver.files.read_if_there(CPU_IDLE, checked_box(path))
+        return idle
 
     def _write(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         changes = self._counted_drift(self._driver.write(path, limits))
