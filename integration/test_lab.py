@@ -20,7 +20,7 @@ from integration.lab.cgroups import Tree
 from integration.lab.clean import clean, clean_abandoned, leftovers
 from integration.lab.client import METHODS, CriClient
 from integration.lab.containerd import Containerd, shim_sockets
-from integration.lab.criproxy import ENGINE, Criproxy
+from integration.lab.criproxy import ENGINE, LETS_THE_LAB, Criproxy
 from integration.lab.directory import abandoned, cgroup_root, claimed, mounts_below, socket_path
 from integration.lab.kubelet import SYSCTLS, Kubelet, static_pod
 from integration.lab.naming import spelled
@@ -272,6 +272,7 @@ def test_criproxy_configuration_is_completed_with_the_lab_s_own_paths(lab: Path)
         "observe": {"address": proxy.address},
         "control": {"checkpoint": str(lab / "criproxy.checkpoint")},
         "colocation": {"enabled": True, "rules": rules},
+        "hardening": LETS_THE_LAB,
     }
 
 

@@ -818,6 +818,22 @@ def test_usage_is_of_the_node_alone_until_there_is_a_box(box: Box) -> None:
     assert after.box == Usage(1.0, 100)
 
 
+def test_node_s_counter_that_could_not_be_read_at_one_moment_is_read_again(
+    box: Box, driver: FakeDriver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, late_s = driver.node_usage, [0.2, 0.2, 0.0]
+
+    def node_usage() -> Usage:
+        clock.advance(late_s.pop(0))
+        return read()
+
+    monkeypatch.setattr(driver, "node_usage", node_usage)
+    found: Any = run(box.usage)
+    ((usage, _),) = found
+
+    assert (late_s, usage.read_s) == ([], clock.monotonic_s())
+
+
 def test_what_is_read_beside_usage_is_read_in_the_same_wake_up_and_fails_alone(box: Box) -> None:
     def fails(driver: CgroupDriver, path: str) -> str:
         raise OSError(path)
