@@ -247,7 +247,7 @@ class Daemon:
         )
         checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
         self._checkpointer = Checkpointer(checkpoint)
-        self._interference = InterferenceWatch(
+        harm = InterferenceWatch(
             shared,
             self._box,
             _signal_reader(self._clock),
@@ -265,7 +265,7 @@ class Daemon:
             self._recorder,
             self._guard,
             relief,
-            self._interference,
+            harm,
         )
         self._round = Round([self._loop, relief, disks, *parts], self._clock, self._log)
         self._round.configure(settings)
@@ -313,7 +313,7 @@ class Daemon:
             history=self._loop.history,
             reconciler=self._reconciler,
             holds=self._holds,
-            interference=self._interference,
+            interference=self._loop.harm,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
             attachment=partial(_attachment, config.proxy.listen_path),
             published=self._kubernetes,
@@ -324,7 +324,7 @@ class Daemon:
                 Threads(self._workers),
                 self._cpu_manager,
                 self._guard,
-                self._interference,
+                self._loop.harm,
                 *self._round.parts,
                 self._round,
                 self._kubernetes,
@@ -442,13 +442,13 @@ class Daemon:
         await asyncio.wait((loading,), timeout=_LOAD_S)
 
     def _remembered(self) -> Remembered:
-        return Remembered(self._loop.predictors(), self._interference.checkpoint())
+        return Remembered(self._loop.predictors(), self._loop.harm.checkpoint())
 
     def _remember(self, remembered: Remembered, shift_s: float) -> None:
         if not self._upgrades.learned:
             self._loop.restore(remembered.predictors, shift_s)
         if remembered.interference is not None:
-            self._interference.restore(remembered.interference, shift_s)
+            self._loop.harm.restore(remembered.interference, shift_s)
 
     async def _end(self) -> None:
         await done_all(

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.box.limits import BoxLimits, BoxSettings
+from criproxy.cgroup.box.limits import BoxLimits, BoxSettings, LimitsInForce
 from criproxy.cgroup.box.memory import BoxMemory, Held
 from criproxy.cgroup.box.pods import BoxPods
 from criproxy.cgroup.box.threads import BoxThreads, for_request
@@ -87,7 +87,7 @@ class Box:
         self.memory = BoxMemory(driver, self._limits, self.pods, self._threads, clock)
         self._reading_s = 0.0
         """How long the node's usage took to be read, the last time."""
-        self._in_force: tuple[Limits, Mapping[str, HeldLimit]] | None = None
+        self._in_force: LimitsInForce | None = None
         """What the last reading has found in force, until the next call of `apply`; None: that must look for itself."""
         self._counted = ""
         """The box's path that the counters are of."""
@@ -190,16 +190,17 @@ class Box:
         if path is None and self._reading_s < _AT_ONCE_S:  # then no thread has to wake up for it, each second
             return _or_error(lambda: self._usage(None)), None
 
-        def read() -> tuple[UsageReading | Exception, T | Exception | None]:
-            self._in_force = self._limits.in_force()
-            usage = _or_error(lambda: self._usage(path))
-            return usage, None if path is None or beside is None else _or_error(lambda: beside(self._driver, path))
+        def read() -> tuple[LimitsInForce | None, UsageReading | Exception, T | Exception | None]:
+            in_force, usage = self._limits.in_force(), _or_error(lambda: self._usage(path))
+            found = None if path is None or beside is None else _or_error(lambda: beside(self._driver, path))
+            return in_force, usage, found
 
         self._in_force = None
         try:
-            return await self._threads.reader.run("read usage and signals", read)
+            self._in_force, usage, found = await self._threads.reader.run("read usage and signals", read)
         except Exception as error:  # the thread is stuck
             return error, None if beside is None else error
+        return usage, found
 
     def cpu_times(self) -> tuple[float, float] | None:
         """CPU seconds of the node and of the box; None: there is no box, or no pod in it. Raises OSError.

@@ -22,6 +22,9 @@ control loop looks at them each second; a start would do all of that over again,
 """
 
 
+LimitsInForce = tuple[Limits, Mapping[str, HeldLimit]]
+"""Limits that the kernel holds as they were asked for, and how much of each is in use."""
+
 SETTLED_S: Final = 10.0
 """So often all files of the box are settled, whatever a look at its limits has found."""
 
@@ -226,7 +229,7 @@ class BoxLimits:
             return False
         return unchanged and before == {name: held.limit for name, held in self.in_use.items()}
 
-    def in_force(self) -> tuple[Limits, Mapping[str, HeldLimit]] | None:
+    def in_force(self) -> LimitsInForce | None:
         """What was asked for last, where the kernel still holds all of it, and how much is in use now; None: it does
         not, or all files of the box are to be settled again. For any thread, as it changes nothing.
         """
