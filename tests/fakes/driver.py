@@ -44,9 +44,11 @@ class FakeFiles:
         )
 
     def read_if_there(self, row: KernelFile, path: str) -> Any:
-        """cpu.idle; io.stat: of one disk."""
+        """cpu.idle; cpu.pressure; io.stat: of one disk."""
         if row is rows.CPU_IDLE:
             return self._driver.idle
+        if row is rows.CPU_PRESSURE:
+            return self._driver.pressure(path)
         size_bytes = self._driver.disk_bytes.get(path)
         return None if size_bytes is None else {"8:0": {"rbytes": str(size_bytes)}}
 
@@ -83,6 +85,8 @@ class FakeDriver:
         self.reclaim_gate.set()
         self.reclaiming = threading.Event()
         self.in_use = 0
+        self.pod_usages: dict[str, Usage] = {}
+        self.waited_s: dict[str, float] = {}
         self.disk_bytes: dict[str, int] = {}
         self.threads: dict[str, set[str]] = {}
         self.drifted = False
@@ -105,7 +109,15 @@ class FakeDriver:
 
     def usage(self, path: str) -> Usage | None:
         self._call("usage", path)
+        if path in self.pod_usages:
+            return self.pod_usages[path]
         return Usage(1.0, 100, memory_bytes=self.in_use) if path in self.boxes else None
+
+    def pressure(self, path: str) -> dict[str, float] | None:
+        """Of pods that `waited_s` knows; while it is empty, PSI is switched off."""
+        if not self.waited_s:
+            raise CgroupError(f"cannot read {path}/cpu.pressure: EOPNOTSUPP", errno.EOPNOTSUPP)
+        return {"some": self.waited_s[path]} if path in self.waited_s else None
 
     def exists(self, path: str) -> bool:
         if path in self.boxes or path in self.kubelets:
