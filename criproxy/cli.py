@@ -98,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         "time) or ISO 8601",
     )
     status.set_defaults(verb=_status)
+    top = verbs.add_parser("top", parents=[config], help="show what the node and each offline pod use, live")
+    top.set_defaults(verb=_top)
     # Its many options are its own matter, so that no other verb pays for them.
     simulate = verbs.add_parser("simulate", add_help=False, help="replay recorded usage: what a node would have gained")
     simulate.set_defaults(verb=_simulate)
@@ -188,6 +190,21 @@ def _status(options: argparse.Namespace) -> int:
             return end
         sys.stdout.flush()
         time.sleep(1)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from criproxy.commands.top.command import run
+    from criproxy.config import load
+    from criproxy.observe import client
+
+    try:
+        run(Path(load(options.config).config.proxy.status_path))
+    except client.AskError as error:
+        _fail(str(error))
+        return error.exit_status
+    except ValueError as error:
+        return _fail(str(error))
+    return 0
 
 
 def _show_bypass(proxy: "Proxy") -> None:
