@@ -33,6 +33,7 @@ from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Loaded, OwnFiles
 from criproxy.control.capacity import CapacityReader
+from criproxy.control.day import Day
 from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
 from criproxy.control.memory_pressure import EvictionHard
@@ -166,8 +167,17 @@ class Daemon:
         cpus = CpusOfBox(self._inventory)
         cores = WholeCores(Topology(Tree(), root_cpuset(driver)), cpus.own, cpus.exclusive)
         self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores, workers=self._workers)
+        self._holds = Holds(self._clock, self._hold_offs, settings.stops_by)
         self._recorder = Recorder(
-            self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
+            self._metrics,
+            self._box,
+            self._inventory,
+            self._link,
+            self._notifier,
+            self._clock,
+            AboveBound(self._log),
+            self._holds,
+            Day(),
         )
         self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         reload_asked = asyncio.Event()
@@ -211,11 +221,18 @@ class Daemon:
         log, clock = self._log, self._clock
         self._proc_cgroups = ProcCgroupReader()
         self._host_paths = HostPaths(settings.config.kubelet.root_dir)
-        self._holds = Holds(clock, self._hold_offs, settings.stops_by)
         self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
         cluster = self._kubernetes if settings.config.kubernetes.enabled else None
         shared = PodsShared(
-            self._inventory, runtime, self._holds, self._metrics, clock, log, evicts=cluster, tells=cluster
+            self._inventory,
+            runtime,
+            self._holds,
+            self._metrics,
+            clock,
+            log,
+            evicts=cluster,
+            tells=cluster,
+            day=self._recorder.day,
         )
         self._reconciler = Reconciler(settings_of.reconciler(settings), shared, self._box, shared.stopper())
         return Ports(

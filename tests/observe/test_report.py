@@ -1,5 +1,6 @@
 """What a daemon tells of itself, on a clock that the test moves."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from criproxy.clients.link import RuntimeInfo
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
+from criproxy.control.day import Day
 from criproxy.control.history import DecisionRecord, History
 from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
@@ -114,7 +116,7 @@ class Bench:
         self.engine, self.bypass = Engine(), Showing(Bypass)
         self.interference = Showing(InterferenceWatch, HARM, closed="")
         self.kubelets_driver = SimpleNamespace(driver=None)
-        self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
+        self.holds = SimpleNamespace(everybody="", closed="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         self.cpu_manager = Showing(CpuManager, problem="")
         self.hold_offs = no_hold_offs(self.clock)
         self.log_writer = Showing(LogWriter, missing=0)
@@ -130,6 +132,8 @@ class Bench:
             notifier=self.notifier,  # type: ignore[arg-type]
             clock=self.clock,
             above=AboveBound(structlog.get_logger()),
+            holds=self.holds,  # type: ignore[arg-type]
+            day=Day(),
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,
@@ -179,6 +183,40 @@ class Bench:
         found = re.search(rf"^{name} (\S+)$", self.endpoints.metrics().decode(), re.MULTILINE)
         assert found is not None, name
         return float(found[1])
+
+
+# --- the last day ----------------------------------------------------------------------------------------------------
+
+
+def test_past_has_each_tick_and_each_closing_with_its_reason() -> None:
+    bench = Bench()
+    bench.tick()
+    bench.configure(ON, CLOSED="the window is over")
+    bench.tick()
+    bench.tick()
+    bench.configure(ON)
+    bench.tick()
+    bench.holds.closed = "online pods were harmed"
+    bench.tick()
+    bench.configure(Config())
+    bench.tick()
+    marks = json.loads(bench.endpoints.past(-math.inf))["marks"]
+    assert [(mark["kind"], mark["reason"]) for mark in marks] == [
+        ("closing", "the window is over"),
+        ("opening", "new offline pods are let in"),
+        ("closing", "online pods were harmed"),
+        ("opening", "new offline pods are let in"),
+    ]
+
+
+def test_past_has_what_the_status_has() -> None:
+    bench = Bench()
+    bench.recorder.ticked(replace(SNAPSHOT, t_s=bench.clock.now), decision(), (), 0.01)
+    shown, past = bench.status().box.resources, json.loads(bench.endpoints.past(bench.clock.wall))
+    for name, unit in (("cpu", "cores"), ("memory", "bytes")):
+        for key in ("capacity", "online", "box", "limit"):
+            number = past["seconds"][name][key][-1] * past["scales"][unit]
+            assert number == getattr(shown[name], key), (name, key)
 
 
 # --- health --------------------------------------------------------------------------------------------------------
