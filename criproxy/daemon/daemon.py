@@ -78,6 +78,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
@@ -236,6 +237,7 @@ class Daemon:
         hard = _EvictionHardReader(settings.config.proxy.listen_path)
         relief = MemoryRelief(shared, self._box, eviction, hard, self._workers["kubelets-config"])
         parts = [part.made(ports) for part in PARTS]
+        self._speeds = one_of(parts, PodSpeeds)
         cpuset = root_cpuset(driver)
         self._guard = CpuGuard(
             self._box,
@@ -255,6 +257,7 @@ class Daemon:
             eviction,
             one_of(parts, ServiceChecks),
             disks,
+            self._speeds,
             self._checkpointer.hurry,
         )
         self._loop = ControlLoop(
@@ -385,7 +388,7 @@ class Daemon:
             self._checkpointer.run(self._remembered),
             self._checkpointer.run_hurried(self._remembered),
             self._reload.run(),
-            self._kubernetes.run(self._reporter),
+            self._kubernetes.run(self._reporter, self._speeds),
         )
 
     def _apply(self, settings: NodeSettings) -> None:

@@ -150,13 +150,14 @@ def offer(
     *,
     drained: str = "",
     pods: int = 0,
+    factor: float | None = None,
 ) -> Offer:
     """From one tick of the control loop. `drained`: why the node is to be empty of offline pods; "": it is not.
 
-    `pods`: how many of them run.
+    `pods`: how many of them run. `factor`: see `lendable`.
     """
     found = {
-        name: lendable(RESOURCES[name], sample, decision.resources[name], settings.open_box)
+        name: lendable(RESOURCES[name], sample, decision.resources[name], settings.open_box, factor=factor)
         for name, sample in snapshot.of.items()
         if name in decision.resources
     }

@@ -133,6 +133,12 @@ class Publisher:
             age_s=self._clock.boottime_s() - last.at_s if last else None,
         )
 
+    def published_of(self, resource: str) -> float | None:
+        """What was published last of a resource, in its unit, by whichever of its names; None: nothing was."""
+        last = self._last.quantities if self._last else {}
+        names = [one for one in self._settings.resources if one.of == resource and one.name in last]
+        return max((last[one.name] / one.per_unit for one in names), default=None)
+
     async def run(self) -> None:
         """Until cancelled."""
         await self._clock.sleep(LOOK_S * self._luck.random())  # nodes whose policy changes at once go one by one

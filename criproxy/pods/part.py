@@ -30,7 +30,15 @@ from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.model.shown import Shows
 from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_CLOSE, ON_DISABLE, ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
+from criproxy.pods.stopping import (
+    ON_CLOSE,
+    ON_DISABLE,
+    ON_HARM,
+    ON_OVER_LIMIT,
+    ON_RUNTIME_OVERLOAD,
+    ON_STARVED,
+    ON_UNBOUNDED,
+)
 
 
 class Stage(Struct, frozen=True):
@@ -92,6 +100,7 @@ class NodeSettings(Struct, frozen=True):
             ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
             ON_HARM: self.config.interference.on_harm,
+            ON_STARVED: self.config.kubernetes.on_starved,
         }
         if self.writes and self.stage.drain:
             does[ON_CLOSE] = "evict"
