@@ -14,7 +14,7 @@ from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.cpu_use import used_s_of
 from criproxy.cgroup.driver import CgroupError, checked_path
 from criproxy.cgroup.tree import GONE, if_there
-from criproxy.control.pod_speed import PodCpu
+from criproxy.control.pod_speed import PodCpuTimes
 
 MOST_THREADS: Final = 8
 """Of one pod, of which the one that waits most counts."""
@@ -30,13 +30,13 @@ _NO_THREADS: Final = (*GONE, errno.EOPNOTSUPP)
 _ENDED: Final = (*GONE, errno.ESRCH)
 
 
-def pods_cpu(files: FileAccess, pods: Collection[str], proc: str = "/proc") -> dict[str, PodCpu]:
+def pods_cpu(files: FileAccess, pods: Collection[str], proc: str = "/proc") -> dict[str, PodCpuTimes]:
     """Of those pods of the box (paths) that are there. Raises CgroupError."""
     found = {}
     for pod in pods:
         with if_there():
             path = checked_path(pod)
-            found[pod] = PodCpu(used_s_of(files, path), _waited_s(files, path, proc))
+            found[pod] = PodCpuTimes(used_s_of(files, path), _waited_s(files, path, proc))
     return found
 
 

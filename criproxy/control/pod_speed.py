@@ -31,7 +31,7 @@ SLOW_RATIOS: Final = (0.9, 0.5)
 """Time below these is counted."""
 
 
-class PodCpu(Struct, frozen=True):
+class PodCpuTimes(Struct, frozen=True):
     """Counters of one pod: CPU seconds that it used, and for how long somebody waited.
 
     `waited_s`: by thread, of those that were looked at; 0: of some thread or other (PSI), which tells of all of them.
@@ -58,7 +58,7 @@ class PodSpeed(Struct, frozen=True):
         return self.got / self.wanted if self.got < self.wanted else 1.0
 
 
-def pod_speed(asked: float, before: PodCpu, now: PodCpu, seconds: float) -> PodSpeed | None:
+def pod_speed(asked: float, before: PodCpuTimes, now: PodCpuTimes, seconds: float) -> PodSpeed | None:
     """None: nothing is known of it, as it asked for nothing or no counter goes on."""
     known = before.waited_s.keys() & now.waited_s.keys()
     if not asked > 0.0 or not seconds > 0.0 or not known or now.used_s < before.used_s:
@@ -75,7 +75,7 @@ def below(speeds: Mapping[str, PodSpeed], ratio: float) -> float:
     return sum(one.ratio < ratio for one in counted) / len(counted) if counted else 0.0
 
 
-class _Window(Struct, eq=False):
+class _FiveMinutes(Struct, eq=False):
     """What one pod got and wanted in the last five minutes."""
 
     since_s: float
@@ -86,12 +86,12 @@ class _Window(Struct, eq=False):
 class Starvation(Struct, eq=False):
     """Who starves, by the speeds of look after look."""
 
-    _windows: dict[str, _Window] = {}
+    _windows: dict[str, _FiveMinutes] = {}
     _starved: dict[str, float] = {}
 
     def look(self, t_s: float, speeds: Mapping[str, PodSpeed], ratio: float) -> None:
         """`ratio`: the speed that pods are to keep. A pod that is not in `speeds` begins anew."""
-        self._windows = {pod: self._windows.get(pod) or _Window(t_s) for pod in speeds}
+        self._windows = {pod: self._windows.get(pod) or _FiveMinutes(t_s) for pod in speeds}
         self._starved = {}
         for pod, one in speeds.items():
             window = self._windows[pod]

@@ -22,7 +22,7 @@ from criproxy.control.pod_speed import (
     SLOW_RATIOS,
     STARVED_RATIO,
     Feedback,
-    PodCpu,
+    PodCpuTimes,
     PodSpeed,
     Starvation,
     below,
@@ -68,7 +68,7 @@ class PodSpeeds(Part, Struct, eq=False):
     box: Box
     feedback: Feedback = field(default_factory=lambda: Feedback(STARVED_RATIO))
     speeds: Mapping[str, PodSpeed] = {}
-    _last: tuple[float, Mapping[str, PodCpu]] | None = None
+    _last: tuple[float, Mapping[str, PodCpuTimes]] | None = None
     _starvation: Starvation = field(default_factory=Starvation)
     _reported: frozenset[str] = frozenset()
 

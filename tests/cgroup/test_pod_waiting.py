@@ -7,7 +7,7 @@ import pytest
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.pod_waiting import MOST_THREADS, pods_cpu
-from criproxy.control.pod_speed import PodCpu
+from criproxy.control.pod_speed import PodCpuTimes
 from tests.fakes.kernel import FakeKernel
 
 BOX, POD = "/offline", "/offline/poda"
@@ -39,7 +39,7 @@ def test_where_the_kernel_counts_pressure_it_says_how_long_some_thread_waited(tm
     kernel, driver = node(tmp_path, 2)
     kernel.by_hand(f"cg{POD}/cpu.pressure", PRESSURE)
 
-    assert pods_cpu(driver.files, (POD, "/offline/podgone")) == {POD: PodCpu(1.5, {0: 2.5})}
+    assert pods_cpu(driver.files, (POD, "/offline/podgone")) == {POD: PodCpuTimes(1.5, {0: 2.5})}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -49,7 +49,7 @@ def test_without_pressure_threads_say_it(tmp_path: Path, version: int) -> None:
 
     found = pods_cpu(driver.files, (POD,), str(tmp_path / "p"))
 
-    assert found == {POD: PodCpu(1.5, {70: 3.0, 71: 0.5})}, "one has ended meanwhile"
+    assert found == {POD: PodCpuTimes(1.5, {70: 3.0, 71: 0.5})}, "one has ended meanwhile"
 
 
 def test_kernel_that_counts_no_waiting_says_nothing(tmp_path: Path) -> None:

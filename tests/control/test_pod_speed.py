@@ -11,7 +11,7 @@ from criproxy.control.pod_speed import (
     START,
     STEPS,
     Feedback,
-    PodCpu,
+    PodCpuTimes,
     PodSpeed,
     Starvation,
     below,
@@ -20,12 +20,12 @@ from criproxy.control.pod_speed import (
 )
 
 LOOK_S = 10.0
-NOTHING = PodCpu(0.0, {0: 0.0})
+NOTHING = PodCpuTimes(0.0, {0: 0.0})
 HUNGRY, FULL, ASLEEP = PodSpeed(1.0, 0.3, 1.0), PodSpeed(1.0, 0.95, 1.0), PodSpeed(1.0, 0.01, 0.01)
 
 
 def speed(asked: float, used: float, waiting: float) -> PodSpeed | None:
-    return pod_speed(asked, NOTHING, PodCpu(LOOK_S * used, {0: LOOK_S * waiting}), LOOK_S)
+    return pod_speed(asked, NOTHING, PodCpuTimes(LOOK_S * used, {0: LOOK_S * waiting}), LOOK_S)
 
 
 # --- one pod ---------------------------------------------------------------------------------------------------------
@@ -69,11 +69,11 @@ def test_pod_that_never_waits_has_its_full_speed(asked, part, waiting):
 @pytest.mark.parametrize(
     ("asked", "before", "now", "seconds"),
     [
-        pytest.param(0.0, NOTHING, PodCpu(1.0, {0: 1.0}), 10.0, id="asked for nothing"),
-        pytest.param(1.0, NOTHING, PodCpu(1.0, {0: 1.0}), 0.0, id="no time"),
-        pytest.param(1.0, PodCpu(2.0, {0: 0.0}), PodCpu(1.0, {0: 1.0}), 10.0, id="another cgroup"),
-        pytest.param(1.0, PodCpu(0.0, {7: 0.0}), PodCpu(1.0, {8: 1.0}), 10.0, id="other threads"),
-        pytest.param(1.0, PodCpu(0.0, {}), PodCpu(1.0, {}), 10.0, id="nothing counts"),
+        pytest.param(0.0, NOTHING, PodCpuTimes(1.0, {0: 1.0}), 10.0, id="asked for nothing"),
+        pytest.param(1.0, NOTHING, PodCpuTimes(1.0, {0: 1.0}), 0.0, id="no time"),
+        pytest.param(1.0, PodCpuTimes(2.0, {0: 0.0}), PodCpuTimes(1.0, {0: 1.0}), 10.0, id="another cgroup"),
+        pytest.param(1.0, PodCpuTimes(0.0, {7: 0.0}), PodCpuTimes(1.0, {8: 1.0}), 10.0, id="other threads"),
+        pytest.param(1.0, PodCpuTimes(0.0, {}), PodCpuTimes(1.0, {}), 10.0, id="nothing counts"),
     ],
 )
 def test_speed_is_not_known(asked, before, now, seconds):
@@ -81,7 +81,7 @@ def test_speed_is_not_known(asked, before, now, seconds):
 
 
 def test_of_several_threads_the_one_that_waits_most_counts():
-    one = pod_speed(1.0, PodCpu(0.0, {7: 0.0, 8: 0.0, 9: 5.0}), PodCpu(3.0, {7: 1.0, 8: 7.0}), 10.0)
+    one = pod_speed(1.0, PodCpuTimes(0.0, {7: 0.0, 8: 0.0, 9: 5.0}), PodCpuTimes(3.0, {7: 1.0, 8: 7.0}), 10.0)
     assert one is not None
     assert one.ratio == pytest.approx(0.3)
 
