@@ -14,7 +14,7 @@ from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.cpu_use import used_s_of
 from criproxy.cgroup.driver import CgroupError, checked_path
 from criproxy.cgroup.tree import GONE, if_there
-from criproxy.control.pod_speed import PodCpuTimes
+from criproxy.model.signals import PodCpuTimes
 
 MOST_THREADS: Final = 8
 """Of one pod, of which the one that waits most counts."""

@@ -12,7 +12,7 @@ nearly all of the time has more threads that wait, and is taken to want all that
 does not wait, and wants no more than it got.
 
     speed    got / wanted
-    starved  below half (or the configured speed, if that is less) over the last five minutes
+    starved  below half (or the speed that was promised, if that is less) over the last five minutes
 
 A pod that wants less than a tenth of what it asked for does not count: its few milliseconds say nothing of the node.
 """
@@ -24,21 +24,18 @@ from typing import Final
 from msgspec import Struct, field
 
 from criproxy.control.publication import RECENT_S, RecentMean
+from criproxy.model.signals import PodCpuTimes
 
 WANTS_RATIO: Final = 0.1
 STARVED_RATIO: Final = 0.5
-SLOW_RATIOS: Final = (0.9, 0.5)
+FULL_RATIO: Final = 0.9
+"""Who gets as much has its full speed, as far as can be measured."""
+
+SLOW_RATIOS: Final = (FULL_RATIO, STARVED_RATIO)
 """Time below these is counted."""
 
-
-class PodCpuTimes(Struct, frozen=True):
-    """Counters of one pod: CPU seconds that it used, and for how long somebody waited.
-
-    `waited_s`: by thread, of those that were looked at; 0: of some thread or other (PSI), which tells of all of them.
-    """
-
-    used_s: float
-    waited_s: Mapping[int, float]
+RELIEF_S: Final = 60.0
+"""How long the others are measured after a pod was to go, before the next one is."""
 
 
 class PodSpeed(Struct, frozen=True):
@@ -75,42 +72,66 @@ def below(speeds: Mapping[str, PodSpeed], ratio: float) -> float:
     return sum(one.ratio < ratio for one in counted) / len(counted) if counted else 0.0
 
 
-class _FiveMinutes(Struct, eq=False):
-    """What one pod got and wanted in the last five minutes."""
+class _Lately(Struct, eq=False):
+    """What one pod, or all together, got and wanted in the last five minutes, or since it began."""
 
     since_s: float
     got: RecentMean = field(default_factory=RecentMean)
     wanted: RecentMean = field(default_factory=RecentMean)
 
+    def observe(self, t_s: float, got: float, wanted: float) -> None:
+        self.got.observe(t_s, got)
+        self.wanted.observe(t_s, wanted)
+
+    @property
+    def ratio(self) -> float:
+        got, wanted = self.got.value() or 0.0, self.wanted.value() or 0.0
+        return got / wanted if got < wanted else 1.0
+
 
 class Starvation(Struct, eq=False):
-    """Who starves, by the speeds of look after look."""
+    """Who starves, and whether a pod is to go for that, by the speeds of look after look.
 
-    _windows: dict[str, _FiveMinutes] = {}
-    _starved: dict[str, float] = {}
+    One goes once a pod starves and all together lack CPU: a pod alone may lack it for reasons of its own, and nobody's
+    end would give it more. After that, one after the other goes until the rest have their full speed, each once it is
+    known for `RELIEF_S` how they fare without the last.
+    """
+
+    starved: Mapping[str, float] = {}
+    """The pods that starve, and the share that each got of what it wanted in the last five minutes."""
+    one_must_go: bool = False
+    _windows: dict[str, _Lately] = {}
+    _all: _Lately | None = None
+    _relieving: bool = False
 
     def look(self, t_s: float, speeds: Mapping[str, PodSpeed], ratio: float) -> None:
         """`ratio`: the speed that pods are to keep. A pod that is not in `speeds` begins anew."""
-        self._windows = {pod: self._windows.get(pod) or _FiveMinutes(t_s) for pod in speeds}
-        self._starved = {}
+        self._windows = {pod: self._windows.get(pod) or _Lately(t_s) for pod in speeds}
+        together = self._all = self._all or _Lately(t_s)
+        counted = [one for one in speeds.values() if one.counts]
+        together.observe(t_s, sum(one.got for one in counted), sum(one.wanted for one in counted))
+        found = {}
         for pod, one in speeds.items():
             window = self._windows[pod]
-            window.got.observe(t_s, one.got)
-            window.wanted.observe(t_s, one.wanted)
-            got, wanted = window.got.value() or 0.0, window.wanted.value() or 0.0
-            if t_s - window.since_s < RECENT_S or wanted < WANTS_RATIO * one.asked:
-                continue
-            if got < min(STARVED_RATIO, ratio) * wanted:
-                self._starved[pod] = got / wanted
+            window.observe(t_s, one.got, one.wanted)
+            wants = (window.wanted.value() or 0.0) >= WANTS_RATIO * one.asked
+            if wants and t_s - window.since_s >= RECENT_S and window.ratio < min(STARVED_RATIO, ratio):
+                found[pod] = window.ratio
+        self.starved = found
+        lacking = together.ratio < FULL_RATIO
+        if self._relieving and t_s - together.since_s >= RELIEF_S:
+            self._relieving = self.one_must_go = lacking
+        elif not self._relieving:
+            self.one_must_go = lacking and bool(found)
+
+    def one_went(self) -> None:
+        """How the others fare is measured anew."""
+        self.forget()
+        self._relieving = True
 
     def forget(self) -> None:
-        """Begin anew, as another pod has gone or all is different."""
-        self._windows, self._starved = {}, {}
-
-    @property
-    def starved(self) -> Mapping[str, float]:
-        """The pods that starve, and the share that each got of what it wanted in the last five minutes."""
-        return self._starved
+        """Begin anew, as all is different."""
+        self.starved, self.one_must_go, self._windows, self._all, self._relieving = {}, False, {}, None, False
 
 
 # --- what is measured moves what is published -------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from criproxy.control.pod_speed import (
     SLOW_RATIOS,
     STARVED_RATIO,
     Feedback,
-    PodCpuTimes,
     PodSpeed,
     Starvation,
     below,
@@ -31,6 +30,7 @@ from criproxy.control.pod_speed import (
 )
 from criproxy.model import LOWEST_SHARES, Sandbox
 from criproxy.model.shown import Counter, Gauge, listed
+from criproxy.model.signals import PodCpuTimes
 from criproxy.pods.inventory import asked_now
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
@@ -108,7 +108,7 @@ class PodSpeeds(Part, Struct, eq=False):
         self.speeds = {path: one for path, one in found.items() if one is not None}
         self._count(min(seconds, _LONGEST_S))
         self._starvation.look(now_s, self.speeds, self.feedback.speed_ratio)
-        self._report({path: pods[path] for path in self._starvation.starved})
+        self._report({path: pods[path] for path in self.starved})
 
     def _count(self, seconds: float) -> None:
         counted = sum(one.counts for one in self.speeds.values())
@@ -126,7 +126,7 @@ class PodSpeeds(Part, Struct, eq=False):
         """Each to the log once, until it gets more."""
         for path, one in starved.items():
             if path not in self._reported:
-                got = round(self._starvation.starved[path], 2)
+                got = round(self.starved[path], 2)
                 self.shared.log.warning("pod_starved", pod=str(one.pod), pod_uid=one.pod.uid, got_ratio=got)
         self._reported = frozenset(starved)
 
@@ -144,16 +144,17 @@ class PodSpeeds(Part, Struct, eq=False):
     def why_one_is_to_go(self) -> str:
         """Why the youngest pod is to go, in words; "": none is."""
         evicts = self.shared.evicts
-        if not self.starved or evicts is None or ON_STARVED not in self.shared.holds.stops_by:
+        if not self._starvation.one_must_go or evicts is None or ON_STARVED not in self.shared.holds.stops_by:
             return ""
         if sum(one.asked for one in self.speeds.values()) > (evicts.promised_cores() or 0.0):
             return ""
-        many = f"{len(self.starved)} of {len(self.speeds)} offline pods starve for CPU"
-        return f"{many}, and got as little as {min(self.starved.values()):.0%} of what they wanted in five minutes"
+        counted = [one for one in self.speeds.values() if one.counts]
+        got, wanted = sum(one.got for one in counted), sum(one.wanted for one in counted)
+        return f"{len(counted)} offline pods want {wanted:.2f} cores, get {got:.2f}, and starved for five minutes"
 
     def one_was_to_go(self) -> None:
         """Whether or not it has gone, the next one waits until it is known how the rest fare."""
-        self._starvation.forget()
+        self._starvation.one_went()
 
     def restore(self, saved: Feedback | None) -> None:
         """Go on where a process before this one stood, if it says so and that makes sense."""

@@ -7,7 +7,7 @@ import pytest
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, PodLimits
 from criproxy.cgroup.pod_waiting import MOST_THREADS, pods_cpu
-from criproxy.control.pod_speed import PodCpuTimes
+from criproxy.model.signals import PodCpuTimes
 from tests.fakes.kernel import FakeKernel
 
 BOX, POD = "/offline", "/offline/poda"

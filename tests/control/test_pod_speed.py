@@ -1,6 +1,7 @@
 """What pods want and get of the CPU, who starves, and how that moves what is published."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -8,20 +9,22 @@ from hypothesis import strategies as st
 
 from criproxy.control.pod_speed import (
     MOST_SLOW_RATIO,
+    RELIEF_S,
     START,
     STEPS,
     Feedback,
-    PodCpuTimes,
     PodSpeed,
     Starvation,
     below,
     pod_speed,
     restored,
 )
+from criproxy.model.signals import PodCpuTimes
 
 LOOK_S = 10.0
 NOTHING = PodCpuTimes(0.0, {0: 0.0})
-HUNGRY, FULL, ASLEEP = PodSpeed(1.0, 0.3, 1.0), PodSpeed(1.0, 0.95, 1.0), PodSpeed(1.0, 0.01, 0.01)
+HUNGRY, SLOW, FULL = (PodSpeed(1.0, got, 1.0) for got in (0.3, 0.7, 0.99))
+ASLEEP = PodSpeed(1.0, 0.01, 0.01)
 
 
 def speed(asked: float, used: float, waiting: float) -> PodSpeed | None:
@@ -140,6 +143,43 @@ def test_pod_that_was_away_or_forgotten_begins_anew():
     looks(starvation, {"a": HUNGRY}, 0.0, t_s)
     starvation.forget()
     assert not starvation.starved
+
+
+def test_one_must_go_once_a_pod_starves_and_then_one_after_the_other_until_the_rest_have_their_full_speed():
+    starvation = Starvation()
+    t_s = looks(starvation, {"a": HUNGRY, "b": HUNGRY, "c": HUNGRY}, 300.0)
+    first = starvation.one_must_go
+    starvation.one_went()
+    t_s = looks(starvation, {"a": SLOW, "b": SLOW}, 50.0, t_s)
+    early = starvation.one_must_go
+    t_s = looks(starvation, {"a": SLOW, "b": SLOW}, 0.0, t_s)
+    second = starvation.one_must_go
+    starvation.one_went()
+    t_s = looks(starvation, {"a": FULL}, 60.0, t_s)
+    third = starvation.one_must_go
+    looks(starvation, {"a": SLOW}, 600.0, t_s)
+
+    assert (first, early, second, third) == (True, False, True, False)
+    assert not starvation.one_must_go, "it is slow again, and does not starve"
+
+
+def test_pod_that_lacks_cpu_alone_costs_no_other():
+    starvation = Starvation()
+    looks(starvation, {"a": HUNGRY, **{f"b{n}": FULL for n in range(9)}}, 600.0)
+    assert starvation.starved
+    assert not starvation.one_must_go
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), max_size=200))
+def test_no_two_must_go_within_a_minute(steps):
+    starvation, t_s, went = Starvation(), 0.0, []
+    for got, goes in steps:
+        starvation.look(t_s, {"a": PodSpeed(1.0, got, 1.0), "b": PodSpeed(1.0, got / 2, 1.0)}, 0.5)
+        if starvation.one_must_go and goes:
+            went.append(t_s)
+            starvation.one_went()
+        t_s += LOOK_S
+    assert all(later - sooner >= RELIEF_S for sooner, later in pairwise(went))
 
 
 # --- feedback --------------------------------------------------------------------------------------------------------

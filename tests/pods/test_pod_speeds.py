@@ -137,7 +137,7 @@ def test_pod_below_half_for_five_minutes_starves_and_one_is_to_go() -> None:
     before = bench.part.why_one_is_to_go()
     bench.looks(30.0, a=(0.3, 0.7), b=(0.9, 0.1))
 
-    why = "1 of 2 offline pods starve for CPU, and got as little as 30% of what they wanted in five minutes"
+    why = "2 offline pods want 2.00 cores, get 1.20, and starved for five minutes"
     assert (before, bench.part.why_one_is_to_go()) == ("", why)
     assert bench.log.names() == ["pod_starved"]
     assert list(bench.part.problems())
