@@ -57,8 +57,8 @@ class Offering(Protocol):
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
         """None: nothing was, yet."""
 
-    def offline_pods(self) -> int:
-        """How many run in the box."""
+    def offline_uids(self) -> frozenset[str]:
+        """Of the pods that run in the box."""
 
 
 class Measures(Protocol):
@@ -253,7 +253,7 @@ class KubernetesPart(Shows):
         if self._offering is None or self._measures is None or found is None:
             return None
         snapshot, decision, modes = found
-        pods, factor = self._offering.offline_pods(), self._measures.feedback.factor
+        pods, factor = self._offering.offline_uids(), self._measures.feedback.factor
         return snapshot.t_s, offer(
             snapshot, decision, modes, publish_settings(self._config.kubernetes), pods=pods, factor=factor
         )

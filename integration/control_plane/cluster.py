@@ -249,8 +249,8 @@ class NothingDecided:
     def decided(self) -> None:
         return None
 
-    def offline_pods(self) -> int:
-        return 0
+    def offline_uids(self) -> frozenset[str]:
+        return frozenset()
 
 
 def _ref(pod: Any) -> PodRef:

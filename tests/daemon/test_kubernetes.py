@@ -36,14 +36,14 @@ JOB = PodRef("uid-a", "default", "a")
 
 class Offering:
     def __init__(self, clock):
-        self.clock, self.modes, self.pods = clock, Modes({}), 0
+        self.clock, self.modes, self.pods = clock, Modes({}), frozenset[str]()
 
     def decided(self):
         sample = snapshot(self.clock.boottime_s(), (4.0, 2.0, 0.5, 1.5), (8 * GIB, 4 * GIB, GIB, 3 * GIB))
         settings = laws(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
         return sample, decide(sample, predictions(None, None), PolicyState(), settings)[0], self.modes
 
-    def offline_pods(self):
+    def offline_uids(self):
         return self.pods
 
 
@@ -113,7 +113,7 @@ def test_node_of_the_certificate_publishes_what_is_decided_and_0_when_it_is_off(
     async def scenario():
         await until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
         shown = bench.part.status()
-        bench.offering.modes, bench.offering.pods = Modes({Mode.DISABLED: ""}), 2
+        bench.offering.modes, bench.offering.pods = Modes({Mode.DISABLED: ""}), frozenset({"a", "b"})
         await until(lambda: batch_cpu(api) == "0")
         return shown
 
