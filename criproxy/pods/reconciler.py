@@ -27,11 +27,6 @@ machine may have kept a cgroup for longer than the first sweep waited.
 TEND_EVERY_S: Final = 1.0
 """Kubelet looks each minute or so at what `Reconciler.tend_once` keeps, and kills the pod when it finds it gone."""
 
-STOPS_S: Final = 5.0
-"""How long a round waits for pods to stop. One that hangs (`Runtime.stop` waits for two minutes) must keep the rounds
-from nothing else, such as lifting limits.
-"""
-
 _AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
 
@@ -67,8 +62,6 @@ class Reconciler(PodObserver, Struct, eq=False):
     swept: int = 0
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _to_stop: dict[str, Leave] = {}
-    _stops: asyncio.Task[None] | None = None
-    """Under way; until it has ended, no other begins, as what hangs would hang again."""
     _trouble: Trouble = field(default_factory=Trouble)
     _tend_trouble: Trouble = field(default_factory=Trouble)
     _cache_trouble: Trouble = field(default_factory=Trouble)
@@ -108,9 +101,7 @@ class Reconciler(PodObserver, Struct, eq=False):
                 tasks.create_task(self._rounds())
                 tasks.create_task(self._tend())
         finally:
-            if self._stops is not None:
-                self._stops.cancel()
-                self._stops = None
+            self.stopper.cease()
 
     async def _rounds(self) -> None:
         """When something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
@@ -142,7 +133,7 @@ class Reconciler(PodObserver, Struct, eq=False):
             if refresh:
                 await self._reap()
             await self._sweep()
-            await self._stops_pods()
+            await self._stop_pods()
 
     async def _tend(self) -> None:
         """Whether or not the box's limits are ours to set."""
@@ -200,16 +191,6 @@ class Reconciler(PodObserver, Struct, eq=False):
     async def _release(self) -> None:
         if self.settings.when_off == "release" and (changes := await self.box.release()):
             self.shared.log.info("box_released", files=[change.file for change in changes])
-
-    async def _stops_pods(self) -> None:
-        """Stop those that shall; a round follows when those have stopped that took longer than `STOPS_S`."""
-        self._stops = stops = self._stops or asyncio.create_task(self._stop_pods())
-        done, _ = await asyncio.wait((stops,), timeout=STOPS_S)
-        if not done:
-            stops.add_done_callback(lambda _: self._due.set())
-            return
-        self._stops = None
-        stops.result()
 
     async def _stop_pods(self) -> None:
         """Stop the pods of the box that shall. Those that are merely to make room for the schedule, or for who switches

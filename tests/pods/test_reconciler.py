@@ -236,7 +236,7 @@ def test_stop_that_hangs_keeps_no_limit_from_being_lifted_and_is_asked_for_once(
             await super().stop(sandbox_id)
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("criproxy.pods.reconciler.STOPS_S", 0.01)
+    monkeypatch.setattr("criproxy.pods.stopping.STOPS_S", 0.01)
     bench = Bench(EVICT, Hangs((sandbox("a"),)), FakeBox("/offline"))
 
     async def go() -> None:
