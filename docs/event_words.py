@@ -69,13 +69,10 @@ WORDS: Final = {
     "cpu_manager_state_unreadable": "kubelet's file of exclusive CPUs can't be read: what it said last holds.",
     "cpu_manager_state_unknown": "kubelet's file of exclusive CPUs names some in an unknown way: offline is off them.",
     "anchors_changed": "On systemd nodes: units that keep the box's slices were started or stopped.",
-    "anchors_failed": "On systemd nodes: units that keep the box's slices could not be started or stopped.",
     "pod_cgroups_removed": "Empty cgroups of pods that are gone were removed from the box.",
     "pod_limits_carried": "Limits of offline pods that kubelet has changed were written to their cgroups in the box.",
     "container_limits_set": "Containers of the box were given the weight and memory limit of their pods' annotations.",
     "page_cache_dropped": "Page cache that ended pods have left in the box was given back.",
-    "page_cache_stays": "Page cache that ended pods have left in the box could not be given back; it is tried again.",
-    "upkeep_failed": "A round of comparing the box with the runtime's pods has failed; the next one tries again.",
     # Limits, the prediction and the guard.
     "sample_discarded": "A reading of the node's usage made no sense; the limits stay as they are.",
     "predictor_starts_cold": "What a predictor has learned before could not be used: it learns anew.",

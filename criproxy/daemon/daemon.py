@@ -83,7 +83,7 @@ from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Holds, StopRequests
 from criproxy.pods.unbounded import UnboundedPods
 
 if TYPE_CHECKING:
@@ -217,12 +217,11 @@ class Daemon:
         shared = PodsShared(
             self._inventory, runtime, self._holds, self._metrics, clock, log, evicts=cluster, tells=cluster
         )
-        self._reconciler = Reconciler(settings_of.reconciler(settings), shared, self._box, shared.stopper())
         return Ports(
             shared,
             self._box,
             self._cpu_manager,
-            self._reconciler,
+            StopRequests(),
             ServiceAsker(runtime, settings.config.interference.prometheus_server),
             self._proc_cgroups,
             self._workers,
@@ -311,7 +310,7 @@ class Daemon:
             engine=self._engine,
             kubelets_driver=self._kubelets_driver,
             history=self._loop.history,
-            reconciler=self._reconciler,
+            reconciler=one_of(self._round.parts, Reconciler),
             holds=self._holds,
             interference=self._loop.harm,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
@@ -360,7 +359,7 @@ class Daemon:
             admissions=self._admissions,
             box=self._box,
             cpu_manager=self._cpu_manager,
-            reconciler=self._reconciler,
+            reconciler=one_of(self._round.parts, Reconciler),
             holds=self._holds,
             workers=self._workers,
             reload=self._reload,
@@ -379,7 +378,6 @@ class Daemon:
         """The parts that write, or act on the config."""
         return (
             self._guard.run(),
-            self._reconciler.run(),
             self._cpu_manager.run(),
             self._round.run(),
             self._checkpointer.run(self._remembered),
@@ -395,7 +393,6 @@ class Daemon:
         self._placing.configure(of.placing(settings, child_quota=self._child_quota))
         self._guard.configure(of.guard(settings))
         self._holds.configure(settings.stops_by)
-        self._reconciler.configure(of.reconciler(settings))
         self._round.configure(settings)
         self._bypass.configure(settings.config.proxy.bypass)
         self._kubernetes.configure(settings.config)
@@ -489,7 +486,7 @@ class Daemon:
         if self._upgrades.waiting:
             await self._inventory.refresh()
         else:
-            await self._reconciler.connected()
+            await one_of(self._round.parts, Reconciler).connected()
         self._upgrades.listed.set()
         self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
 

@@ -8,6 +8,7 @@ from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.daemon.lifecycle import Threads
 from criproxy.daemon.round import Round
 from criproxy.model.shown import Shows
+from criproxy.pods.anchors import AnchorKeeping
 from criproxy.pods.cache_share import CacheShare
 from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
@@ -19,11 +20,16 @@ from criproxy.pods.overhead import OverheadWatch
 from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.pod_limits import PodLimitsUpkeep
+from criproxy.pods.pod_stops import PodStops
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.unbounded import UnboundedPods
 
 PARTS: Final[tuple[type[Part], ...]] = (
+    Reconciler,
+    AnchorKeeping,
+    PodStops,
     PodLimitsUpkeep,
     ServiceChecks,
     DiskKeeping,

@@ -20,8 +20,8 @@ from typing import Final, Protocol
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.concurrency.clock import Clock
-from criproxy.model import PodRef
+from criproxy.concurrency.clock import Clock, Wake
+from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
@@ -37,8 +37,8 @@ ON_CLOSE: Final = "schedule.on_close"
 """Those by which all are."""
 
 STOPS_S: Final = 5.0
-"""How long `PodStopper.stop_all` waits. A stop that hangs (`Runtime.stop` gives up after two minutes) goes on by itself,
-and keeps no other pod from being stopped, and its caller from nothing.
+"""How long `PodStopper.stop_all` waits. A stop that hangs (`Runtime.stop` gives up after two minutes) goes on by
+itself: no other pod, and nothing else, waits for it.
 """
 
 HOLD_S: Final = 300.0
@@ -63,6 +63,24 @@ class Leave(Struct, frozen=True):
     why: str
     setting: str
     held_off_too: bool = False
+
+
+class StopRequests(Struct, eq=False):
+    """Single pods of the box that shall stop: any part asks for it here, `wake` is set, and `PodStops` does it."""
+
+    wake: Wake = field(default_factory=Wake)
+    _asked: dict[str, Leave] = {}
+    """By sandbox id."""
+
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+        """Stop this one by a setting; when it does not stop, it is tried again, while the setting says so."""
+        self._asked.setdefault(sandbox.id, Leave(sandbox.pod, why, setting))
+        self.wake.set()
+
+    def keep(self, placed: Collection[str], stops_by: frozenset[str]) -> dict[str, Leave]:
+        """Forget all but those of these sandboxes and by these settings; returns what is left, by sandbox id."""
+        self._asked = {id: one for id, one in self._asked.items() if id in placed and one.setting in stops_by}
+        return dict(self._asked)
 
 
 class KnownPod(Struct, frozen=True):

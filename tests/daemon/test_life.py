@@ -20,6 +20,7 @@ from criproxy.daemon.register import PARTS
 from criproxy.daemon.round import Round
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.part import Part
+from criproxy.pods.stopping import StopRequests
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
 
@@ -70,7 +71,7 @@ class Anybody:
     version = 2
 
     def __init__(self, chance: random.Random, clock: Clock) -> None:
-        self._chance, self.clock = chance, clock
+        self._chance, self.clock, self.stops = chance, clock, StopRequests()
 
     def __getattr__(self, name: str) -> "Anybody":
         if name.startswith("__"):

@@ -10,6 +10,7 @@ from criproxy.concurrency.clock import Clock, Wake
 from criproxy.daemon.register import PARTS
 from criproxy.daemon.round import LATE_S, Round
 from criproxy.pods.part import Part
+from criproxy.pods.stopping import StopRequests
 from tests.fakes.clock import FakeClock
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
@@ -184,6 +185,7 @@ class Nobody:
     """Stands for every port, and does not answer: what is asked of it waits for ever."""
 
     processes: ClassVar[dict[str, object]] = {}
+    clock, stops = Clock(), StopRequests()
 
     def __getattr__(self, name: str) -> "Nobody":
         return Nobody()

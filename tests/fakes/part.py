@@ -12,9 +12,9 @@ from criproxy.pods.policy_settings import policy
 from tests.fakes.clock import FakeClock
 
 
-def node_settings(text: str = "", **changed: Any) -> NodeSettings:
-    """By a config file with this text, in which colocation is on. `changed`: other fields."""
-    loaded = parse(f"colocation.enabled = true\n{text}".encode(), "config.toml")
+def node_settings(text: str = "", *, enabled: bool = True, **changed: Any) -> NodeSettings:
+    """By a config file with this text. `enabled`: colocation is on. `changed`: other fields."""
+    loaded = parse(f"colocation.enabled = {str(enabled).lower()}\n{text}".encode(), "config.toml")
     assert not loaded.errors, loaded.errors
     return NodeSettings(
         **{
