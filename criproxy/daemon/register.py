@@ -4,12 +4,14 @@ from typing import Final
 
 from criproxy.control.guard import CpuGuard
 from criproxy.daemon.bypass import Bypass
+from criproxy.daemon.checkpoint import Checkpointer
 from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.daemon.lifecycle import Threads
 from criproxy.daemon.round import Round
 from criproxy.model.shown import Shows
 from criproxy.pods.anchors import AnchorKeeping
 from criproxy.pods.cache_share import CacheShare
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.hold_offs import HoldOffs
@@ -30,6 +32,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     Reconciler,
     AnchorKeeping,
     PodStops,
+    CpuManager,
     PodLimitsUpkeep,
     ServiceChecks,
     DiskKeeping,
@@ -49,6 +52,7 @@ OTHERS: Final[tuple[type[Shows], ...]] = (
     CpuGuard,
     MemoryRelief,
     InterferenceWatch,
+    Checkpointer,
     Round,
     KubernetesPart,
 )

@@ -14,7 +14,8 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.closing import STRAY, done_all, is_cancelled
-from criproxy.model.shown import Gauge, Shows
+from criproxy.model import Counters
+from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.pods.part import NodeSettings, Part
 
 P = TypeVar("P", bound=Part)
@@ -42,7 +43,10 @@ class Round(Shows, Struct, frozen=True):
         ),
     )
 
+    COUNTERS = (Counter("part_looks_failed", "Looks of a part that failed", ("part",)),)
+
     parts: Sequence[Part]
+    counters: Counters
     clock: Clock
     log: FilteringBoundLogger
     _began_s: dict[str, float] = {}
@@ -84,7 +88,10 @@ class Round(Shows, Struct, frozen=True):
         await done_all(self.log, *((f"close {part.NAME}", part.close) for part in self.parts))
 
     async def _look_on(self, part: Part) -> None:
-        await self.clock.sleep(part.FIRST_S, part.SLACK_S if part.FIRST_S else 0.0)
+        if part.FIRST_S:
+            await self.clock.sleep(part.FIRST_S, part.SLACK_S, wake=part.wake)
+        else:
+            await self.clock.sleep(0.0)
         while True:
             await self.look(part)
             await self.clock.sleep(part.pause_s, part.SLACK_S, wake=part.wake)
@@ -109,6 +116,7 @@ class Round(Shows, Struct, frozen=True):
             self._began_s.pop(part.NAME, None)
 
     def _failed(self, part: Part, failure: str, trace: BaseException | None) -> None:
+        self.counters.count("part_looks_failed", part.NAME)
         before, part.failure = part.failure, failure
         if failure != before:
             self.log.warning("look_failed", part=part.NAME, error=failure, exc_info=trace)

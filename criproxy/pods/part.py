@@ -27,7 +27,7 @@ from criproxy.control.interference.service_checks import ServiceAnswer, ServiceC
 from criproxy.control.policy import PolicySettings
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.model.shown import Shows
-from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.cpu_assignments import CpusOfBox
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import (
     ON_CLOSE,
@@ -131,17 +131,18 @@ class AsksServices(Protocol):
 
 class Ports(Struct, frozen=True):
     """What every part may have of the node. `run_path`: criproxy's socket; what must survive a restart, but not a boot,
-    lies beside it.
+    lies beside it. `kubelet_path`: kubelet's --root-dir.
     """
 
     shared: PodsShared
     box: Box
-    cpu_manager: CpuManager
+    cpus: CpusOfBox
     stops: StopRequests
     services: AsksServices
     proc_cgroups: ProcCgroupReader
     workers: Workers
     run_path: Path
+    kubelet_path: Path
 
 
 class Part(Shows):

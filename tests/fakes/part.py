@@ -10,6 +10,7 @@ from criproxy.model.shown import Shows
 from criproxy.pods.part import NodeSettings, Part, Stage
 from criproxy.pods.policy_settings import policy
 from tests.fakes.clock import FakeClock
+from tests.fakes.counters import FakeCounters
 
 
 def node_settings(text: str = "", *, enabled: bool = True, **changed: Any) -> NodeSettings:
@@ -28,7 +29,7 @@ def node_settings(text: str = "", *, enabled: bool = True, **changed: Any) -> No
 
 
 def round_of(part: Part, log: Any, clock: Any = None) -> Round:
-    return Round([part], clock or FakeClock(), log)
+    return Round([part], FakeCounters(), clock or FakeClock(), log)
 
 
 def look(part: Part, log: Any) -> None:
