@@ -30,6 +30,10 @@ LATE_S: Final = 60.0
 """A look that takes longer than this, beyond the part's pause, is a problem: what it waits for may never come."""
 
 
+UNREADY_S: Final = 90.0
+"""A part that has failed, or waited, for longer makes criproxy unready: each part has been tried again by then."""
+
+
 class Round(Shows, Struct, frozen=True):
     """See the module."""
 
@@ -51,6 +55,8 @@ class Round(Shows, Struct, frozen=True):
     log: FilteringBoundLogger
     _began_s: dict[str, float] = {}
     """When the look began that is under way (CLOCK_MONOTONIC), by the part's name."""
+    _failing_s: dict[str, float] = {}
+    """Since when no look has succeeded, of those whose last one failed."""
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
@@ -65,6 +71,17 @@ class Round(Shows, Struct, frozen=True):
     def problems(self) -> Iterator[str]:
         for name, seconds in self._late().items():
             yield f"{name} has waited for {seconds:.0f} s for an answer, and goes on when it comes"
+
+    def unready(self) -> str | None:
+        """What a part failed of may name pods, and is root's to know."""
+        now_s, failing_s = self.clock.monotonic_s(), dict(self._failing_s)
+        for part in self.parts:
+            if (failed_s := now_s - failing_s.get(part.NAME, now_s)) > UNREADY_S:
+                return f"{part.NAME} has failed for {failed_s:.0f} s: `criproxy status` says of what"
+        for name, late_s in self._late().items():
+            if late_s > UNREADY_S:
+                return f"{name} has waited for {late_s:.0f} s for an answer"
+        return None
 
     def _late(self) -> Mapping[str, float]:
         return {name: seconds for name, seconds in self.lasting().items() if seconds > LATE_S}
@@ -112,11 +129,13 @@ class Round(Shows, Struct, frozen=True):
             if part.failure:
                 self.log.info("look_succeeded", part=part.NAME, after=part.failure)
             part.failure = ""
+            self._failing_s.pop(part.NAME, None)
         finally:
             self._began_s.pop(part.NAME, None)
 
     def _failed(self, part: Part, failure: str, trace: BaseException | None) -> None:
         self.counters.count("part_looks_failed", part.NAME)
+        self._failing_s.setdefault(part.NAME, self.clock.monotonic_s())
         before, part.failure = part.failure, failure
         if failure != before:
             self.log.warning("look_failed", part=part.NAME, error=failure, exc_info=trace)

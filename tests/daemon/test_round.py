@@ -9,7 +9,7 @@ import pytest
 
 from criproxy.concurrency.clock import Clock, Wake
 from criproxy.daemon.register import PARTS
-from criproxy.daemon.round import LATE_S, Round
+from criproxy.daemon.round import LATE_S, UNREADY_S, Round
 from criproxy.pods.part import Part
 from criproxy.pods.stopping import StopRequests
 from tests.fakes.clock import FakeClock
@@ -184,6 +184,36 @@ def test_look_that_does_not_end_is_a_problem_and_a_metric() -> None:
         ([f"{name} has waited for 61 s for an answer, and goes on when it comes"], {name: 1.0}, {name: 61.0}),
     ]
     assert round.failing() == {name: 0.0}
+
+
+def test_part_that_fails_on_and_on_makes_criproxy_unready_until_a_look_succeeds() -> None:
+    part, clock = Looks(fail), FakeClock()
+    round = Round([part], FakeCounters(), clock, FakeLog())
+    said = []
+    for what in (fail, fail, lambda: None, fail):
+        part.what = what
+        asyncio.run(round.look(part))
+        said.append(round.unready())
+        clock.advance(UNREADY_S + 1.0)
+
+    words = f"{Looks.NAME} has failed for 91 s: `criproxy status` says of what"
+    assert said == [None, words, None, None]
+    assert round.unready() is not None
+
+
+def test_look_that_does_not_end_makes_criproxy_unready() -> None:
+    part, clock = Looks(lambda: asyncio.sleep(NEVER_S)), FakeClock()
+    round = Round([part], FakeCounters(), clock, FakeLog())
+    said = []
+
+    def until() -> bool:
+        if part.looks:
+            said.append(round.unready())
+            clock.advance(UNREADY_S + 1.0)
+        return len(said) == 2
+
+    run(round, until)
+    assert said == [None, f"{Looks.NAME} has waited for 91 s for an answer"]
 
 
 def names(part: Any) -> list[str]:

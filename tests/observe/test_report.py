@@ -228,6 +228,15 @@ def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
     assert bench.metric("criproxy_runtime_ready") == 0
 
 
+def test_part_that_does_not_do_its_work_makes_criproxy_unready_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    monkeypatch.setattr(FakePart, "unready", lambda _: "a part has failed for 91 s")
+    assert bench.endpoints.unready() == "a part has failed for 91 s"
+    assert bench.endpoints.unready() not in bench.status().problems, "the part says more there"
+
+
 # --- status --------------------------------------------------------------------------------------------------------
 
 
