@@ -25,8 +25,6 @@ _COUNTERS: Final = {
     "rewrites": ("Requests of offline pods that were rewritten", "method"),
     "refusals": ("Requests of offline pods that were refused", "method", "reason"),
     "box_drift": ("Files of the box that somebody else had changed",),
-    "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
-    "box_swept": ("Pod cgroups removed from the box",),
     "tick_failures": ("Ticks that failed",),
     "ticks_missed": ("Ticks left out for lateness",),
     "samples_discarded": ("Readings that said more than the machine has",),
