@@ -70,9 +70,9 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
     box: Box
     _everything: bool = False
     _due: set[str] = set()
-    """The sandboxes whose containers are to be looked at."""
+    """The sandboxes whose containers the next look has to look at."""
     _soon: dict[str, float] = {}
-    """When (monotonic) sandboxes themselves are to be looked at, after an update; as `_later`."""
+    """When (monotonic) a look has to come at the sandboxes themselves, after an update; as `_later`."""
     _later: dict[str, float] = {}
     _wake: Wake = field(default_factory=Wake)
 
