@@ -32,6 +32,7 @@ from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Loaded, OwnFiles
+from criproxy.config.settings import Observe
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
@@ -88,6 +89,7 @@ from criproxy.pods.unbounded import UnboundedPods
 
 if TYPE_CHECKING:
     from criproxy.kubelet.process import KubeletSearch
+    from criproxy.observe.remote import RemoteListener
 
 _LOAD_S: Final = 1.0
 """How long kubelet's calls wait at most for a disk with the checkpoint on it."""
@@ -302,6 +304,7 @@ class Daemon:
         config = self._loaded.config
         self._inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
         self._outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        self._remote = _remote(config.observe, self._log)
         return Reporter(
             meters=self._metrics,
             recorder=self._recorder,
@@ -330,6 +333,7 @@ class Daemon:
                 self._kubernetes,
                 self._inside,
                 self._outside,
+                *([self._remote] if self._remote else []),
                 log_writer,
             ),
         )
@@ -347,10 +351,13 @@ class Daemon:
             hold_offs=operators,
             clock=self._clock,
         )
-        return {
+        found: dict[Listener, Serve] = {
             self._inside: HttpServer(routes.private, PRIVATE_S, self._log, routes.obey).serve,
             self._outside: HttpServer(routes.public, PUBLIC_S, self._log).serve,
         }
+        if self._remote is not None:
+            found[self._remote] = HttpServer(routes.remote, PUBLIC_S, self._log, greet=self._remote.greet).serve
+        return found
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         interval_s = watchdog_interval_s(os.environ, os.getpid())
@@ -386,6 +393,7 @@ class Daemon:
             self._checkpointer.run_hurried(self._remembered),
             self._reload.run(),
             self._kubernetes.run(self._reporter),
+            *([self._remote.credentials.run()] if self._remote else []),
         )
 
     def _apply(self, settings: NodeSettings) -> None:
@@ -532,6 +540,21 @@ def _signal_reader(clock: Clock) -> SignalReader | None:
         return detect_signals(Tree(), clock)
     except CgroupError:  # it is told where the driver is sought
         return None
+
+
+def _remote(observe: Observe, log: structlog.typing.FilteringBoundLogger) -> "RemoteListener | None":
+    if observe.remote_host_port is None or observe.tls_certificate is None or observe.tls_key is None:
+        return None
+    from criproxy.observe.remote import Credentials, RemoteFiles, RemoteListener  # which imports ssl
+
+    files = RemoteFiles(
+        Path(observe.tls_certificate),
+        Path(observe.tls_key),
+        Path(observe.client_ca) if observe.client_ca else None,
+        Path(observe.token_file) if observe.token_file else None,
+    )
+    address = TcpAddress(*observe.remote_host_port, "observe.remote_address")
+    return RemoteListener(address, Credentials(files, log), log)
 
 
 def _attachment(listen: str) -> AttachStatus:

@@ -1,4 +1,5 @@
-"""What each path answers: over TCP, for everybody on this machine; at the status socket, for root.
+"""What each path answers: over TCP, for everybody on this machine; at the status socket, for root. Over the network,
+it is as over TCP (`criproxy.observe.remote`), but /status is never there.
 
 | path | TCP | status socket |
 |---|---|---|
@@ -90,6 +91,12 @@ class Routes(Struct, eq=False):
             case "/status" | "/why":
                 words = f"ask at {self.private_path}, as root: `criproxy status`, or curl --unix-socket"
                 return Answer.text(HTTPStatus.GONE, f"{words} {self.private_path} http://localhost{path}")
+        return self._common(path, _PATHS)
+
+    async def remote(self, path: str, query: str) -> Answer:
+        """Over the network, for who has shown that it may ask."""
+        if path == "/metrics":
+            return await self.public(path, query)
         return self._common(path, _PATHS)
 
     async def private(self, path: str, query: str) -> Answer:
