@@ -34,7 +34,7 @@ class Answer(Struct, frozen=True):
         return cls(status, TEXT, f"{line}\n".encode("utf-8", "backslashreplace"), headers)
 
 
-class Channel(Protocol):
+class ClientEnd(Protocol):
     """How bytes come from a client and go there. Each raises OSError. `receive`: at most so many; b"": it has ended."""
 
     async def receive(self, most: int) -> bytes: ...
@@ -67,7 +67,7 @@ class PlainChannel:
         return None
 
 
-async def plain(client: socket.socket) -> Channel:
+async def plain(client: socket.socket) -> ClientEnd:
     return PlainChannel(client)
 
 
@@ -82,7 +82,7 @@ class HttpServer(Struct):
     deadline_s: float
     log: FilteringBoundLogger
     obey: Callable[[str, str], Awaitable[Answer]] | None = None
-    greet: Callable[[socket.socket], Awaitable[Channel]] = plain
+    greet: Callable[[socket.socket], Awaitable[ClientEnd]] = plain
     _clients: dict[asyncio.Task[None], None] = {}
 
     def serve(self, client: socket.socket) -> None:
@@ -124,7 +124,7 @@ class HttpServer(Struct):
         return _written(answer, with_body=method != "HEAD")
 
 
-async def _head(channel: Channel) -> bytes | None:
+async def _head(channel: ClientEnd) -> bytes | None:
     """What comes before the first empty line, or as much as is too much for it; None: the client has gone."""
     head = b""
     while len(head) < _MAX_HEAD and not _END.search(head):

@@ -149,7 +149,7 @@ class RemoteListener(Listener):
 
 
 class TlsChannel:
-    """See `criproxy.observe.http.Channel`. Source: Python's ssl, SSLObject on memory buffers."""
+    """See `criproxy.observe.http.ClientEnd`. Source: Python's ssl, SSLObject on memory buffers."""
 
     def __init__(self, client: socket.socket, context: ssl.SSLContext, credentials: Credentials) -> None:
         self._client = client
