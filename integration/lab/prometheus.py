@@ -85,8 +85,8 @@ class Prometheus:
         return {one["labels"]["alertname"] for one in self._asked("alerts")["alerts"]}
 
     def targets(self) -> dict[str, str]:
-        """How each target's last scrape went ("": well), by its URL."""
-        return {one["scrapeUrl"]: one["lastError"] for one in self._asked("targets")["activeTargets"]}
+        """How each target's last scrape went ("": well), by its job."""
+        return {one["labels"]["job"]: one["lastError"] for one in self._asked("targets")["activeTargets"]}
 
     def _asked(self, what: str, **asked: str) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
