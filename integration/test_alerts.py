@@ -126,7 +126,7 @@ def test_rules_are_well_formed() -> None:
 
 
 def labels(name: str, series: Series) -> dict[str, str]:
-    found = dict(re.findall(r"(\w+)=['\"]([^'\"]*)['\"]", next(reversed(series))))
+    found = dict(re.findall(r"(\w+)=['\"]([^'\"]*)['\"]", [*series][-1]))
     kept = ("job",) if name in OF_A_JOB else ("job", "instance", "resource")
     return {one: found[one] for one in kept if one in found}
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-import _jsonnet  # type: ignore[import-not-found]
+import _jsonnet  # type: ignore[import-untyped]
 import pytest
 import yaml
 
@@ -70,7 +70,7 @@ def test_dashboards_have_all_expressions_and_no_panel_lies_on_another() -> None:
         panels = [one for one in board["panels"] if one["type"] != "row"]
         assert [target["expr"] for one in panels for target in one["targets"]] == expressions(rows)
         assert all(one["datasource"]["uid"] == "${datasource}" and one["description"] for one in panels)
-        taken = set()
+        taken: set[tuple[int, int]] = set()
         for one in board["panels"]:
             at = one["gridPos"]
             cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}

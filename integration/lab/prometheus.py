@@ -10,7 +10,7 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,12 @@ def _fetched(folder: str) -> bool:
 class Prometheus:
     """A server in `folder` that scrapes each second, and evaluates the rules of the file `rules` as often."""
 
-    def __init__(self, folder: Path, scrapes: list[Mapping[str, Any]], rules: Path) -> None:
+    def __init__(self, folder: Path, scrapes: Sequence[Mapping[str, Any]], rules: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (self.port,) = free_ports(1)
         file = folder / "prometheus.yml"
         timing = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        file.write_text(yaml.safe_dump({"global": timing, "rule_files": [str(rules)], "scrape_configs": scrapes}))
+        file.write_text(yaml.safe_dump({"global": timing, "rule_files": [str(rules)], "scrape_configs": [*scrapes]}))
         arguments = (f"--config.file={file}", f"--storage.tsdb.path={folder}/data", "--log.level=warn")
         listens = f"--web.listen-address=127.0.0.1:{self.port}"
         self.process = Process("prometheus", [program("prometheus"), *arguments, listens], folder / "log")
