@@ -545,6 +545,13 @@ class Guard(Struct, frozen=True, kw_only=True):
 _Seconds = Annotated[float, Meta(ge=1.0, le=3600.0)]
 
 
+class QueryTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A query that online pods' checks may name."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+    promql: Annotated[str, Meta(min_length=1, max_length=2048)]
+
+
 class Interference(Struct, frozen=True, kw_only=True):
     """What is done when online pods are harmed: the cause is tried out, then answered step by step, and given back."""
 
@@ -583,6 +590,16 @@ class Interference(Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    queries: Annotated[
+        tuple[QueryTable, ...],
+        Meta(max_length=64),
+        doc(
+            "What such checks may ask it, by name. Authors of pods write the name alone. In the PromQL, $pod and "
+            "$namespace are the pod's own. Only this file has them: no ColocationPolicy may.",
+            expects="a list of at most 64 tables",
+            example="""{ name = "queue", promql = "max(queue_length{pod='$pod'})" }""",
+        ),
+    ] = ()
     trial_s: Annotated[
         float,
         Meta(ge=2.0, le=30.0),

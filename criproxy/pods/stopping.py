@@ -20,8 +20,8 @@ from typing import Final, Protocol
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.concurrency.clock import Clock
-from criproxy.model import PodRef
+from criproxy.concurrency.clock import Clock, Wake
+from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
@@ -35,6 +35,11 @@ ON_HARM: Final = "interference.on_harm"
 ON_DISABLE: Final = "colocation.on_disable"
 ON_CLOSE: Final = "schedule.on_close"
 """Those by which all are."""
+
+STOPS_S: Final = 5.0
+"""How long `PodStopper.stop_all` waits. A stop that hangs (`Runtime.stop` gives up after two minutes) goes on by
+itself: no other pod, and nothing else, waits for it.
+"""
 
 HOLD_S: Final = 300.0
 """For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
@@ -58,6 +63,24 @@ class Leave(Struct, frozen=True):
     why: str
     setting: str
     held_off_too: bool = False
+
+
+class StopRequests(Struct, eq=False):
+    """Single pods of the box that shall stop: any part asks for it here, `wake` is set, and `PodStops` does it."""
+
+    wake: Wake = field(default_factory=Wake)
+    _asked: dict[str, Leave] = {}
+    """By sandbox id."""
+
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+        """Stop this one by a setting; when it does not stop, it is tried again, while the setting says so."""
+        self._asked.setdefault(sandbox.id, Leave(sandbox.pod, why, setting))
+        self.wake.set()
+
+    def keep(self, placed: Collection[str], stops_by: frozenset[str]) -> dict[str, Leave]:
+        """Forget all but those of these sandboxes and by these settings; returns what is left, by sandbox id."""
+        self._asked = {id: one for id, one in self._asked.items() if id in placed and one.setting in stops_by}
+        return dict(self._asked)
 
 
 class KnownPod(Struct, frozen=True):
@@ -119,6 +142,8 @@ class PodStopper(Struct):
     _waiting: set[str] = set()
     """Those whose budget did not let them go, for the log."""
     _noticed: dict[str, asyncio.Task[None]] = {}
+    _under_way: dict[str, asyncio.Task[None]] = {}
+    """What `stop_all` has begun and not seen the end of, by sandbox id."""
 
     @property
     def stopped(self) -> frozenset[str]:
@@ -149,18 +174,37 @@ class PodStopper(Struct):
         return self.holds.stops(one.setting, one.pod, held_off_too=one.held_off_too)
 
     async def stop_all(self, wanted: Mapping[str, Leave], patient: Collection[str] = ()) -> None:
-        """Have these leave, by sandbox id.
+        """Have these leave, by sandbox id: all at once, and each in a task that goes on when it takes longer than
+        `STOPS_S`, until `cease`.
 
         Those that are `patient` wait until their disruption budget lets them go: the next call tries again. Raises what
-        `Runtime.stop` does, after all were tried; of a stop after notice, that is logged.
+        `Runtime.stop` does, after all were tried, of what has ended since the last call; of a stop after notice, that
+        is logged.
         """
         self.forget_others(wanted.keys())
-        leaving = self.leaving | self._stopped
-        # At once: one that will not stop must not keep the others.
-        stops = [self._leave(one, leave, patient=one in patient) for one, leave in wanted.items() if one not in leaving]
-        failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
+        ended = self._ended()
+        begun = self.leaving | self._stopped | self._under_way.keys() | ended.keys()
+        for one, leave in wanted.items():
+            if one not in begun:
+                self._under_way[one] = asyncio.create_task(self._leave(one, leave, patient=one in patient))
+        if self._under_way:
+            await asyncio.wait(self._under_way.values(), timeout=STOPS_S)
+        tasks = (ended | self._ended()).values()
+        failures = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
         if failures:
             raise failures[0]
+
+    def cease(self) -> None:
+        """Wait for nothing that is under way, but for notice."""
+        for task in self._under_way.values():
+            task.cancel()
+        self._under_way = {}
+
+    def _ended(self) -> dict[str, asyncio.Task[None]]:
+        """What has ended of what was under way, and is so no more."""
+        ended = {one: task for one, task in self._under_way.items() if task.done()}
+        self._under_way = {one: task for one, task in self._under_way.items() if one not in ended}
+        return ended
 
     def forget_others(self, sandboxes: Collection[str]) -> None:
         """What was done to all others does not matter any more."""

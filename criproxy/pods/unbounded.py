@@ -123,6 +123,9 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
     def pods_listed(self) -> None:
         self._wake.set()
 
+    def cease(self) -> None:
+        self.stopper.cease()
+
     @property
     def wake(self) -> Wake:
         return self._wake

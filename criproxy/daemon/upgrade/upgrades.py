@@ -17,7 +17,6 @@ from criproxy.cgroup.naming import parse_box
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
 from criproxy.concurrency.workers import Workers
-from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
 from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
@@ -88,11 +87,11 @@ class Upgrades(Struct):
 
     # --- from the predecessor ---------------------------------------------------------------------------------------
 
-    async def take_over(self, config_errors: Sequence[ConfigError]) -> bool:
+    async def take_over(self, config_errors: tuple[str, ...]) -> bool:
         """Be ready, and wait for our turn; False: the predecessor has gone, or a signal has come."""
         if self.predecessor is None:
             return True
-        turn = asyncio.create_task(self._turn(self.predecessor, tuple(map(str, config_errors))))
+        turn = asyncio.create_task(self._turn(self.predecessor, config_errors))
         await self.tasks.race(turn)
         take = turn.result() if turn.done() else None
         turn.cancel()
@@ -111,7 +110,7 @@ class Upgrades(Struct):
         self.active.adopt(self.predecessor.listeners())
         self.box.pods.expect(take.admitted)
         if take.box is not None:
-            await self.cpu_manager.look()
+            await self.cpu_manager.refresh()
             await self.reconciler.take_over(parse_box(take.box))
         return True
 
@@ -176,7 +175,6 @@ class Upgrades(Struct):
         await self.holds.hold_offs.rest()  # what an operator is told here, the other one has to know
         await self.active.cease()
         self.admissions.hold()
-        self.cpu_manager.rest()
         self.holds.rest()
         try:
             await self.box.settle()
@@ -194,7 +192,6 @@ class Upgrades(Struct):
             self.log,
             ("let the threads write", self.workers.resume),
             ("let pods in", self.admissions.resume),
-            ("follow kubelet's CPU manager", self.cpu_manager.resume),
             ("judge which pods may start", self.holds.resume),
             ("obey operators", self.holds.hold_offs.resume),
             ("clear the sockets that others have left", self.socket.clear_leftovers),
