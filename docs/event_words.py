@@ -137,6 +137,8 @@ WORDS: Final = {
     "policy_trouble": "The cluster's policy can't be followed; what was taken last holds.",
     "policy_not_remembered": "The cluster's policy of the last run could not be read.",
     # The metrics' and the status' socket.
+    "remote_credentials_loaded": "What clients of observe.remote_address must show was read.",
+    "remote_credentials_not_loaded": "A file that observe.remote_address needs is bad: the error says which.",
     "observe_listening": "Metrics or status are served at this address again.",
     "observe_not_listening": "Metrics or status can't be served at this address; it is tried again.",
     "observe_not_accepted": "A client that has asked for metrics or the status was not let in: it had gone already.",

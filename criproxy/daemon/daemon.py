@@ -32,6 +32,7 @@ from criproxy.concurrency.clock import Clock, Wake
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Config, Loaded, OwnFiles
+from criproxy.config.settings import Observe
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
@@ -90,6 +91,7 @@ from criproxy.pods.unbounded import UnboundedPods
 
 if TYPE_CHECKING:
     from criproxy.kubelet.process import KubeletSearch
+    from criproxy.observe.remote import RemoteListener
 
 _LOAD_S: Final = 1.0
 """How long kubelet's calls wait at most for a disk with the checkpoint on it."""
@@ -205,7 +207,9 @@ class Daemon:
         )
         inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
         outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        self._reporter = self._make_reporter(config, driver, (inside, outside, log_writer))
+        self._remote = _remote(config.observe, self._log)
+        remote = () if self._remote is None else (self._remote,)
+        self._reporter = self._make_reporter(config, driver, (inside, outside, *remote, log_writer))
         self._active = ActiveParts(self._tasks, self._running, self._make_listeners(config, inside, outside))
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
@@ -341,10 +345,13 @@ class Daemon:
             hold_offs=operators,
             clock=shared.clock,
         )
-        return {
+        found: dict[Listener, Serve] = {
             inside: HttpServer(routes.private, PRIVATE_S, self._log, routes.obey).serve,
             outside: HttpServer(routes.public, PUBLIC_S, self._log).serve,
         }
+        if self._remote is not None:
+            found[self._remote] = HttpServer(routes.remote, PUBLIC_S, self._log, greet=self._remote.greet).serve
+        return found
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         interval_s, notifier = watchdog_interval_s(os.environ, os.getpid()), self._recorder.notifier
@@ -371,7 +378,8 @@ class Daemon:
 
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
-        return self._guard.run(), self._round.run(), self._reload.run(), self._kubernetes.run(self._reporter)
+        remote = () if self._remote is None else (self._remote.credentials.run(),)
+        return self._guard.run(), self._round.run(), self._reload.run(), self._kubernetes.run(self._reporter), *remote
 
     def _apply(self, settings: NodeSettings) -> None:
         """The one way in for settings."""
@@ -505,6 +513,21 @@ def _signal_reader(clock: Clock) -> SignalReader | None:
         return detect_signals(Tree(), clock)
     except CgroupError:  # the search for a driver has logged it
         return None
+
+
+def _remote(observe: Observe, log: structlog.typing.FilteringBoundLogger) -> "RemoteListener | None":
+    if observe.remote_host_port is None or observe.tls_certificate is None or observe.tls_key is None:
+        return None
+    from criproxy.observe.remote import Credentials, RemoteFiles, RemoteListener  # which imports ssl
+
+    files = RemoteFiles(
+        Path(observe.tls_certificate),
+        Path(observe.tls_key),
+        Path(observe.client_ca) if observe.client_ca else None,
+        Path(observe.token_file) if observe.token_file else None,
+    )
+    address = TcpAddress(*observe.remote_host_port, "observe.remote_address")
+    return RemoteListener(address, Credentials(files, log), log)
 
 
 def _attachment(listen: str) -> AttachStatus:

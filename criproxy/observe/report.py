@@ -92,6 +92,18 @@ class Reporter(Struct, frozen=True):
         )
         return metrics.registry.render()
 
+    def judge(self) -> None:
+        """Have the metrics say how it is by now; for a thread, as it reads files of kubelet's."""
+        attached = self.attachment()
+        self.meters.set(
+            attached={"yes": 1.0, "no": 0.0}.get(attached.state),
+            problems=len([*self._problems(self._modes(), attached)]),
+        )
+
+    def not_judged(self) -> None:
+        """What it reads hangs: the metrics say nothing of it."""
+        self.meters.set(attached=None, problems=None)
+
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon, in words; None: nothing is."""
         return self.recorder.unhealthy()
