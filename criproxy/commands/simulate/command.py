@@ -32,9 +32,9 @@ SIGNALS: Final = "--signals"
 
 _EPILOG: Final = """\
 FILE is CSV, plain or gzip, or the JSON answer of a Prometheus range query; - reads standard input. CSV has the columns
-id, t (unix seconds or a date) and u, in any order, or just these three without a header; or a time and a column for each
-node, as Grafana has it; or it is what sadf -d writes. Values may have units (26.6%, 1.5 GiB). Usage is that of the online
-pods alone; on a node without offline pods yet, that is the node's. Ask Prometheus for, say,
+id, t (unix seconds or a date) and u, in any order, or just these three without a header; or a time and a column for
+each node, as Grafana has it; or it is what sadf -d writes. Values may have units (26.6%, 1.5 GiB). Usage is that of the
+online pods alone; on a node without offline pods yet, that is the node's. Ask Prometheus for, say,
   sum by (instance) (rate(node_cpu_seconds_total{mode!~"idle|iowait|steal"}[1m]))
   node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes
 through /api/v1/query_range.

@@ -9,7 +9,6 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
 from typing import Any, Final
 
 from criproxy.commands.simulate import SimulateError
@@ -46,7 +45,6 @@ def load(paths: Sequence[str], capacity: str, family: str | None, unit: str = "c
     findings = Findings()
     capacity_of = capacities(capacity)
     rows = Rows(findings)
-    _check_names(paths)
     for path in paths:
         _read(path, Reading(name_of(path), rows, family, unit))
     traces = list(rows.traces(capacity_of))
@@ -54,15 +52,6 @@ def load(paths: Sequence[str], capacity: str, family: str | None, unit: str = "c
         why = "; ".join(findings.lines()) or "there are no rows"
         raise SimulateError(f"{', '.join(map(name_of, paths))}: no usable row: {why}")
     return traces, findings
-
-
-def _check_names(paths: Sequence[str]) -> None:
-    """A table without ids is of a node that has the file's name: two such files would become one node."""
-    seen: dict[str, str] = {}
-    for path in paths:
-        other = seen.setdefault(PurePath(path).name.partition(".")[0], path)
-        if other != path:
-            raise SimulateError(f"{other} and {path}: have one name, and may be of two nodes; rename one, or give ids")
 
 
 def _read(path: str, reading: Reading) -> None:
@@ -238,7 +227,8 @@ def _read_matrix(matrix: Sequence[Mapping[str, Any]], reading: Reading) -> None:
     if family is not None and not any(family in one for one in labels):
         raise SimulateError(f"{name}: no series has the label {family} for the family")
     rows.begin(lambda node_id, number: f"{name}:{node_id}[{number}]")
-    for one, metric, node_id in zip(matrix, labels, _ids(labels, name), strict=True):
+    for one, metric, known in zip(matrix, labels, _ids(labels), strict=True):
+        node_id = rows.node_of_file(name) if known is None else known
         group = metric.get(family or _FAMILY, "")
         for number, value in enumerate(one.get("values") or ()):
             if isinstance(value, list) and len(value) == 2:
@@ -271,15 +261,14 @@ def _matrix(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
     return data
 
 
-def _ids(labels: Sequence[Mapping[str, str]], name: str) -> Iterable[str]:
-    """The labels that differ, `key=value` where there are several; for a single series its node, or the file's name.
+def _ids(labels: Sequence[Mapping[str, str]]) -> Iterable[str | None]:
+    """The labels that differ, `key=value` where there are several; for a single series its node; None: it has none.
 
     What has all labels of another is more of the same series.
     """
     unique = list({tuple(sorted(one.items())): one for one in labels}.values())
     if len(unique) == 1:
-        stem = PurePath(name).name.partition(".")[0]
-        return [next((unique[0][key] for key in _NODE_LABELS if key in unique[0]), stem)] * len(labels)
+        return [next((unique[0][key] for key in _NODE_LABELS if key in unique[0]), None)] * len(labels)
     keys = sorted({key for one in unique for key in one})
     differing = [key for key in keys if len({one.get(key) for one in unique}) > 1]
     node = next((key for key in _NODE_LABELS if len({one.get(key) for one in unique}) == len(unique)), None)

@@ -10,7 +10,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
@@ -329,7 +328,8 @@ def _add(records: Iterator[Record], form: _Form, looked_at: Sequence[Sequence[st
     cells = (one[column.place] for one in looked_at for column in form.usages if column.place < len(one))
     commas = has_decimal_commas(cells, name)
     times = moments((one[places["t"]] for one in looked_at if places["t"] < len(one)), commas, name)
-    only_id = PurePath(name).name.partition(".")[0]
+    has_ids = "id" in places or form.usages[0].node_id is not None
+    only_id = "" if has_ids else reading.rows.node_of_file(name)
     for number, fields in records:
         if len(fields) <= needed or any(fields[form.width :]):
             reading.skip(fields, number)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from pathlib import PurePath
 from statistics import median
 from typing import Final
 
@@ -106,6 +107,7 @@ class Rows:
         self.findings = findings
         self._sources: list[Callable[[str, int], str]] = []
         self._nodes: dict[str, _NodeSeries] = {}
+        self._files: dict[str, str] = {}
 
     def begin(self, place_of: Callable[[str, int], str]) -> None:
         """The rows that follow are of another source."""
@@ -137,6 +139,14 @@ class Rows:
         node.times_s.append(t_s)
         node.usages.append(usage)
         node.places.append((len(self._sources) - 1) << _ROW_BITS | number)
+
+    def node_of_file(self, path: str) -> str:
+        """The node of a file that names none: the file's own name. Raises SimulateError where another has that, too."""
+        node_id = PurePath(path).name.partition(".")[0]
+        other = self._files.setdefault(node_id, path)
+        if other != path:
+            raise SimulateError(f"{other} and {path}: have one name, and may be of two nodes; rename one, or give ids")
+        return node_id
 
     def traces(self, capacity_of: Callable[[str], tuple[float, str] | None]) -> Iterator[Trace]:
         """The traces, in the order in which their ids came.

@@ -198,12 +198,21 @@ def test_node_of_percentages_and_of_cores_is_refused(tmp_path):
         load([str(tmp_path / "1.csv"), str(tmp_path / "2.csv")], "10", None)
 
 
-def test_files_of_one_name_are_no_node_of_that_name(tmp_path):
-    for name in ("x", "y"):
+@pytest.mark.parametrize(
+    "content", ["t,u\n{},1\n", '[{{"metric": {{"job": "x"}}, "values": [[{}, "1"]]}}]'], ids=["csv", "json"]
+)
+def test_files_of_one_name_are_no_node_of_that_name(content, tmp_path):
+    paths = []
+    for name in ("0", "60"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "cpu.csv").write_text("t,u\n0,1\n60,2\n")
+        (tmp_path / name / "cpu.csv").write_text(content.format(name))
+        paths.append(str(tmp_path / name / "cpu.csv"))
     with pytest.raises(SimulateError, match="have one name, and may be of two nodes"):
-        load([str(tmp_path / name / "cpu.csv") for name in ("x", "y")], "10", None)
+        load(paths, "10", None)
+    for path in paths:
+        with open(path, "w") as file:
+            file.write(f"id,t,u\na,{path.split('/')[-2]},1\n")
+    assert list(load(paths, "10", None)[0][0].times_s) == [0, 60]
 
 
 def test_series_in_two_answers_is_one_node(read):
