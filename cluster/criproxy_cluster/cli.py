@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     webhook.set_defaults(verb=_webhook)
 
     controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
+    controller.add_argument(
+        "--metrics-port", metavar="PORT", type=int, help="serve /metrics there, to whoever asks (default: nowhere)"
+    )
     controller.set_defaults(verb=_controller)
 
     certificates = verbs.add_parser(
@@ -114,10 +117,10 @@ def _webhook(chosen: argparse.Namespace) -> int:
     return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
 
 
-def _controller(_: argparse.Namespace) -> int:
+def _controller(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.controller import main
 
-    return main()
+    return main(chosen.metrics_port)
 
 
 def _certificates(_: argparse.Namespace) -> int:
