@@ -64,7 +64,8 @@ def test_query_says_of_each_node_how_full_online_pods_have_it(tmp_path: Path) ->
         scrapes = [scrape("busy", port, "busy:9464"), scrape("idle", port, "idle")]
         server = prometheus.Prometheus(tmp_path / "prometheus", scrapes, rules)
         try:
-            found = wait_until(lambda: len(got := server.query(query)) == 2 and got, 60.0, "both nodes")
+            wait_until(lambda: len(server.query(query)) == 2, 60.0, "both nodes")
+            found = server.query(query)
         finally:
             server.process.stop()
 

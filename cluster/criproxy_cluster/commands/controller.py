@@ -15,19 +15,24 @@ from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.leader import Leader
 from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
+from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
 from criproxy_cluster.requests import prepare
 
 END_S: Final = 5
 """All parts have ended: no longer after that does the process go on."""
 
 
-async def run(client: AsyncClient, log: FilteringBoundLogger) -> None:
-    """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew."""
+async def run(client: AsyncClient, log: FilteringBoundLogger, quota: QuotaSettings | None = None) -> None:
+    """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew.
+
+    `quota` None: Kueue is left alone.
+    """
 
     async def lead() -> None:
         """Each time with nothing from the time before: others have led since, or nobody could be heard."""
         settle()  # what was known then goes before as much is read again
-        await Controller(client, log).run()
+        keeper = None if quota is None else QuotaKeeper(client, quota, log)
+        await Controller(client, log, keeper).run()
 
     told = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -51,15 +56,15 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                     task.cancel()
 
 
-def main() -> int:
-    asyncio.run(_run(begin()))
+def main(quota: QuotaSettings | None = None) -> int:
+    asyncio.run(_run(begin(), quota))
     return 0
 
 
-async def _run(log: FilteringBoundLogger) -> None:
+async def _run(log: FilteringBoundLogger, quota: QuotaSettings | None) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
         prepare(client)
         try:
-            await run(client, log)
+            await run(client, log, quota)
         finally:
             signal.alarm(END_S)  # whoever goes on though it was cancelled
