@@ -137,7 +137,8 @@ spec:
         " alone converts no pod: give it the label {remedy}"
     - expression: variables.asked.size() == 0
       messageExpression: >-
-        "it asks for " + variables.asked.join(", ") + ", and has no mark of an offline pod: give it the label {remedy}"
+        "it asks for " + variables.asked.join(", ") + ", and has no mark of an offline pod: " +
+        "give it the label {remedy}"
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
