@@ -77,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         "(default: none)",
     )
     _add_preset(controller)
+    controller.add_argument(
+        "--metrics-port", metavar="PORT", type=int, help="serve /metrics there, to whoever asks (default: nowhere)"
+    )
     controller.set_defaults(verb=_controller)
 
     certificates = verbs.add_parser(
@@ -136,12 +139,13 @@ def _controller(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.controller import main
     from criproxy_cluster.quota.keeper import QuotaSettings
 
-    if chosen.cohort is None:
-        if chosen.flavor or chosen.suspends_per_hour:
-            return _complain("controller: --flavor and --suspends-per-hour are of a Cohort: add --cohort NAME", 2)
-        return main()
-    flavors = tuple(dict.fromkeys(chosen.flavor or ["lent"]))
-    return main(QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], max(chosen.suspends_per_hour, 0)))
+    quota = None
+    if chosen.cohort is not None:
+        flavors = tuple(dict.fromkeys(chosen.flavor or ["lent"]))
+        quota = QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], max(chosen.suspends_per_hour, 0))
+    elif chosen.flavor or chosen.suspends_per_hour:
+        return _complain("controller: --flavor and --suspends-per-hour are of a Cohort: add --cohort NAME", 2)
+    return main(chosen.metrics_port, quota)
 
 
 def _certificates(_: argparse.Namespace) -> int:

@@ -409,7 +409,7 @@ def with_components(*folders):
 )
 def test_components_switch_the_quota_on_with_the_names_of_their_rights(folders, suspends, monkeypatch):
     found = []
-    monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda quota=None: found.append(quota))
+    monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda _, quota: found.append(quota))
     with pytest.raises(SystemExit):
         main(with_components(*folders))
     assert found == [QuotaSettings("lent", ("lent",), suspends_per_hour=suspends)]

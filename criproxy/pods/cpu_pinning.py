@@ -25,7 +25,7 @@ from criproxy.hooks.batch import once_initialized
 from criproxy.model import CPU, UNLIMITED, ContainerKind, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
-from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.cpu_assignments import CpusOfBox
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
@@ -52,7 +52,7 @@ class CpuPinning(Part, Struct):
 
     shared: PodsShared
     box: Box
-    cpu_manager: CpuManager
+    cpus: CpusOfBox
     enabled: bool | None = None
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
@@ -68,7 +68,7 @@ class CpuPinning(Part, Struct):
 
     @classmethod
     def made(cls, ports: Ports) -> "CpuPinning":
-        return cls(ports.shared, ports.box, ports.cpu_manager)
+        return cls(ports.shared, ports.box, ports.cpus)
 
     def configure(self, now: NodeSettings) -> None:
         self.enabled = pinning_asked(now)
@@ -106,9 +106,9 @@ class CpuPinning(Part, Struct):
 
     @property
     def _gives_way(self) -> bool:
-        if self.cpu_manager.is_contradicted:
+        if self.cpus.contradicted:
             return True
-        return self.box.version == 1 and self.cpu_manager.of_box.cpus() is not UNLIMITED
+        return self.box.version == 1 and self.cpus.cpus() is not UNLIMITED
 
     async def _choose(self, pods: Mapping[str, Sandbox]) -> None:
         now_s = self.shared.clock.monotonic_s()
@@ -124,7 +124,7 @@ class CpuPinning(Part, Struct):
         self._last, self.isolated = (now_s, use), use.isolated
         if not idle:
             return
-        before, cpus = self._pins, use.cpus - self.cpu_manager.of_box.own()
+        before, cpus = self._pins, use.cpus - self.cpus.own()
         cores = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
         self._pins = step(cores, cpus, idle, before, now_s)
         if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
@@ -149,7 +149,7 @@ class CpuPinning(Part, Struct):
         self._limits = known
         sunk = {path for path, limit in known.items() if limit < before.get(path, 0.0)}
         self._pins = {path: pin for path, pin in self._pins.items() if path not in sunk}
-        exclusive = self.cpu_manager.of_box.state.exclusive
+        exclusive = self.cpus.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
 
     def _asked_cores(self, sandbox: Sandbox) -> float:

@@ -223,8 +223,9 @@ class InterferenceWatch(Shows, Struct, eq=False):
             return None
         if self.reader is None or not self.settings.enabled:
             return None
-        counted = tuple(self._workloads()) if self.settings.cpi else None
-        read = partial(self.reader.of_box, own_limits=self._judge.asks_own_limits, counted=counted)
+        online = tuple(self._online())
+        own_limits, counts_work = self._judge.asks_own_limits, self.settings.cpi
+        read = partial(self.reader.of_box, own_limits=own_limits, online=online, counts_work=counts_work)
         return lambda _, box: read(box)
 
     def judge(self, now_s: float, reading: SignalReading | Exception | None) -> None:
@@ -276,6 +277,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             hard=self.relief.hard,
             services=self.services.signals(),
             unanswered="" if first is None else f"{first.pod}: {first.problem or 'it has not answered of late'}",
+            online=self._online(),
             workloads=self._workloads(),
             over=frozenset({MEMORY} if self.relief.accountable else ()),
             unused=frozenset(() if self.disks.suspected else {IO}),
@@ -287,6 +289,10 @@ class InterferenceWatch(Shows, Struct, eq=False):
         """Whether the box has so little of the node's memory that taking it would say nothing."""
         evidence = self.relief.evidence
         return evidence is not None and evidence.box < UNUSED_RATIO * evidence.capacity
+
+    def _online(self) -> dict[str, str]:
+        """The names of online's pods, by uid."""
+        return {pod.ref.uid: str(pod.ref) for pod in self.shared.inventory.outside.values()}
 
     def _workloads(self) -> dict[str, str]:
         """What online pods run, by uid, as far as labels say: pods of one owner are alike."""

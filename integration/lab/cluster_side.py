@@ -111,7 +111,7 @@ class Replica:
         self._server = server
         self._folder = plane.directory / name
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self.port,) = free_ports(1)
+        self.port, self.metrics_port = free_ports(2)
         both = plane.authority.sign(name, "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
         self.mount({"tls.crt": both, "tls.key": both})
 
@@ -136,7 +136,8 @@ class Replica:
         certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
         webhook = run(["webhook", *certificates, *TRUSTED], self.log, env, before=before)
         config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
-        controller = run(controller_arguments, self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
+        arguments = [*controller_arguments, "--metrics-port", str(self.metrics_port)]
+        controller = run(arguments, self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
         self.process = Processes(webhook, controller)
 
     def certify(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:

@@ -39,6 +39,7 @@ from criproxy_cluster.controller.node_law import Judgement
 from criproxy_cluster.controller.policies import PolicyError, parsed
 from criproxy_cluster.controller.queue import Queue, Urgency
 from criproxy_cluster.memory import settle
+from criproxy_cluster.metrics import ControllerMetrics
 from criproxy_cluster.objects import Json, NodeObject, view
 from criproxy_cluster.requests import Trouble, patch
 from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
@@ -71,10 +72,17 @@ class Listener(Protocol):
 class Controller:
     """See `run`."""
 
-    def __init__(self, client: AsyncClient, log: FilteringBoundLogger, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        log: FilteringBoundLogger,
+        metrics: ControllerMetrics | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         self._client = client
         self._listener = listener
         self._log = log
+        self._metrics = metrics or ControllerMetrics()
         self._fleet = Fleet()
         self._nodes = Hearing()
         self._queue = Queue()
@@ -109,6 +117,17 @@ class Controller:
         finally:
             self._queue.close()
             self._statuses.close()
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def lengths(self) -> dict[str, int]:
+        return {"nodes": len(self._queue), "policies": len(self._statuses)}
+
+    def known(self) -> tuple[int, int, int]:
+        return len(self._fleet), len(self._fleet.policy_names() | self._problems.keys()), len(self._problems)
+
+    def unheard_s(self) -> float:
+        return self._nodes.deaf_s(time.monotonic())
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
@@ -228,11 +247,13 @@ class Controller:
             if judgement.status:
                 await patch(self._client, NodeStatusResource, name, judgement.status, PatchType.STRATEGIC, what=what)
         except Trouble as trouble:
+            self._metrics.wrote("nodes", ok=False)
             if trouble.code == 404:
                 self._queue.done(name)
             elif self._queue.failed(name, urgency) == 3:
                 self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")
         else:
+            self._metrics.wrote("nodes", ok=True)
             self._queue.done(name)
             self._log.info("node_written", node=name, what=judgement.why)
 
@@ -262,11 +283,13 @@ class Controller:
             try:
                 await patch(self._client, PolicyStatusResource, name, whole, PatchType.JSON, what=f"status of {name}")
             except Trouble as trouble:
+                self._metrics.wrote("policies", ok=False)
                 if trouble.code == 404:
                     self._statuses.done(name)
                 elif self._statuses.failed(name, urgency) == 3:
                     self._log.warning("status_not_written", policy=name, error=str(trouble), consequence="tried again")
             else:
+                self._metrics.wrote("policies", ok=True)
                 self._statuses.done(name)
                 self._written[name] = status
 

@@ -70,7 +70,7 @@ def lines():
 async def keeping(kube, log, **settings):
     async with kube.client() as client:
         keeper = QuotaKeeper(client, QuotaSettings(**settings), log)
-        task = asyncio.create_task(Controller(client, log, keeper).run())
+        task = asyncio.create_task(Controller(client, log, listener=keeper).run())
         try:
             yield keeper
         finally:
