@@ -136,6 +136,7 @@ class ControlPlane:
         manager = [
             f"--service-account-private-key-file={self.directory / 'pki' / 'accounts.key'}",
             f"--root-ca-file={self.authority.ca}",
+            *("--kube-api-qps=200", "--kube-api-burst=400"),  # Jobs of a second each would wait for its 20
             *([] if lifecycle else ["--controllers=*,-nodelifecycle"]),
         ]
         self._start_client("kube-controller-manager", "manager", manager)
