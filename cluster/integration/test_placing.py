@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cluster.integration.objects import CPU, MEMORY, PODS, pod, put_node, until
-from integration.lab.cluster_side import MANIFESTS
+from integration.lab.cluster_side import MANIFESTS, kustomization
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
@@ -37,6 +37,28 @@ def placed(plane, nodes):
     yield place
     for name in made:
         plane.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+
+
+COMPONENTS = ("metrics", "queue", "queue-suspend", "marked-only")
+
+
+@pytest.mark.parametrize("order", [COMPONENTS, COMPONENTS[::-1]], ids=["as-listed", "the-other-way"])
+def test_components_go_together_in_any_order(plane, order):
+    made = yaml.safe_load_all(plane.kubectl("kustomize", str(kustomization(plane, *order))))
+    (deployment,) = [one for one in made if one["kind"] == "Deployment" and "controller" in one["metadata"]["name"]]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == "controller"
+    assert set(container["args"][1:]) == {
+        "--metrics-port=9464",
+        "--cohort=lent",
+        "--flavor=lent",
+        "--suspends-per-hour=20",
+    }
+
+
+def test_scheduler_s_configuration_is_a_config_map(plane):
+    (made,) = yaml.safe_load_all(plane.kubectl("kustomize", str(MANIFESTS / "scheduler")))
+    assert yaml.safe_load(made["data"]["kube-scheduler.yaml"])["profiles"] == PROFILES
 
 
 OFFLINE = {CPU: "1000", MEMORY: "64Mi"}

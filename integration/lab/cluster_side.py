@@ -35,18 +35,23 @@ def install(plane: ControlPlane) -> None:
 
 def install_with(plane: ControlPlane, *components: str) -> list[str]:
     """Apply the base with these components, and return the arguments that the controller has then. Raises LabError."""
+    plane.kubectl("apply", "--warnings-as-errors", "-k", str(kustomization(plane, *components)))
+    where = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/criproxy-controller"
+    (container,) = plane.call("GET", where)["spec"]["template"]["spec"]["containers"]
+    return list(container["args"])
+
+
+def kustomization(plane: ControlPlane, *components: str) -> Path:
+    """The folder of one of a user's own: the base with these components."""
     folder = plane.directory / "installed"
     folder.mkdir(exist_ok=True)
 
     def relative(name: str) -> str:
         return os.path.relpath(MANIFESTS / name, folder.resolve())
 
-    kustomization = {"resources": [relative("base")], "components": [relative(name) for name in components]}
-    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
-    plane.kubectl("apply", "--warnings-as-errors", "-k", str(folder))
-    where = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/criproxy-controller"
-    (container,) = plane.call("GET", where)["spec"]["template"]["spec"]["containers"]
-    return list(container["args"])
+    made = {"resources": [relative("base")], "components": [relative(name) for name in components]}
+    (folder / "kustomization.yaml").write_text(json.dumps(made))
+    return folder
 
 
 def account_config(plane: ControlPlane, account: str, folder: Path, server: str = "") -> Path:
