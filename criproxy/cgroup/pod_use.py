@@ -1,6 +1,5 @@
 """What pods of the box use of CPU and memory, how long they wait for CPU, and what kubelet has set for them."""
 
-import errno
 import math
 from collections.abc import Collection
 from typing import Final
@@ -9,24 +8,22 @@ from msgspec import Struct
 
 from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
-from criproxy.cgroup.driver import CgroupDriver, CgroupError, checked_path
+from criproxy.cgroup.driver import CgroupDriver, checked_path
 from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import PodParent
+from criproxy.cgroup.pod_waiting import pods_cpu
 from criproxy.cgroup.tree import if_there
 from criproxy.model import LOWEST_SHARES
+from criproxy.model.signals import PodCpuTimes
 
 SHARES_OF_CORE: Final = 1024
 """Source: kubelet, MilliCPUToShares."""
 
 
 class PodCounters(Struct, frozen=True):
-    """One pod at one moment. `used_s`: CPU time. `waiting_s`: for how long some process of it has waited for CPU while
-    it could have run; None: the kernel does not say (cgroup v1, or pressure is switched off). `memory_bytes`: its
-    working set.
-    """
+    """One pod at one moment. `memory_bytes`: its working set."""
 
-    used_s: float
-    waiting_s: float | None
+    cpu: PodCpuTimes
     memory_bytes: int
 
 
@@ -41,26 +38,16 @@ class PodAsks(Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-def pod_counters(driver: CgroupDriver, pods: Collection[str]) -> dict[str, PodCounters]:
+def pod_counters(files: FileAccess, pods: Collection[str]) -> dict[str, PodCounters]:
     """Of those of these pods (paths) that are there. Raises CgroupError."""
     found = {}
-    for path in pods:
-        if (usage := driver.usage(path)) is not None:
-            waiting_s = _waiting_s(driver.files, path)
-            found[path] = PodCounters(usage.cpu_usage_s, waiting_s, usage.working_set_bytes)
+    for pod, cpu in pods_cpu(files, pods).items():
+        with if_there():
+            path = checked_path(pod)
+            inactive_bytes, *_ = files.read(rows.MEMORY_PARTS, path)
+            memory_bytes: int = files.read(rows.MEMORY_USAGE, path)
+            found[pod] = PodCounters(cpu, max(0, memory_bytes - inactive_bytes))
     return found
-
-
-def _waiting_s(files: FileAccess, path: str) -> float | None:
-    if files.version == 1:
-        return None
-    try:
-        pressure = files.read_if_there(rows.CPU_PRESSURE, checked_path(path))
-    except CgroupError as error:
-        if error.errno != errno.EOPNOTSUPP:  # so a kernel answers whose PSI is switched off
-            raise
-        return None
-    return None if pressure is None else pressure.get("some")
 
 
 def pod_asks(driver: CgroupDriver, places: Collection[PodParent]) -> dict[str, PodAsks]:

@@ -91,6 +91,7 @@ class OfflinePod(PodRef, frozen=True):
 
     What it uses is of the last pass over all pods (`pods.pod_use`); None: not known yet, or not at all. It asks for
     nothing where that is None; of memory, its limit counts. `tier`: mid or low, "": there are no tiers.
+    `speed_ratio`: how much it got of the CPU that it wanted since the last look; None: it wants none, or none is lent.
     """
 
     placement: str
@@ -103,6 +104,7 @@ class OfflinePod(PodRef, frozen=True):
     age_s: float | None = None
     tier: str = ""
     notice_s: int = 0
+    speed_ratio: float | None = None
 
 
 class CgroupStatus(Struct, frozen=True):

@@ -17,10 +17,12 @@ from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.cgroup.pod_use import SHARES_OF_CORE, PodAsks, PodCounters, pod_asks, pod_counters
 from criproxy.concurrency.clock import Clock
 from criproxy.control.pod_size import Seen, Size, SizeState, step
+from criproxy.control.pod_speed import waiting_ratio
 from criproxy.control.resources import RESOURCES
 from criproxy.hooks.batch import of_pod as asked_by_pod
 from criproxy.model import CPU, LOWEST_SHARES, MEMORY, PodRef, Sandbox
 from criproxy.model.shown import Gauge, listed
+from criproxy.pods.inventory import asked_now
 from criproxy.pods.part import Part, Ports
 from criproxy.pods.shared import PodsShared
 
@@ -37,7 +39,7 @@ ASKS_EVERY_S: Final = 60.0
 class PodUse(Struct, frozen=True):
     """One pod, as of the last pass. Means are since the pass before; None: not known yet, or not at all.
 
-    `cpu_waiting_ratio`: the share of time in which some process of it has waited for CPU while it could have run.
+    `cpu_waiting_ratio`: the share of time in which a thread of it has waited for CPU while it could have run.
     `memory_bytes` is the working set. What it asks for is None where it asks for nothing; of memory, its limit counts.
     """
 
@@ -147,9 +149,16 @@ class PodUseWatch(Part, Struct):
             held = await self.box.reads("read what pods ask for", read) or {}
             for place in piece:
                 path = place.in_box
-                known[path] = _asked(pods[path], held.get(path, PodAsks()))
+                known[path] = self._asked(pods[path], held.get(path, PodAsks()))
         self._asks = known
         return known
+
+    def _asked(self, sandbox: Sandbox, by_kubelet: PodAsks) -> PodAsks:
+        """What the annotations say goes before what kubelet knows: where they do, kubelet knows of no request."""
+        shares = asked_now(sandbox, self.shared.inventory.containers_of(sandbox.id)).cpu_shares
+        cores = shares / SHARES_OF_CORE if shares > LOWEST_SHARES else None
+        memory_bytes = asked_by_pod(sandbox.containers).memory_bytes
+        return PodAsks(cores or by_kubelet.cores, by_kubelet.memory_bytes or memory_bytes or None)
 
     # --- their sizes ------------------------------------------------------------------------------------------------
 
@@ -224,7 +233,7 @@ class PodUseWatch(Part, Struct):
 def _timed(clock: Clock, pods: Collection[str], driver: CgroupDriver, _: str) -> tuple[dict[str, PodCounters], float]:
     """What they use, and the CPU time that this took."""
     began_s = clock.thread_cpu_s()
-    return pod_counters(driver, pods), clock.thread_cpu_s() - began_s
+    return pod_counters(driver.files, pods), clock.thread_cpu_s() - began_s
 
 
 def _asks(places: Collection[PodParent], driver: CgroupDriver, _: str) -> dict[str, PodAsks]:
@@ -240,17 +249,8 @@ def _lines(lies: Collection[SizeFinding]) -> Iterator[str]:
         yield f"{one}: of {row.title}, {one.size}: {row.words(one.used)} of {row.words(one.asked)}"
 
 
-def _asked(sandbox: Sandbox, by_kubelet: PodAsks) -> PodAsks:
-    """What the annotations say goes before what kubelet knows: where they do, kubelet knows of no request."""
-    memory_bytes = asked_by_pod(sandbox.containers).memory_bytes
-    cores = sandbox.cpu_shares / SHARES_OF_CORE if sandbox.cpu_shares > LOWEST_SHARES else None
-    return PodAsks(cores or by_kubelet.cores, by_kubelet.memory_bytes or memory_bytes or None)
-
-
 def _use(before: PodCounters | None, after: PodCounters, seconds: float, asks: PodAsks) -> PodUse:
-    if before is None or seconds <= 0.0 or after.used_s < before.used_s:  # or its cgroup is another one
+    if before is None or seconds <= 0.0 or after.cpu.used_s < before.cpu.used_s:  # or its cgroup is another one
         return PodUse(memory_bytes=after.memory_bytes, asks=asks)
-    waiting_ratio = None
-    if before.waiting_s is not None and after.waiting_s is not None:
-        waiting_ratio = min(1.0, max(0.0, (after.waiting_s - before.waiting_s) / seconds))
-    return PodUse((after.used_s - before.used_s) / seconds, waiting_ratio, after.memory_bytes, asks)
+    cores = (after.cpu.used_s - before.cpu.used_s) / seconds
+    return PodUse(cores, waiting_ratio(before.cpu, after.cpu, seconds), after.memory_bytes, asks)

@@ -32,6 +32,12 @@ class FakeFiles:
     def read(self, row: KernelFile, path: str) -> Any:
         if row is rows.EFFECTIVE_CPUS:
             return frozenset(self._driver.idle_s)
+        if row is rows.CPU_PRESSURE:
+            return {"some": self._driver.waited_s.get(path, 0.0)}
+        if row is rows.MEMORY_PARTS:
+            return 0, 0, 0
+        if row is rows.MEMORY_USAGE:
+            return self._driver.memory_bytes.get(path, 0)
         used_s = self._driver.used_s.get(path, 0.0)
         return used_s * 1e9 if self.version == 1 else {"usage_usec": used_s * 1e6}
 
@@ -44,11 +50,9 @@ class FakeFiles:
         )
 
     def read_if_there(self, row: KernelFile, path: str) -> Any:
-        """cpu.idle; cpu.pressure; io.stat: of one disk."""
+        """cpu.idle; io.stat: of one disk."""
         if row is rows.CPU_IDLE:
             return self._driver.idle
-        if row is rows.CPU_PRESSURE:
-            return self._driver.pressure(path)
         size_bytes = self._driver.disk_bytes.get(path)
         return None if size_bytes is None else {"8:0": {"rbytes": str(size_bytes)}}
 
@@ -76,6 +80,7 @@ class FakeDriver:
         self.isolated = ""
         self.idle_s: dict[int, float] = {}
         self.used_s: dict[str, float] = {}
+        self.waited_s: dict[str, float] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
         self.gate = threading.Event()
@@ -85,8 +90,7 @@ class FakeDriver:
         self.reclaim_gate.set()
         self.reclaiming = threading.Event()
         self.in_use = 0
-        self.pod_usages: dict[str, Usage] = {}
-        self.waited_s: dict[str, float] = {}
+        self.memory_bytes: dict[str, int] = {}
         self.disk_bytes: dict[str, int] = {}
         self.threads: dict[str, set[str]] = {}
         self.drifted = False
@@ -109,15 +113,7 @@ class FakeDriver:
 
     def usage(self, path: str) -> Usage | None:
         self._call("usage", path)
-        if path in self.pod_usages:
-            return self.pod_usages[path]
         return Usage(1.0, 100, memory_bytes=self.in_use) if path in self.boxes else None
-
-    def pressure(self, path: str) -> dict[str, float] | None:
-        """Of pods that `waited_s` knows; while it is empty, PSI is switched off."""
-        if not self.waited_s:
-            raise CgroupError(f"cannot read {path}/cpu.pressure: EOPNOTSUPP", errno.EOPNOTSUPP)
-        return {"some": self.waited_s[path]} if path in self.waited_s else None
 
     def exists(self, path: str) -> bool:
         if path in self.boxes or path in self.kubelets:

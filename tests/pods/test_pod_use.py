@@ -4,14 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from criproxy.cgroup import kernel_files
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.driver import CgroupError, PodLimits
-from criproxy.cgroup.naming import BoxPath
-from criproxy.cgroup.pod_use import PodAsks
-from criproxy.model import UNLIMITED, Asked, PodRef, Sandbox, Usage
-from criproxy.pods.pod_use import AT_ONCE, CPU_SHARE, PodUseWatch
+from criproxy.cgroup.naming import BoxPath, parse_placement
+from criproxy.cgroup.pod_use import PodAsks, pod_asks
+from criproxy.model import UNLIMITED, Asked, PodRef, Sandbox
+from criproxy.pods.pod_use import ASKS_EVERY_S, AT_ONCE, CPU_SHARE, PodUseWatch
 from tests.fakes.bench import PartBench
 from tests.fakes.driver import FakeDriver
 from tests.fakes.part import round_of
@@ -36,7 +36,6 @@ class Bench(PartBench):
     def runs(self, uid: str, kubelets: PodLimits | None = None, **fields: Any) -> Sandbox:
         sandbox = Sandbox(uid, PodRef(uid, "batch", uid), f"{BOX}/pod{uid}", **fields)
         self.inventory.placed = (*self.inventory.placed, sandbox)
-        self.driver.pod_usages[f"{BOX}/pod{uid}"] = Usage(0.0, 0)
         if kubelets is not None:
             self.driver.kubelets[f"/kubepods/burstable/pod{uid}"] = kubelets
         return sandbox
@@ -51,9 +50,8 @@ class Bench(PartBench):
                 self.clock.advance(LOOK_S)
                 for uid, used in cores.items():
                     path = f"{BOX}/pod{uid}"
-                    before = self.driver.pod_usages[path]
-                    after = replace(before, cpu_usage_s=before.cpu_usage_s + LOOK_S * used, working_set_bytes=7 * MIB)
-                    self.driver.pod_usages[path] = after
+                    self.driver.used_s[path] = self.driver.used_s.get(path, 0.0) + LOOK_S * used
+                    self.driver.memory_bytes[path] = 7 * MIB
                 for uid, ratio in (waits or {}).items():
                     path = f"{BOX}/pod{uid}"
                     self.driver.waited_s[path] = self.driver.waited_s.get(path, 0.0) + LOOK_S * ratio
@@ -103,35 +101,47 @@ def test_age_counts_from_the_first_look_until_the_runtime_says_when_the_pod_bega
     assert bench.part.of_pod(job)["age_s"] == 2 * LOOK_S
 
 
-def test_waiting_is_not_known_where_the_kernel_does_not_say(bench: Bench) -> None:
-    job = bench.runs("a")
-    bench.looks(a=1.0)
-    assert bench.part.of_pod(job)["cpu_waiting_ratio"] is None
-
-
 @pytest.mark.parametrize(
-    ("version", "kubelets", "fields", "asks"),
+    ("kubelets", "fields", "asks"),
     [
-        pytest.param(1, PodLimits(cpu_weight=512), {}, PodAsks(0.5), id="kubelet-of-v1"),
-        pytest.param(1, PodLimits(cpu_weight=2), {}, PodAsks(), id="nothing-at-kubelet-of-v1"),
-        pytest.param(2, PodLimits(cpu_weight=1), {}, PodAsks(), id="nothing-at-kubelet-of-v2"),
-        pytest.param(2, None, {}, PodAsks(), id="kubelet-has-no-cgroup"),
+        pytest.param(PodLimits(cpu_weight=1), {}, PodAsks(), id="nothing"),
+        pytest.param(None, {}, PodAsks(), id="kubelet-has-no-cgroup"),
         pytest.param(
-            2,
             PodLimits(cpu_weight=1),
             {"cpu_shares": 3072, "containers": {"main": Asked(3072, 5 * MIB)}},
             PodAsks(3.0, 5 * MIB),
             id="annotations",
         ),
-        pytest.param(2, PodLimits(cpu_weight=1), {"cpu_shares": 2}, PodAsks(), id="nothing-in-annotations"),
+        pytest.param(PodLimits(cpu_weight=1), {"cpu_shares": 2}, PodAsks(), id="nothing-in-annotations"),
     ],
 )
-def test_what_a_pod_asks_for(version: int, kubelets: PodLimits | None, fields: dict[str, Any], asks: PodAsks) -> None:
-    bench = Bench(version)
+def test_what_a_pod_asks_for(bench: Bench, kubelets: PodLimits | None, fields: dict[str, Any], asks: PodAsks) -> None:
     job = bench.runs("a", kubelets, **fields)
     bench.looks(1)
     shown = bench.part.of_pod(job)
     assert PodAsks(shown["cpu_asked_cores"], shown["memory_asked_bytes"]) == asks
+
+
+@pytest.mark.parametrize(
+    ("version", "weight", "cores"),
+    [(1, 512, 0.5), (1, 2, None), (2, 1, None), (2, 39, 1.0), (2, 313, 8.0), (2, None, None)],
+)
+def test_request_is_read_of_the_weight_that_kubelet_made_of_it(
+    version: int, weight: int | None, cores: float | None
+) -> None:
+    driver, place = FakeDriver(), parse_placement(f"{BOX}/poda")
+    driver.version = version
+    driver.kubelets["/kubepods/burstable/poda"] = PodLimits(cpu_weight=weight)
+    found = pod_asks(driver, [place])[place.in_box].cores
+    assert found is None if cores is None else found == pytest.approx(cores, abs=0.03)
+
+
+def test_resized_pod_asks_for_what_kubelet_has_set_since(bench: Bench) -> None:
+    job = bench.runs("a", PodLimits(cpu_weight=39))
+    bench.looks(1)
+    bench.driver.kubelets["/kubepods/burstable/poda"] = PodLimits(cpu_weight=79)
+    bench.looks(round(ASKS_EVERY_S / LOOK_S))
+    assert bench.part.of_pod(job)["cpu_asked_cores"] == pytest.approx(2.0, abs=0.03)
 
 
 def test_tier_is_shown_where_there_are_tiers() -> None:
@@ -187,20 +197,19 @@ def test_pod_that_has_gone_lies_no_more(bench: Bench) -> None:
 def test_pods_are_read_in_pieces_and_the_next_pass_waits_as_long_as_this_one_cost(bench: Bench) -> None:
     for number in range(2 * AT_ONCE + 1):
         bench.runs(f"p{number}")
-    jobs: list[int] = []
-    usage = bench.driver.usage
+    jobs: list[str] = []
+    files, reads = bench.driver.files, bench.box.reads
+    read = files.read
 
-    def counted(path: str) -> Usage | None:
-        bench.clock.cpu_s += 0.01
-        return usage(path)
-
-    bench.driver.usage = counted  # type: ignore[method-assign]
-    reads = bench.box.reads
+    def counted(row: Any, path: str) -> Any:
+        bench.clock.cpu_s += 0.01 * (row is kernel_files.MEMORY_USAGE)
+        return read(row, path)
 
     async def seen(what: str, job: Any) -> Any:
-        jobs.append(1)
+        jobs.append(what)
         return await reads(what, job)
 
+    files.read = counted
     bench.box.reads = seen  # type: ignore[method-assign]
     bench.looks(1)
     assert len(jobs) == 2 * 3
@@ -208,8 +217,9 @@ def test_pods_are_read_in_pieces_and_the_next_pass_waits_as_long_as_this_one_cos
 
 
 def test_without_pods_nothing_is_read(bench: Bench) -> None:
+    bench.looks(1)
+    bench.driver.files.read = None
     bench.looks(3)
-    assert not [name for name, *_ in bench.driver.log if name == "usage"]
     assert bench.part.pause_s == LOOK_S
 
 
@@ -217,9 +227,9 @@ def test_kernel_that_does_not_answer_is_a_failure_of_the_look(bench: Bench) -> N
     bench.runs("a")
     bench.looks(1)
 
-    def fails(path: str) -> Usage | None:
-        raise CgroupError("cannot read memory.stat: EIO")
+    def fails(row: Any, path: str) -> Any:
+        raise CgroupError("cannot read cpu.stat: EIO")
 
-    bench.driver.usage = fails  # type: ignore[method-assign]
+    bench.driver.files.read = fails
     asyncio.run(bench.round.look(bench.part))
-    assert bench.part.failure == "cannot read memory.stat: EIO"
+    assert bench.part.failure == "cannot read cpu.stat: EIO"
