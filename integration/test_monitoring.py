@@ -194,6 +194,11 @@ def test_alerts_fire_in_faults_that_are_real_and_only_then(watched: Watched) -> 
     node.proxy.reload()  # a look at everything; else it is one each minute
     watched.until_firing("CriproxyOfflineUnbounded")
 
+    kubernetes = '\n[kubernetes]\nenabled = true\nkubeconfig = "/nowhere/kubelet.conf"\n'
+    node.proxy.configure(good + kubernetes)
+    node.proxy.restart()
+    watched.until_firing("CriproxyNotPublishing")
+
     node.containerd.kill()
     watched.until_firing("CriproxyRuntimeNotReady")
 
