@@ -181,7 +181,7 @@ class SignalReader:
 
     def _cpu_use(self, online: str, box: str) -> CpuSpent:
         online_s, box_s = (used_s_of(self._access, path) for path in (online, box))
-        busy_s, steal_s, cpus = files.busy_and_stolen_s(self._tree.read(f"{self._proc}/stat"), TICKS_PER_S)
+        busy_s, steal_s, cpus = files.busy_and_stolen_s(self._tree.read_often(f"{self._proc}/stat"), TICKS_PER_S)
         return CpuSpent(self._clock.monotonic_s(), busy_s, online_s, box_s, steal_s, cpus)
 
     # --- memory ------------------------------------------------------------------------------------------------------

@@ -511,7 +511,7 @@ async def _settle_soon() -> None:
 def _signal_reader(clock: Clock) -> SignalReader | None:
     try:
         return detect_signals(Tree(), clock)
-    except CgroupError:  # it is told where the driver is sought
+    except CgroupError:  # the search for a driver has logged it
         return None
 
 

@@ -52,7 +52,7 @@ class PublishedBy(Protocol):
 
 
 class Reporter(Struct, frozen=True):
-    """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
+    """What the routes answer with. It only reads the parts, as other threads ask it, too.
 
     `meters` are the metrics. `attachment`: whether kubelet uses us. `no_cgroups`: why no box can be made, "": one can.
     `shown`: whoever shows something of itself, in the order in which people see it.

@@ -43,7 +43,7 @@ from criproxy.pods.stopping import (
 class Stage(Struct, frozen=True):
     """What the schedule says now. `words`: what holds and what comes next ("": there is no schedule).
 
-    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run are to be stopped.
+    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run must stop.
     """
 
     policy: PolicySettings
@@ -82,7 +82,7 @@ class NodeSettings(Struct, frozen=True):
 
     @property
     def lifts(self) -> bool:
-        """Colocation is off, and what runs stays. What is to be stopped is bounded until it has gone."""
+        """Colocation is off, and what runs stays. What must stop stays bounded until it has gone."""
         return self.modes.limits is LimitsUse.LIFTED and self.config.colocation.on_disable == "release"
 
     @property

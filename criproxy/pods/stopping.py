@@ -42,10 +42,10 @@ itself: no other pod, and nothing else, waits for it.
 """
 
 HOLD_S: Final = 300.0
-"""For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
+"""How long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
 
 EVICT_S: Final = 10.0
-"""So long an eviction may take to be accepted, before the pod's sandbox is stopped instead."""
+"""How long the API server may take to accept an eviction, before the pod's sandbox is stopped instead."""
 
 
 class BudgetError(Exception):
@@ -138,7 +138,7 @@ class PodStopper(Struct):
     _evicted: dict[str, float] = {}
     """Until when each will have ended that was evicted (CLOCK_BOOTTIME)."""
     _told: set[str] = set()
-    """Those of which Kubernetes was told that they are stopped at the runtime."""
+    """Those that Kubernetes knows to be stopped at the runtime."""
     _waiting: set[str] = set()
     """Those whose budget did not let them go, for the log."""
     _noticed: dict[str, asyncio.Task[None]] = {}
@@ -222,7 +222,7 @@ class PodStopper(Struct):
     ) -> tuple[int, bool] | None:
         """Evict the first of these whose budget lets it go: by sandbox id, in their order.
 
-        Returns which, and whether it was evicted. Otherwise it is to be stopped: nobody has answered for it in time,
+        Returns which, and whether it was evicted. Otherwise the caller stops it: nobody has answered for it in time,
         and it may go by that request yet; or it was refused, as were all that no budget holds; or the first was evicted
         before and has not ended: kubelet may be away. None: the budgets hold all of them.
         """
@@ -342,7 +342,7 @@ class Holds(Struct):
         return held_off_too or not self.hold_offs.covers(pod)
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
-        """Keep the pod out for so long; `why` follows "it was stopped, as"."""
+        """Keep the pod out for these seconds; `why` follows "it was stopped, as"."""
         now_s = self.clock.boottime_s()
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile

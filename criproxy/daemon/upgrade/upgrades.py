@@ -49,7 +49,7 @@ _DRAIN_S: Final = 3600.0
 class Upgrades(Struct):
     """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
 
-    In order: `take_over`, `begin`, and `end` at the end. `listed` is to be set once the runtime's pods are known.
+    In order: `take_over`, `begin`, and `end` at the end. The daemon sets `listed` once it knows the runtime's pods.
     `learned`: what the predecessor has learned, `ladder`: where its ladder stands (None: it does not say); both after
     `take_over`. `waiting`: it still does the work.
 
@@ -126,7 +126,7 @@ class Upgrades(Struct):
         return self._handing_over
 
     async def _turn(self, predecessor: Predecessor, errors: tuple[str, ...]) -> Take | None:
-        with contextlib.suppress(TimeoutError):  # without its runtime, the node is to be upgraded all the same
+        with contextlib.suppress(TimeoutError):  # a node without its runtime can be upgraded all the same
             async with asyncio.timeout(_RUNTIME_S):
                 await self.listed.wait()
         return await predecessor.turn(Ready(__version__, str(self.socket.path), errors))
@@ -172,7 +172,7 @@ class Upgrades(Struct):
 
     async def rest(self) -> HandedOver:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
-        await self.holds.hold_offs.rest()  # what an operator is told here, the other one has to know
+        await self.holds.hold_offs.rest()  # the other one has to know what operators hear here
         await self.active.cease()
         self.admissions.hold()
         self.holds.rest()
@@ -219,7 +219,7 @@ class Upgrades(Struct):
             self.active.begin()
 
     async def _hand_over(self) -> None:
-        """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
+        """Hand over to a new process whenever somebody asks for it, and end once it has succeeded."""
         while True:
             await self._asked.wait()
             self.log.info("upgrade", command=list(self.command))
