@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from integration.lab import upgrades
 from integration.lab.cgroups import Tree
 from integration.lab.clean import clean
 from integration.lab.client import Container
@@ -172,6 +173,19 @@ def test_each_expression_has_an_answer(watched: Watched) -> None:
     )
     assert len(mine) > 50
     assert unanswered(watched.prometheus, [*wanted], address) == [expr for expr in wanted if expr not in mine]
+
+
+def test_an_upgrade_keeps_the_ways_in(watched: Watched) -> None:
+    proxy, query = watched.node.proxy, watched.prometheus.query
+    try:
+        upgrades.upgrade(proxy)
+        newer = 'changes(process_start_time_seconds{job=~"criproxy|by-.*"}[1m]) > 0'
+        wait_until(lambda: len(query(newer)) == 3, SOON_S, "figures of the new one by each way")
+        assert not query('min_over_time(up{job=~"criproxy|by-token|by-certificate"}[10s]) == 0')
+    finally:
+        upgrades.stop_all(proxy)
+        proxy.start()
+        watched.until_silent("CriproxyDown")
 
 
 def is_of(expr: str, empty: str) -> bool:
