@@ -31,6 +31,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 SOON_S = 60.0
 EMPTY: Mapping[str, str] = {
     "criproxy_kubernetes_published": "nothing is published while kubernetes.enabled is false",
+    "criproxy_slow_pod_seconds": "no pod of this node asks for what it lends",
     "criproxy_part_failing{…} > 0": "no part fails",
     "criproxy_thread_stuck{…} > 0": "no thread hangs",
     "criproxy_refusals_total": "no request of an offline pod was refused",
