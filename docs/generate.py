@@ -1,7 +1,7 @@
-"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md,
-what an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and
-of a pod (marks.yaml), and webhook.yaml. It also writes the version, which criproxy/__init__.py alone has, to where a
-build, kubectl or a reader can't get it from (`VERSIONED`).
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md, what
+an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and of a
+pod (marks.yaml), or warns of (unmarked.yaml), and webhook.yaml. It also writes the version, which criproxy/__init__.py
+alone has, to where a build, kubectl or a reader can't get it from (`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -20,7 +20,7 @@ from docs.author_text import page as author_text
 from docs.config_example import render
 from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
-from docs.webhook_entries import marks, webhook
+from docs.webhook_entries import marks, unmarked, webhook
 from monitoring.table import Shown, controllers, daemons, webhooks
 
 HERE = Path(__file__).resolve().parent
@@ -209,6 +209,7 @@ def main() -> int:
         ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
         ("cluster/manifests/base/webhook.yaml", webhook()),
         ("cluster/manifests/base/marks.yaml", marks()),
+        ("cluster/manifests/base/unmarked.yaml", unmarked()),
         *versioned(),
     ):
         page = HERE.parent / name

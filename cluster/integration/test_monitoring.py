@@ -165,6 +165,6 @@ def test_the_component_has_the_controller_serve_metrics(plane):
     plane.kubectl("apply", "--warnings-as-errors", "-f", "-", stdin=yaml.safe_dump_all(mine))
     deployment = plane.call("GET", f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/criproxy-controller")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["controller", "--metrics-port", "9464"]
+    assert container["args"] == ["controller", "--metrics-port=9464"]
     assert [one["containerPort"] for one in container["ports"]] == [9464]
     assert plane.exists(f"/apis/networking.k8s.io/v1/namespaces/{SYSTEM}/networkpolicies/criproxy-controller-metrics")

@@ -17,20 +17,30 @@ from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
 from criproxy_cluster.metrics import ControllerMetrics
 from criproxy_cluster.metrics_server import serve
+from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
 from criproxy_cluster.requests import prepare
 
 END_S: Final = 5
 """All parts have ended: no longer after that does the process go on."""
 
 
-async def run(client: AsyncClient, log: FilteringBoundLogger, metrics_port: int | None = None) -> None:
-    """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew."""
+async def run(
+    client: AsyncClient,
+    log: FilteringBoundLogger,
+    metrics_port: int | None = None,
+    quota: QuotaSettings | None = None,
+) -> None:
+    """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew.
+
+    `quota` None: Kueue is left alone.
+    """
     metrics = ControllerMetrics()
 
     async def lead() -> None:
         """Each time with nothing from the time before: others have led since, or nobody could be heard."""
         settle()  # what was known then goes before as much is read again
-        metrics.work = controller = Controller(client, log, metrics)
+        keeper = None if quota is None else QuotaKeeper(client, quota, log)
+        metrics.work = controller = Controller(client, log, metrics, keeper)
         try:
             await controller.run()
         finally:
@@ -61,15 +71,15 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                     task.cancel()
 
 
-def main(metrics_port: int | None = None) -> int:
-    asyncio.run(_run(begin(), metrics_port))
+def main(metrics_port: int | None = None, quota: QuotaSettings | None = None) -> int:
+    asyncio.run(_run(begin(), metrics_port, quota))
     return 0
 
 
-async def _run(log: FilteringBoundLogger, metrics_port: int | None) -> None:
+async def _run(log: FilteringBoundLogger, metrics_port: int | None, quota: QuotaSettings | None) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
         prepare(client)
         try:
-            await run(client, log, metrics_port)
+            await run(client, log, metrics_port, quota)
         finally:
             signal.alarm(END_S)  # whoever goes on though it was cancelled
