@@ -47,7 +47,7 @@ class Kind(StrEnum):
     LEAVING = "leaving"
 
 
-class Mark(Struct, frozen=True):
+class DayMark(Struct, frozen=True):
     """Something that happened at `t_s` (CLOCK_BOOTTIME). `of`: the resource, or the pod; "": neither. `state`: the
     rung, or what was left in words.
     """
@@ -131,7 +131,7 @@ class Day(Struct, eq=False):
     """See the module. One thread puts; any may ask."""
 
     _series: dict[str, dict[str, Series]] = field(default_factory=_empty)
-    _marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    _marks: deque[DayMark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _squeezed: bool = False
     _closed: str = ""
 
@@ -151,7 +151,7 @@ class Day(Struct, eq=False):
 
     def mark(self, t_s: float, kind: Kind, reason: str, of: str = "", state: str = "") -> None:
         """May be called from any thread."""
-        self._marks.append(Mark(t_s, kind, _short(reason), _short(of), _short(state)))
+        self._marks.append(DayMark(t_s, kind, _short(reason), _short(of), _short(state)))
 
     # --- as JSON ----------------------------------------------------------------------------------------------------
 

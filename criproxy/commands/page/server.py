@@ -33,7 +33,7 @@ _CLIENT_S: Final = 20.0
 _FRESH_S: Final = 0.5
 """An answer that is no older serves all who ask."""
 
-Facts = Callable[[float | None], dict[str, Any]]
+PageFacts = Callable[[float | None], dict[str, Any]]
 
 
 class PageServer(ThreadingHTTPServer):
@@ -43,8 +43,8 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, page: str, policy: str, facts: Facts) -> None:
-        super().__init__((HOST, 0), _Handler)
+    def __init__(self, page: str, policy: str, facts: PageFacts) -> None:
+        super().__init__((HOST, 0), _PageHandler)
         self.page, self.policy = page.encode(), policy
         self.token = secrets.token_urlsafe(24)
         self._facts = facts
@@ -85,7 +85,7 @@ class PageServer(ThreadingHTTPServer):
         """A client that has gone is nobody's concern."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     server: PageServer
     timeout = _CLIENT_S
     protocol_version = "HTTP/1.0"

@@ -13,7 +13,7 @@ from criproxy.observe.status_text import printable
 from criproxy.pods.words import duration
 
 
-class Column(Struct, frozen=True):
+class PodColumn(Struct, frozen=True):
     """A column of the table. `key` sorts by it, the largest first but for names; "": none does."""
 
     head: str
@@ -82,17 +82,19 @@ def age(seconds: float | None) -> str:
 
 
 COLUMNS: Final = (
-    Column("CPU", 6, lambda p: _number("{:.2f}", p.cpu_cores), lambda p: p.cpu_cores, "c", "CPU in use"),
-    Column("ASKS", 6, lambda p: _number("{:.2f}", p.cpu_asked_cores), lambda p: p.cpu_asked_cores),
-    Column("WAIT", 5, lambda p: _number("{:.0%}", p.cpu_waiting_ratio), lambda p: p.cpu_waiting_ratio, "w", "waiting"),
-    Column("MEM", 6, lambda p: size(p.memory_bytes), lambda p: p.memory_bytes, "m", "memory"),
-    Column("LIMIT", 6, lambda p: size(p.memory_asked_bytes), lambda p: p.memory_asked_bytes),
-    Column("AGE", 6, lambda p: age(p.age_s), lambda p: p.age_s, "a", "age"),
-    Column("CPUS", 6, lambda p: p.cpus or "all"),
-    Column("TIER", 4, lambda p: p.tier or UNKNOWN),
-    Column("NOTE", 4, lambda p: f"{p.notice_s}s" if p.notice_s else UNKNOWN),
+    PodColumn("CPU", 6, lambda p: _number("{:.2f}", p.cpu_cores), lambda p: p.cpu_cores, "c", "CPU in use"),
+    PodColumn("ASKS", 6, lambda p: _number("{:.2f}", p.cpu_asked_cores), lambda p: p.cpu_asked_cores),
+    PodColumn(
+        "WAIT", 5, lambda p: _number("{:.0%}", p.cpu_waiting_ratio), lambda p: p.cpu_waiting_ratio, "w", "waiting"
+    ),
+    PodColumn("MEM", 6, lambda p: size(p.memory_bytes), lambda p: p.memory_bytes, "m", "memory"),
+    PodColumn("LIMIT", 6, lambda p: size(p.memory_asked_bytes), lambda p: p.memory_asked_bytes),
+    PodColumn("AGE", 6, lambda p: age(p.age_s), lambda p: p.age_s, "a", "age"),
+    PodColumn("CPUS", 6, lambda p: p.cpus or "all"),
+    PodColumn("TIER", 4, lambda p: p.tier or UNKNOWN),
+    PodColumn("NOTE", 4, lambda p: f"{p.notice_s}s" if p.notice_s else UNKNOWN),
 )
-NAME: Final = Column("POD", POD, str, str, "n", "name")
+NAME: Final = PodColumn("POD", POD, str, str, "n", "name")
 SORTS: Final = {column.key: column for column in (*COLUMNS, NAME) if column.key}
 
 KEYS: Final = "q quit  c CPU  w wait  m memory  a age  n name  r reverse  space pause  h help"

@@ -13,7 +13,7 @@ from criproxy.cli import main
 from criproxy.observe.status import Status
 from criproxy.observe.why import Why
 from tests.answering import Answers, answering
-from tests.commands.top.test_screen import PODS, status
+from tests.commands.top.test_top_screen import PODS, status
 from tests.fakes.waiting import wait_until
 
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
