@@ -120,18 +120,15 @@ spec:
 
 
 def test_json_comes_back_as_it_was(tmp_path):
-    meta = {
-        "name": "p",
-        "labels": {"colocation.criproxy.io/class": "offline"},
-        "annotations": {f"{one}_": one for one in TEXTS},
-    }
+    annotations = {f"{one}_": one for one in TEXTS}
+    meta = {"name": "p", "labels": {"colocation.criproxy.io/class": "offline"}, "annotations": annotations}
     spec = {"containers": [{"name": "c", "image": "i", "args": TEXTS, "resources": {"requests": {"cpu": "1"}}}]}
     (tmp_path / "pod.json").write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}))
 
     (found,) = read_by_kubectl(convert(str(tmp_path / "pod.json"), ConversionSettings())[0])
 
     assert found["spec"]["containers"][0]["args"] == TEXTS
-    assert meta["annotations"].items() <= found["metadata"]["annotations"].items()
+    assert annotations.items() <= found["metadata"]["annotations"].items()
 
 
 def test_plain_words_are_what_kubectl_takes_them_for():
