@@ -20,6 +20,7 @@ WORDS: Final = {
     "not_relieved": "A pod had to leave, as online is harmed or the box is above its limit, and none could be made to; "
     "`reason` says why.",
     "orphans_killed": "Processes in the box of pods that the runtime no longer knows were killed.",
+    "pod_starved": "An offline pod got less than half of the CPU that it wanted for five minutes: `got_ratio`.",
     "pods_not_known": "The API server did not list this node's pods: who goes first is chosen without priorities.",
     # What becomes of a request.
     "rewrite": "An offline pod's request went to the runtime with these changes.",

@@ -705,6 +705,31 @@ class Kubernetes(Struct, frozen=True, kw_only=True):
             example='{ name = "example.com/spare-cpu", of = "cpu", per_unit = 1000 }',
         ),
     ] = ()
+    cpu_watermark_ratio: Annotated[
+        float,
+        Meta(ge=0.1, le=1.0),
+        doc(
+            "The share of the node's CPUs that what online used in the last five minutes and what is published may "
+            "fill, where the box is open (cpu.bound). Where it is not, cpu.watermark_ratio counts."
+        ),
+    ] = 0.95
+    speed_ratio: Annotated[
+        float,
+        Meta(ge=0.1, le=1.0),
+        doc(
+            "Offline pods keep at least this share of the CPU that they asked for, should online use what is forecast "
+            "for the hour. The lower, the more is published of it where the box is open. What pods really get is "
+            "measured, and moves what is published."
+        ),
+    ] = 0.5
+    on_starved: Annotated[
+        Literal["evict", "report"],
+        doc(
+            "When an offline pod got less than half of the CPU that it wanted for five minutes, and less than "
+            "speed_ratio: the node's youngest offline pod is evicted through the API, within the numbers of "
+            "[interference], and its work is lost where it saves none (evict), or it is only reported (report)."
+        ),
+    ] = "evict"
 
 
 class Observe(Struct, frozen=True, kw_only=True):

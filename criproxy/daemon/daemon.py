@@ -81,6 +81,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
@@ -241,6 +242,7 @@ class Daemon:
         """What bounds the box, what answers harm, and the round of all parts."""
         shared, box, config = self._ports.shared, self._ports.box, settings.config
         parts = [part.made(self._ports) for part in PARTS]
+        speeds = one_of(parts, PodSpeeds)
         disks, eviction = DiskBounds(shared, box), PodEviction(shared, box, shared.stopper())
         hard = _EvictionHardReader(config.proxy.listen_path)
         relief = MemoryRelief(shared, box, eviction, hard, self._ports.workers["kubelets-config"])
@@ -255,7 +257,7 @@ class Daemon:
         )
         signals, hurries = _signal_reader(shared.clock), Wake()
         services = one_of(parts, ServiceChecks)
-        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, hurries.set)
+        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, speeds, hurries.set)
         self._loop = ControlLoop(
             shared,
             box,
@@ -379,7 +381,8 @@ class Daemon:
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
         remote = () if self._remote is None else (self._remote.credentials.run(),)
-        return self._guard.run(), self._round.run(), self._reload.run(), self._kubernetes.run(self._reporter), *remote
+        kubernetes = self._kubernetes.run(self._reporter, self._loop.harm.speeds)
+        return self._guard.run(), self._round.run(), self._reload.run(), kubernetes, *remote
 
     def _apply(self, settings: NodeSettings) -> None:
         """The one way in for settings."""

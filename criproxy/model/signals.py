@@ -63,6 +63,16 @@ class ThreadTimes(Struct, frozen=True):
     waited_s: float
 
 
+class PodCpuTimes(Struct, frozen=True):
+    """Counters of one pod: CPU seconds that it used, and for how long somebody waited.
+
+    `waited_s`: by thread, of those that were looked at; 0: of some thread or other (PSI), which tells of all of them.
+    """
+
+    used_s: float
+    waited_s: Mapping[int, float]
+
+
 class RunQueue(Struct, frozen=True):
     """A sample of online's `threads`, by thread id. Growth is of those that are in two readings that follow."""
 

@@ -87,7 +87,7 @@ class Reporter(Struct, frozen=True):
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
             runtime_ready=self.link.ready,
-            offline_sandboxes=self.offline_pods(),
+            offline_sandboxes=len(self.inventory.running_pods),
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
         return metrics.registry.render()
@@ -159,9 +159,9 @@ class Reporter(Struct, frozen=True):
         last = self.recorder.last
         return None if last is None else (*last, self._modes())
 
-    def offline_pods(self) -> int:
-        """How many run in the box."""
-        return len(self.inventory.running_pods)
+    def offline_uids(self) -> frozenset[str]:
+        """Of the pods that run in the box."""
+        return frozenset(one.pod.uid for one in self.inventory.running_pods)
 
     # --- what they are made of --------------------------------------------------------------------------------------
 

@@ -41,7 +41,8 @@ from criproxy.control.interference.responder import (
     SignalStatus,
 )
 from criproxy.control.interference.victim import owner_of
-from criproxy.model import MEMORY
+from criproxy.control.pod_speed import Feedback
+from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading
@@ -49,9 +50,10 @@ from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import EvictionState, PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED
 from criproxy.pods.words import megabytes, moment
 
 SHORTAGE: Final = "memory_shortage"
@@ -104,7 +106,7 @@ def _disks(now: NodeSettings) -> DisksUse:
 
 
 class InterferenceState(Struct, frozen=True):
-    """What a restart keeps. `well`: the sandboxes whose service has been well."""
+    """What a restart keeps. `well`: the sandboxes whose service has been well. `feedback`: see `pods.pod_speeds`."""
 
     responder: ResponderState
     moves: tuple[Move, ...] = ()
@@ -112,6 +114,7 @@ class InterferenceState(Struct, frozen=True):
     cpi: dict[str, Usual] = {}
     well: frozenset[str] = frozenset()
     eviction: EvictionState = EvictionState()
+    feedback: Feedback | None = None
 
 
 class InterferenceWatch(Shows, Struct, eq=False):
@@ -166,6 +169,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     eviction: PodEviction
     services: ServiceChecks
     disks: DiskBounds
+    speeds: PodSpeeds
     moved: Callable[[], object]
     settings: InterferenceSettings = InterferenceSettings()
     seed: int = field(default_factory=lambda: secrets.randbits(64))
@@ -269,7 +273,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     def _found(self, now_s: float, pods: int, reading: SignalReading | None) -> Look:
         asked = self.services.services()
         first = asked[0] if asked else None
-        irreducible = self.relief.irreducible(self._gone_s)
+        pods_end = {MEMORY: self.relief.irreducible(self._gone_s), CPU: self.speeds.why_one_is_to_go()}
         return Look(
             t_s=now_s,
             pods=pods,
@@ -282,7 +286,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             over=frozenset({MEMORY} if self.relief.accountable else ()),
             unused=frozenset(() if self.disks.suspected else {IO}),
             idle=frozenset({MEMORY} if self._has_no_memory() else ()),
-            irreducible={MEMORY: irreducible} if irreducible else {},
+            irreducible={name: why for name, why in pods_end.items() if why},
         )
 
     def _has_no_memory(self) -> bool:
@@ -362,6 +366,8 @@ class InterferenceWatch(Shows, Struct, eq=False):
     @staticmethod
     def _setting_of(order: EvictionOrder) -> str:
         """By which the pod goes, so that it is known which one to change."""
+        if order.starved:
+            return ON_STARVED
         return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
     async def _carry_out(self) -> None:
@@ -390,6 +396,8 @@ class InterferenceWatch(Shows, Struct, eq=False):
         finally:
             if self._order is order:
                 self._order = self._choice = None
+            if order.starved:
+                self.speeds.one_was_to_go()
         if owners is None:
             self._judge.responder.not_evicted()
         elif order.resource == MEMORY:
@@ -416,7 +424,13 @@ class InterferenceWatch(Shows, Struct, eq=False):
         """What a restart should keep."""
         responder, usual = self._judge.state()
         return InterferenceState(
-            responder, self._moves, self.disks.state, usual, self.services.well, self.eviction.checkpoint()
+            responder,
+            self._moves,
+            self.disks.state,
+            usual,
+            self.services.well,
+            self.eviction.checkpoint(),
+            self.speeds.feedback,
         )
 
     def wait_for_checkpoint(self, waits: bool) -> None:
@@ -432,6 +446,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         self._moves, self.disks.state = state.moves, state.disks
         self.services.recall(state.well)
         self.eviction.restore(state.eviction, shift_s)
+        self.speeds.restore(state.feedback)
         if self.settings.acts:
             in_force = self._judge.in_force()
             self._close(in_force.closed)

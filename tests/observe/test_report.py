@@ -316,7 +316,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3", None)]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
+from criproxy.control.pod_speed import Feedback
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     CpuSpent,
@@ -37,7 +38,7 @@ from criproxy.pods.eviction import EvictionState
 from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 from tests.fakes.log import FakeLog
@@ -171,11 +172,29 @@ class Relief:
         return "too much of it" if self.too_much_s > after_s else ""
 
 
+@dataclass
+class Speeds:
+    """`starve`: why one is to go. `asked`: how many were to."""
+
+    starve: str = ""
+    asked: int = 0
+    feedback: Feedback | None = None
+
+    def why_one_is_to_go(self) -> str:
+        return self.starve
+
+    def one_was_to_go(self) -> None:
+        self.asked += 1
+
+    def restore(self, saved: Feedback | None) -> None:
+        self.feedback = saved
+
+
 class Bench:
     def __init__(self, settings: InterferenceSettings = ON, pods: int = 1) -> None:
-        self.clock, self.log, self.relief = FakeClock(), FakeLog(), Relief()
+        self.clock, self.log, self.relief, self.speeds = FakeClock(), FakeLog(), Relief(), Speeds()
         self.node = Node(self.clock)
-        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM]))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM, ON_STARVED]))
         self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
         self.words: tuple[ServiceSignal, ...] = ()
         self.asked: tuple[AskedService, ...] = ()
@@ -200,8 +219,8 @@ class Bench:
         node: Any = self.node
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
-        disks = DiskBounds(shared, node)
-        return InterferenceWatch(shared, node, node, relief, port, port, disks, self.save, settings, 0)
+        disks, speeds = DiskBounds(shared, node), cast(Any, self.speeds)
+        return InterferenceWatch(shared, node, node, relief, port, port, disks, speeds, self.save, settings, 0)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
@@ -338,6 +357,49 @@ def test_pod_goes_by_the_setting_for_it_where_the_box_can_not_be_reclaimed_to_it
     ((order, setting),) = bench.orders  # and no other, before it is seen again
     assert (order.resource, order.reason, setting) == (MEMORY, "too much of it, for 5 s by now", ON_OVER_LIMIT)
     assert bench.moves() == []
+
+
+def test_pod_goes_by_the_setting_for_it_where_pods_starve_and_the_next_waits() -> None:
+    bench = Bench()
+    bench.speeds.starve = "1 of 2 offline pods starve for CPU"
+    bench.looks(8)
+
+    ((order, setting),) = bench.orders
+    assert (order.resource, order.starved, setting) == (CPU, True, ON_STARVED)
+    assert order.reason == "1 of 2 offline pods starve for CPU, for 5 s by now"
+    assert bench.moves() == [], "nobody is harmed"
+    assert bench.speeds.asked == 1
+
+
+@pytest.mark.parametrize("goes", [("job",), None])
+def test_pods_that_starve_cost_no_more_than_the_budget(goes: tuple[str, ...] | None) -> None:
+    bench = Bench()
+    bench.goes, bench.speeds.starve = goes, "pods starve for CPU"
+    bench.looks(500)
+    budget = bench.watch.settings.ladder.budget
+
+    if goes:
+        assert len(bench.orders) == budget.of(emergency=False)
+    assert bench.speeds.asked == len(bench.orders)
+
+
+def test_pod_does_not_go_for_those_that_starve_where_that_is_only_reported() -> None:
+    bench = Bench()
+    bench.holds.configure(frozenset([ON_OVER_LIMIT, ON_HARM]))
+    bench.speeds.starve = "pods starve for CPU"
+    bench.looks(30)
+
+    assert bench.orders == []
+
+
+def test_restart_keeps_how_what_pods_get_has_moved_what_is_published() -> None:
+    bench = Bench()
+    bench.speeds.feedback = Feedback(0.5, 6.0)
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    bench.speeds.feedback = None
+    bench.made(ON).restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+
+    assert bench.speeds.feedback == Feedback(0.5, 6.0)
 
 
 def test_box_is_given_back_where_what_is_left_of_the_signal_is_no_harm() -> None:

@@ -1,7 +1,6 @@
 """From files to traces: tables and JSON, plain or gzip, answers of Prometheus; and what each node's capacity is."""
 
 import codecs
-import csv
 import gzip
 import io
 import itertools
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.tables import Reading, are_rows, read_csv, read_objects
+from criproxy.commands.simulate.tables import Reading, are_rows, read_capacities, read_csv, read_objects
 from criproxy.commands.simulate.trace import Findings, Flaw, Rows, Trace
 
 Capacities = Callable[[str], tuple[float, str] | None]
@@ -43,7 +42,7 @@ def load(paths: Sequence[str], capacity: str, family: str | None, unit: str = "c
     understood, or no row of all is of use.
     """
     findings = Findings()
-    capacity_of = capacities(capacity)
+    capacity_of = capacities(capacity, unit)
     rows = Rows(findings)
     for path in paths:
         _read(path, Reading(name_of(path), rows, family, unit))
@@ -70,7 +69,7 @@ def _read(path: str, reading: Reading) -> None:
         read_csv(_whole_lines(whole, name), reading)
 
 
-def capacities(text: str) -> Capacities:
+def capacities(text: str, unit: str = "cores") -> Capacities:
     """A number for all nodes; or a file, CSV (id,capacity and perhaps family) or JSON (such rows, or id: capacity).
 
     Raises SimulateError when it is neither.
@@ -78,20 +77,23 @@ def capacities(text: str) -> Capacities:
     try:
         number = float(text)
     except ValueError:
-        return _capacity_file(text).get
+        return _capacity_file(text, unit).get
     if not 0.0 < number < math.inf:
         raise SimulateError(f"--capacity {text}: must be above 0")
     return lambda _id: (number, "")
 
 
-def _capacity_file(path: str) -> dict[str, tuple[float, str]]:
+def _capacity_file(path: str, unit: str) -> dict[str, tuple[float, str]]:
     text = _together(pieces(path, Findings()), path)
     try:
-        content = json.loads(text) if text.lstrip()[:1] in ("{", "[") else list(csv.DictReader(io.StringIO(text)))
-        if isinstance(content, dict):
-            content = [{"id": node_id, "capacity": value} for node_id, value in content.items()]
-        known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
-    except (ValueError, TypeError, KeyError, RecursionError, csv.Error) as error:
+        if text.lstrip()[:1] in ("{", "["):
+            content = json.loads(text)
+            if isinstance(content, dict):
+                content = [{"id": node_id, "capacity": value} for node_id, value in content.items()]
+            known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
+        else:
+            known = read_capacities(text.splitlines(keepends=True), unit)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         why = repr(error)[:300]
         raise SimulateError(f"--capacity {path}: is neither a number nor a file of id,capacity ({why})") from error
     for node_id, (capacity, _) in known.items():

@@ -28,7 +28,7 @@ from criproxy.commands.simulate.cells import (
     moments,
     unit_of,
 )
-from criproxy.commands.simulate.trace import Flaw, Rows
+from criproxy.commands.simulate.trace import Findings, Flaw, Rows
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -122,10 +122,11 @@ class Reading(Struct):
             self._note("usage", text, number)
         value = found.value
         if (found.of and math.isfinite(value)) or value:
-            value = self._in_unit(found, text, number)
+            value = self.in_unit(found, text, number)
         self.rows.add(node_id, group, t_s, value, number, of_capacity=found.of == PERCENT)
 
-    def _in_unit(self, found: Amount, text: str, number: int) -> float:
+    def in_unit(self, found: Amount, text: str, number: int) -> float:
+        """What the text of a row says, percentages as such. Raises SimulateError where others have another unit."""
         of = found.of or ""
         if found.of is not None and math.isfinite(found.value) and of not in self.of:
             self.of[of] = text.strip()[:40]
@@ -199,6 +200,29 @@ def read_objects(objects: Sequence[Mapping[str, object]], reading: Reading) -> N
             raise SimulateError(f"{reading.name}: object {number} has other keys than the first; give each the same")
     records = ((number, [_text(one[key]) for key in keys]) for number, one in enumerate(objects, 1))
     _read(keys, records, reading, [", ".join(keys)])
+
+
+def read_capacities(lines: Sequence[str], unit: str) -> dict[str, tuple[float, str]]:
+    """By id, the capacity in `unit` and the family, of a table of these. Raises ValueError and SimulateError."""
+    plain = [line for line in lines if line.strip() and not line.startswith(("#", "sep="))]
+    separator = _separator(plain[:_SAMPLE])
+    rows = [fields for line in plain if (fields := _fields(line, separator))]
+    titles = [unit_of(title.strip())[0].lower() for title in rows[0]] if rows else []
+    places = {**_known(titles, None), **{title: titles.index(title) for title in ("capacity",) if title in titles}}
+    if not places.keys() >= {"id", "capacity"}:
+        raise ValueError(f"it has the columns {_listed(titles)}")
+    of_capacity = unit_of(rows[0][places["capacity"]].strip())[1]
+    commas = has_decimal_commas((fields[places["capacity"]] for fields in rows[1:]), "the file")
+    reading = Reading("the file", Rows(Findings()), unit=unit)
+    known = {}
+    for number, fields in enumerate(rows[1:], 2):
+        text = fields[places["capacity"]]
+        found = amount(text, commas, of_capacity)
+        if found.of is None or found.of == PERCENT or not math.isfinite(found.value):
+            raise ValueError(f"{text.strip()[:40]!r} is no capacity")
+        family = fields[places[_FAMILY]].strip() if _FAMILY in places else ""
+        known[fields[places["id"]].strip()] = (reading.in_unit(found, text, number), family)
+    return known
 
 
 def are_rows(objects: Sequence[object]) -> bool:

@@ -1,13 +1,13 @@
 """Records of nodes' online usage: one trace a node, made of rows from any source; and the example that ships."""
 
 import math
+import posixpath
 import random
 from array import array
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from pathlib import PurePath
 from statistics import median
 from typing import Final
 
@@ -142,7 +142,7 @@ class Rows:
 
     def node_of_file(self, path: str) -> str:
         """The node of a file that names none: the file's own name. Raises SimulateError where another has that, too."""
-        node_id = PurePath(path).name.partition(".")[0]
+        node_id = posixpath.basename(path).partition(".")[0]
         other = self._files.setdefault(node_id, path)
         if other != path:
             raise SimulateError(f"{other} and {path}: have one name, and may be of two nodes; rename one, or give ids")

@@ -191,6 +191,28 @@ def test_what_is_understood_in_part_is_an_error_that_says_what_it_looks_like(con
     assert len(str(raised.value)) < 500 and str(raised.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("content", "unit"),
+    [
+        ("id;capacity\na;1,5\nb;2\n", "cores"), ("# made\nnode\tcapacity\na\t1500m\nb\t2000m\n", "cores"),
+        ("host,capacity\na,1.5 GiB\nb,2 GiB\n", "GiB"), ("host,capacity [MiB]\na,1536\nb,2048\n", "GiB"),
+    ],
+)  # fmt: skip
+def test_capacities_are_read_as_usages_are(content, unit, tmp_path):
+    (tmp_path / "capacity.csv").write_text(content)
+    (tmp_path / "nodes.csv").write_text("id,t,u\na,0,1\nb,0,1\n")
+    traces, _ = load([str(tmp_path / "nodes.csv")], str(tmp_path / "capacity.csv"), None, unit)
+    assert [trace.capacity for trace in traces] == [1.5, 2]
+
+
+@pytest.mark.parametrize("content", ["id,capacity\na,50%\n", "id,capacity\na,1 GiB\n", "id,capacity\na\n", "a,4\n"])
+def test_capacities_that_are_none_are_refused(content, tmp_path):
+    (tmp_path / "capacity.csv").write_text(content)
+    (tmp_path / "nodes.csv").write_text("id,t,u\na,0,1\n")
+    with pytest.raises(SimulateError):
+        load([str(tmp_path / "nodes.csv")], str(tmp_path / "capacity.csv"), None)
+
+
 def test_node_of_percentages_and_of_cores_is_refused(tmp_path):
     (tmp_path / "1.csv").write_text("id,t,u\na,0,5%\n")
     (tmp_path / "2.csv").write_text("id,t,u\na,60,5\n")
