@@ -20,6 +20,7 @@ WORDS: Final = {
     "not_relieved": "A pod had to leave, as online is harmed or the box is above its limit, and none could be made to; "
     "`reason` says why.",
     "orphans_killed": "Processes in the box of pods that the runtime no longer knows were killed.",
+    "pod_starved": "An offline pod got less than half of the CPU that it wanted for five minutes: `got_ratio`.",
     "pods_not_known": "The API server did not list this node's pods: who goes first is chosen without priorities.",
     # What becomes of a request.
     "rewrite": "An offline pod's request went to the runtime with these changes.",
@@ -137,6 +138,8 @@ WORDS: Final = {
     "policy_trouble": "The cluster's policy can't be followed; what was taken last holds.",
     "policy_not_remembered": "The cluster's policy of the last run could not be read.",
     # The metrics' and the status' socket.
+    "remote_credentials_loaded": "What clients of observe.remote_address must show was read.",
+    "remote_credentials_not_loaded": "A file that observe.remote_address needs is bad: the error says which.",
     "observe_listening": "Metrics or status are served at this address again.",
     "observe_not_listening": "Metrics or status can't be served at this address; it is tried again.",
     "observe_not_accepted": "A client that has asked for metrics or the status was not let in: it had gone already.",

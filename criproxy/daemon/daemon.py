@@ -32,6 +32,7 @@ from criproxy.concurrency.clock import Clock, Wake
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Config, Loaded, OwnFiles
+from criproxy.config.settings import Observe
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
@@ -80,6 +81,7 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
@@ -90,6 +92,7 @@ from criproxy.pods.unbounded import UnboundedPods
 
 if TYPE_CHECKING:
     from criproxy.kubelet.process import KubeletSearch
+    from criproxy.observe.remote import RemoteListener
 
 _LOAD_S: Final = 1.0
 """How long kubelet's calls wait at most for a disk with the checkpoint on it."""
@@ -205,7 +208,9 @@ class Daemon:
         )
         inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
         outside = Listener(TcpAddress(*config.observe.host_port), self._log)
-        self._reporter = self._make_reporter(config, driver, (inside, outside, log_writer))
+        self._remote = _remote(config.observe, self._log)
+        remote = () if self._remote is None else (self._remote,)
+        self._reporter = self._make_reporter(config, driver, (inside, outside, *remote, log_writer))
         self._active = ActiveParts(self._tasks, self._running, self._make_listeners(config, inside, outside))
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
@@ -237,6 +242,7 @@ class Daemon:
         """What bounds the box, what answers harm, and the round of all parts."""
         shared, box, config = self._ports.shared, self._ports.box, settings.config
         parts = [part.made(self._ports) for part in PARTS]
+        speeds = one_of(parts, PodSpeeds)
         disks, eviction = DiskBounds(shared, box), PodEviction(shared, box, shared.stopper())
         hard = _EvictionHardReader(config.proxy.listen_path)
         relief = MemoryRelief(shared, box, eviction, hard, self._ports.workers["kubelets-config"])
@@ -251,7 +257,7 @@ class Daemon:
         )
         signals, hurries = _signal_reader(shared.clock), Wake()
         services = one_of(parts, ServiceChecks)
-        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, hurries.set)
+        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, speeds, hurries.set)
         self._loop = ControlLoop(
             shared,
             box,
@@ -341,10 +347,13 @@ class Daemon:
             hold_offs=operators,
             clock=shared.clock,
         )
-        return {
+        found: dict[Listener, Serve] = {
             inside: HttpServer(routes.private, PRIVATE_S, self._log, routes.obey).serve,
             outside: HttpServer(routes.public, PUBLIC_S, self._log).serve,
         }
+        if self._remote is not None:
+            found[self._remote] = HttpServer(routes.remote, PUBLIC_S, self._log, greet=self._remote.greet).serve
+        return found
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         interval_s, notifier = watchdog_interval_s(os.environ, os.getpid()), self._recorder.notifier
@@ -371,7 +380,9 @@ class Daemon:
 
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
-        return self._guard.run(), self._round.run(), self._reload.run(), self._kubernetes.run(self._reporter)
+        remote = () if self._remote is None else (self._remote.credentials.run(),)
+        kubernetes = self._kubernetes.run(self._reporter, self._loop.harm.speeds)
+        return self._guard.run(), self._round.run(), self._reload.run(), kubernetes, *remote
 
     def _apply(self, settings: NodeSettings) -> None:
         """The one way in for settings."""
@@ -505,6 +516,21 @@ def _signal_reader(clock: Clock) -> SignalReader | None:
         return detect_signals(Tree(), clock)
     except CgroupError:  # the search for a driver has logged it
         return None
+
+
+def _remote(observe: Observe, log: structlog.typing.FilteringBoundLogger) -> "RemoteListener | None":
+    if observe.remote_host_port is None or observe.tls_certificate is None or observe.tls_key is None:
+        return None
+    from criproxy.observe.remote import Credentials, RemoteFiles, RemoteListener  # which imports ssl
+
+    files = RemoteFiles(
+        Path(observe.tls_certificate),
+        Path(observe.tls_key),
+        Path(observe.client_ca) if observe.client_ca else None,
+        Path(observe.token_file) if observe.token_file else None,
+    )
+    address = TcpAddress(*observe.remote_host_port, "observe.remote_address")
+    return RemoteListener(address, Credentials(files, log), log)
 
 
 def _attachment(listen: str) -> AttachStatus:

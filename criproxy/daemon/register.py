@@ -22,6 +22,7 @@ from criproxy.pods.overhead import OverheadWatch
 from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.pod_limits import PodLimitsUpkeep
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.pod_stops import PodStops
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.reconciler import Reconciler
@@ -38,6 +39,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     DiskKeeping,
     CacheShare,
     CpuPinning,
+    PodSpeeds,
     ProactiveReclaim,
     OverheadWatch,
     PlacementCheck,

@@ -87,10 +87,22 @@ class Reporter(Struct, frozen=True):
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
             runtime_ready=self.link.ready,
-            offline_sandboxes=self.offline_pods(),
+            offline_sandboxes=len(self.inventory.running_pods),
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
         return metrics.registry.render()
+
+    def judge(self) -> None:
+        """Have the metrics say how it is by now; for a thread, as it reads files of kubelet's."""
+        attached = self.attachment()
+        self.meters.set(
+            attached={"yes": 1.0, "no": 0.0}.get(attached.state),
+            problems=len([*self._problems(self._modes(), attached)]),
+        )
+
+    def not_judged(self) -> None:
+        """What it reads hangs: the metrics say nothing of it."""
+        self.meters.set(attached=None, problems=None)
 
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon, in words; None: nothing is."""
@@ -147,9 +159,9 @@ class Reporter(Struct, frozen=True):
         last = self.recorder.last
         return None if last is None else (*last, self._modes())
 
-    def offline_pods(self) -> int:
-        """How many run in the box."""
-        return len(self.inventory.running_pods)
+    def offline_uids(self) -> frozenset[str]:
+        """Of the pods that run in the box."""
+        return frozenset(one.pod.uid for one in self.inventory.running_pods)
 
     # --- what they are made of --------------------------------------------------------------------------------------
 

@@ -21,11 +21,11 @@ from criproxy.cgroup.cpu_use import CpuUse, cpu_use
 from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
-from criproxy.hooks.batch import once_initialized
-from criproxy.model import CPU, UNLIMITED, ContainerKind, LimitChange, Sandbox
+from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_assignments import CpusOfBox
+from criproxy.pods.inventory import asked_now
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
@@ -153,13 +153,9 @@ class CpuPinning(Part, Struct):
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
 
     def _asked_cores(self, sandbox: Sandbox) -> float:
-        """What the pod's annotations limit it to: once a container runs, the init containers' limits are over."""
-        asked = sandbox.containers
-        if any(one.kind is ContainerKind.INIT for one in asked.values()):
-            running = (asked.get(one.name) for one in self.shared.inventory.containers_of(sandbox.id))
-            if any(one is not None and one.kind is ContainerKind.MAIN for one in running):
-                return once_initialized(asked).cpu_limit_millicores / 1000
-        return sandbox.cpu_limit_millicores / 1000
+        """What the pod's annotations limit it to."""
+        asked = asked_now(sandbox, self.shared.inventory.containers_of(sandbox.id))
+        return asked.cpu_limit_millicores / 1000
 
 
 # --- jobs of the box's threads ----------------------------------------------------------------------------------------

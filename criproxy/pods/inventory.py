@@ -4,16 +4,16 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
-from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.batch import asked_by, of_pod, once_initialized
 from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
-from criproxy.model import Asked, Pod, PodRef, Sandbox
+from criproxy.model import Asked, ContainerKind, Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
 
@@ -32,6 +32,16 @@ def described(
     containers = {} if placement is None else _asked_in(annotations)
     asked, notice_s, mid = of_pod(containers), notice_asked_s(annotations), is_mid(labels)
     return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores, containers)
+
+
+def asked_now(sandbox: Sandbox, running: Collection[ListedContainer]) -> Asked:
+    """What the pod asks for in its annotations: once a container of these runs, that of its init containers is over."""
+    asked = sandbox.containers
+    if any(one.kind is ContainerKind.INIT for one in asked.values()):
+        started = (asked.get(one.name) for one in running)
+        if any(one is not None and one.kind is ContainerKind.MAIN for one in started):
+            return once_initialized(asked)
+    return Asked(sandbox.cpu_shares, cpu_limit_millicores=sandbox.cpu_limit_millicores)
 
 
 _Change = Callable[["Inventory"], object]

@@ -35,6 +35,7 @@ from criproxy.pods.stopping import (
     ON_HARM,
     ON_OVER_LIMIT,
     ON_RUNTIME_OVERLOAD,
+    ON_STARVED,
     ON_UNBOUNDED,
     StopRequests,
 )
@@ -104,6 +105,7 @@ class NodeSettings(Struct, frozen=True):
             ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
             ON_HARM: self.config.interference.on_harm,
+            ON_STARVED: self.config.kubernetes.on_starved,
         }
         if self.writes and self.stage.drain:
             does[ON_CLOSE] = "evict"

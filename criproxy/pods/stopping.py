@@ -30,6 +30,7 @@ ON_UNBOUNDED: Final = "colocation.on_unbounded"
 ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
 ON_OVER_LIMIT: Final = "memory.on_over_limit"
 ON_HARM: Final = "interference.on_harm"
+ON_STARVED: Final = "kubernetes.on_starved"
 """The settings by which single pods are stopped."""
 
 ON_DISABLE: Final = "colocation.on_disable"
@@ -114,6 +115,9 @@ class Evicts(Protocol):
         None: there is no such pod any more, or nobody has answered `within_s`: that goes on by itself. Raises
         BudgetError and RefusedError, and nothing else.
         """
+
+    def promised_cores(self) -> float | None:
+        """What pods of this node can have been promised of its CPUs at most, as published; None: nothing was."""
 
     def stopped(self, pod: PodRef, why: str) -> None:
         """Tell Kubernetes that a pod's sandbox is stopped at the runtime. Neither blocks nor raises."""

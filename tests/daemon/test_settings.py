@@ -7,7 +7,18 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, Interference, Io, Memory, Network
+from criproxy.config.settings import (
+    Colocation,
+    Control,
+    Cpu,
+    Cpuset,
+    Guard,
+    Interference,
+    Io,
+    Kubernetes,
+    Memory,
+    Network,
+)
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.detectors import DETECTORS, by_name
 from criproxy.control.interference.ladder import LadderSettings, doubled_s, phases
@@ -28,7 +39,7 @@ from criproxy.pods.pod_stops import all_leave
 from criproxy.pods.policy_settings import loop_settings, policy, predictor
 from criproxy.pods.proactive_reclaim import reclaim_asked
 from criproxy.pods.service_checks import ServiceChecksSettings
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, ON_UNBOUNDED
 
 GIB = 1 << 30
 
@@ -81,21 +92,32 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     ("config", "dry_run", "active", "stops_by"),
     [
         pytest.param(
-            Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT, ON_HARM}, id="by-default"
+            Config(colocation=Colocation(enabled=True)),
+            False,
+            True,
+            {ON_OVER_LIMIT, ON_HARM, ON_STARVED},
+            id="by-default",
         ),
         pytest.param(
             Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
             False,
             True,
-            {ON_HARM},
+            {ON_HARM, ON_STARVED},
             id="report",
         ),
         pytest.param(
             Config(colocation=Colocation(enabled=True), interference=Interference(on_harm="close")),
             False,
             True,
-            {ON_OVER_LIMIT},
+            {ON_OVER_LIMIT, ON_STARVED},
             id="close",
+        ),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), kubernetes=Kubernetes(on_starved="report")),
+            False,
+            True,
+            {ON_OVER_LIMIT, ON_HARM},
+            id="starved-report",
         ),
         pytest.param(Config(), False, False, set(), id="off"),
         pytest.param(Config(colocation=Colocation(enabled=True)), True, False, set(), id="dry-run"),

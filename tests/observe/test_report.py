@@ -24,7 +24,7 @@ from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.daemon.bypass import Bypass, BypassStatus
 from criproxy.daemon.kubernetes import KubernetesPart, KubernetesStatus
-from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
+from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.model.shown import Gauge
 from criproxy.observe import why
@@ -249,6 +249,29 @@ def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     assert problem in bench.status().problems
 
 
+@pytest.mark.parametrize(
+    ("attached", "shown"), [("yes", 1.0), ("no", 0.0), pytest.param("unknown", math.nan, id="unknown")]
+)
+def test_metrics_tell_how_many_problems_there_are_and_whether_kubelet_uses_it(attached: Any, shown: float) -> None:
+    bench = Bench()
+    assert math.isnan(bench.metric("criproxy_problems")), "it was not looked yet"
+    bench.attachment = AttachStatus(attached, "", "kubelet uses another one" if attached == "no" else "")
+    bench.link.ready, bench.link.problem = False, "no answer"
+    bench.endpoints.judge()
+    assert bench.metric("criproxy_attached") == pytest.approx(shown, nan_ok=True)
+    assert bench.metric("criproxy_problems") == len(bench.status().problems) > 0
+    bench.endpoints.not_judged()
+    assert math.isnan(bench.metric("criproxy_attached")) and math.isnan(bench.metric("criproxy_problems"))
+
+
+def test_ticks_have_the_recorder_count_what_came_of_the_one_before() -> None:
+    bench = Bench()
+    bench.tick()
+    bench.clock.advance(1.0)
+    bench.recorder.ticked(replace(SNAPSHOT, t_s=SNAPSHOT.t_s + 4.0), decision(), (), 0.01)
+    assert bench.metric("criproxy_box_cpu_seconds_total") == SNAPSHOT.of[CPU].box * 4.0
+
+
 def test_status_metrics_and_problems_have_what_a_part_shows() -> None:
     bench = Bench()
     bench.inventory.placed = (Sandbox("s", PodRef("u", "batch", "job"), "/offline/podu"),)
@@ -293,7 +316,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3", None)]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 

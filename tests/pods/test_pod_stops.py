@@ -158,6 +158,9 @@ class NoBudget:
     ) -> float | None:
         raise BudgetError("minAvailable 1")
 
+    def promised_cores(self) -> float | None:
+        return None
+
     def stopped(self, pod: PodRef, why: str) -> None:
         pass
 

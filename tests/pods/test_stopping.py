@@ -198,6 +198,9 @@ class Told:
     ) -> float | None:
         return None
 
+    def promised_cores(self) -> float | None:
+        return None
+
     def stopped(self, pod: PodRef, why: str) -> None:
         self.pods.append((pod, why))
 
