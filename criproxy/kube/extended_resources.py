@@ -54,7 +54,7 @@ LONGER_RATIO: Final = 0.3
 
 SHED_S: Final = 240.0
 """While more is published than can be lent, as pods were promised it, so often a pod's end is written at once. By
-replay with a queue that never ends, that is 13 to 16 reports an hour, instead of 10, at the worst times.
+replay with a queue that never ends, a node then writes 12 to 13 times an hour, instead of 10 to 11.
 """
 
 
