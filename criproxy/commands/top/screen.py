@@ -101,7 +101,7 @@ KEYS: Final = "q quit  c CPU  w wait  m memory  a age  n name  r reverse  space 
 HELP: Final = (
     "CPU    cores in use, the mean of the last seconds",
     "ASKS   the CPU request, in cores; -: it asks for none",
-    "WAIT   the part of the time in which it waited for CPU (cgroup v2 alone)",
+    "WAIT   the part of the time in which a thread of it waited for CPU",
     "MEM    working set        LIMIT  the memory limit",
     "CPUS   those that the pod stays on      NOTE   notice that it has before a stop",
     "",
