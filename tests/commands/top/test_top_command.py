@@ -63,6 +63,10 @@ class Terminal:
     def lines(self) -> list[str]:
         return self.tmux("capture-pane", "-p").split("\n")
 
+    def ended(self) -> bool:
+        """Whether the program has. Not with which status: tmux may miss that it is to ask for it."""
+        return self.tmux("display-message", "-p", "#{pane_dead}").strip() == "1"
+
     def keys(self, *keys: str) -> None:
         self.tmux("send-keys", *keys)
 
@@ -103,7 +107,7 @@ def test_screen_is_live_sorts_pauses_resizes_and_ends(node: Node, terminal: Term
     terminal.tmux("resize-window", "-x", "120", "-y", "10")
     terminal.sees(lambda lines: len(lines[5]) == 120 and len(pods(lines)) == 3 and lines[9].startswith("q quit"))
     terminal.keys("q")
-    terminal.sees(lambda lines: "Pane is dead" in "".join(lines))
+    wait_until(terminal.ended)
 
 
 def test_without_a_terminal_it_is_printed_once(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
