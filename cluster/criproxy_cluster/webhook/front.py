@@ -40,9 +40,9 @@ import heapq
 import socket
 import ssl
 from asyncio import sslproto
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from itertools import count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import h11
 from msgspec import Struct
@@ -91,8 +91,10 @@ class Answers(Protocol):
     @property
     def most_bytes(self) -> int: ...
 
-    def answer(self, method: str, path: str, body: bytes | bytearray, *, ending: bool) -> Reply:
-        """Never raises. `ending`: this replica is about to end."""
+    def answer(
+        self, method: str, path: str, body: bytes | bytearray, *, ending: bool
+    ) -> Reply | Coroutine[Any, Any, Reply]:
+        """Never raises. `ending`: this replica is about to end. An answer that waits for something is a coroutine."""
 
 
 class _Connection:
@@ -367,8 +369,9 @@ class _Talk:
         await self._front.turn(len(body))
         method, path = head.method.decode(), head.target.decode("ascii", "replace").partition("?")[0]
         ending = self._front.ending
-        reply = self._front.answers.answer(method, path, body, ending=ending)
+        answer = self._front.answers.answer(method, path, body, ending=ending)
         del body
+        reply = answer if isinstance(answer, Reply) else await answer
         self._front.holds(self._connection, len(reply.body))
         await self._send(reply, close=ending)
         self._front.holds(self._connection, 0)
