@@ -45,13 +45,9 @@ async def serve(settings: LedgerSettings, client: AsyncClient, log: FilteringBou
     """Until SIGTERM, and what follows it. A part that fails for good ends the process: Kubernetes starts it anew."""
     ledger, seen = Ledger(), Seen()
     certificate = ServerCertificate(settings.certificates, log)
-
-    async def lead() -> None:
-        await desk.lead()
-
     me = f"{socket.gethostname()}-{os.getpid()}"
-    leader = Leader(client, client.namespace, me, lead, log, lease=LEASE)
     desk = Desk(ledger, seen, PodReader(client), leads=lambda: leader.leads, now_s=time.monotonic, log=log)
+    leader = Leader(client, client.namespace, me, desk.lead, log, lease=LEASE)
     front = Front(LedgerAnswers(desk, certificate, log), certificate.context, log, LIMITS)
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, front.end)

@@ -44,25 +44,32 @@ class Changes:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._untold: set[_Listener] = set()
+        self._listeners: set[_Listener] = set()
+        self._some = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(PUSH_S if self._untold else WAIT_S)
+            await self._some.wait()
+            await asyncio.sleep(PUSH_S)
             if changed := self._ledger.changed:
-                for one in self._untold:
+                for one in self._listeners:
                     one.nodes |= changed
                     one.some.set()
                 changed.clear()
 
     def listen(self) -> "_Listener":
+        if not self._listeners:
+            self._ledger.changed.clear()
+            self._some.set()
         one = _Listener(set(self._ledger.nodes()))
-        self._untold.add(one)
+        self._listeners.add(one)
         return one
 
     def leave(self, one: "_Listener") -> None:
-        self._untold.discard(one)
+        self._listeners.discard(one)
+        if not self._listeners:
+            self._some.clear()
 
 
 class _Listener:
