@@ -76,7 +76,8 @@ class PlayedApi:
                 query = {name: one[0] for name, one in parse_qs(parts.query).items()}
                 if "watch" in query:
                     self._watch(parts.path, query, writer)
-                    await asyncio.Event().wait()
+                    await reader.read()
+                    return
                 data = json.dumps(self._answer(method, parts.path, query, body)).encode()
                 kind = b"Content-Type: application/json\r\n"
                 writer.write(b"HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%s" % (kind, len(data), data))

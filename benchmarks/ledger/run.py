@@ -30,6 +30,7 @@ RUNNING: Final = 80_000
 WAITING: Final = 30_000
 SLOTS: Final = 12
 READY_S: Final = 300.0
+END_S: Final = 0.2
 BATCH: Final = 256
 AT_ONCE: Final = 32
 """Calls under way, of those one by one, and connections of the API server's."""
@@ -201,6 +202,7 @@ async def _measure(folder: Path, seconds: float) -> list[Figure]:
         raise
     finally:
         process.stop()
+        await asyncio.sleep(END_S)  # the played API server sees that its connections are closed
     return [
         Figure("reservations in batches, short of 20,000/s by", max(TARGETS["batches"] - batches, 0), "/s", 0),
         Figure("reservations in batches", batches, "/s"),

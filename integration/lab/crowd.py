@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -262,8 +262,8 @@ class Tally:
         return f"{self.placed} placed, {self.failed} failed ({self.failed_ratio:.1%}), wait p50 {wait_s:.2f} s"
 
 
-def start_scheduler(plane: ControlPlane, name: str) -> Process:
-    """A stock kube-scheduler with one profile of this name."""
+def start_scheduler(plane: ControlPlane, name: str, extenders: Sequence[Any] = ()) -> Process:
+    """A stock kube-scheduler with one profile of this name. `extenders`: as its configuration has them."""
     kubeconfig = plane.kubeconfig(name, "/O=system:masters/CN=system:kube-scheduler")
     file = plane.directory / f"{name}.json"
     file.write_text(json.dumps({
@@ -272,6 +272,7 @@ def start_scheduler(plane: ControlPlane, name: str) -> Process:
         "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
         "leaderElection": {"leaderElect": False},
         "profiles": [{"schedulerName": name}],
+        "extenders": [*extenders],
     }))  # fmt: skip
     (port,) = free_ports(1)
     own = [f"--cert-dir={plane.directory / name}", "--bind-address=127.0.0.1", f"--secure-port={port}"]

@@ -25,8 +25,8 @@ from criproxy_cluster.webhook.certificates import ServerCertificate
 from criproxy_cluster.webhook.front import Front, FrontLimits
 
 LEASE: Final = "criproxy-ledger"
-LIMITS: Final = FrontLimits(lame_duck_s=1.0)
-"""The sooner it ends, the sooner another one leads: nobody is refused anything meanwhile."""
+LIMITS: Final = FrontLimits(lame_duck_s=1.0, turn_bytes=8 << 10)
+"""The sooner it ends, the sooner another one leads: nobody is refused anything meanwhile. A Binding has a kilobyte."""
 
 END_S: Final = 12
 """All parts have ended: no longer after that does the process go on."""

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster.ledger.law import Ledger, Pod, Verdict, Wish
+from criproxy_cluster.ledger.law import Ledger, Pod, Reservation, Verdict, Wish
 from criproxy_cluster.ledger.reviews import Asked
 from criproxy_cluster.requests import Trouble
 
@@ -211,20 +211,25 @@ class Desk:
                 self._tell()
 
     async def look(self) -> None:
-        """Once. One whose pod can't be read stays, and is read again."""
-        for reservation in self.ledger.due(self._now_s()):
-            pod = reservation.pod
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    found = await self._reader.read(pod.namespace, pod.name)
-            except (Trouble, TimeoutError):
-                break
-            known = found[0] if found is not None and found[0].uid == pod.uid else None
-            self.ledger.read(reservation, known, self._now_s())
+        """Once."""
+        due = self.ledger.due(self._now_s())
+        for begin in range(0, len(due), MOST_READS):
+            await asyncio.gather(*(self._look_at(one) for one in due[begin : begin + MOST_READS]))
         if self._late != self.ledger.late:
             self._late = not self._late
             if self._late:
                 self._log.warning("watch_late", consequence="nothing is refused until it has caught up")
+
+    async def _look_at(self, reservation: Reservation) -> None:
+        """One whose pod can't be read stays, and is read again. One that is not marked the watch will never show."""
+        pod = reservation.pod
+        try:
+            async with asyncio.timeout(LOOK_S):
+                found = await self._reader.read(pod.namespace, pod.name)
+        except (Trouble, TimeoutError):
+            return
+        known = found[0] if found is not None and found[1] and found[0].uid == pod.uid else None
+        self.ledger.read(reservation, known, self._now_s())
 
     def _tell(self) -> None:
         """Only what is new."""

@@ -6,6 +6,7 @@ image has, would be smaller; but all of gRPC above it would be ours to write and
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import grpc
@@ -19,6 +20,7 @@ SERVICE: Final = "criproxy.ledger.v1.Ledger"
 PUSH_S: Final = 0.02
 """What changes within this time is told at once."""
 
+FORGET_S: Final = 60.0
 NODES_AT_ONCE: Final = 1000
 END_S: Final = 1.0
 WAIT_S: Final = 1.0
@@ -50,7 +52,11 @@ class Changes:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._some.wait()
+            if not self._listeners:
+                self._ledger.changed.clear()  # or it would have the names of all nodes that ever were
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FORGET_S):
+                        await self._some.wait()
             await asyncio.sleep(PUSH_S)
             if changed := self._ledger.changed:
                 for one in self._listeners:

@@ -68,7 +68,10 @@ SHED_LOGGED_S: Final = 60.0
 
 
 class FrontLimits(Struct, frozen=True):
-    """See the table of the module. `idle_s` is above the 90 s of the API server's client, which closes first."""
+    """See the table of the module. `idle_s` is above the 90 s of the API server's client, which closes first.
+
+    `turn_bytes`: a body of as many waits for no turn, where its answer costs next to nothing.
+    """
 
     head_s: float = 5.0
     request_s: float = 10.0
@@ -77,6 +80,7 @@ class FrontLimits(Struct, frozen=True):
     grace_s: float = 1.0
     held_bytes: int = 32 << 20
     lame_duck_s: float = 10.0
+    turn_bytes: int = 0
 
 
 class Reply(Struct, frozen=True):
@@ -366,7 +370,8 @@ class _Talk:
             await self._send(Reply(413, f"criproxy: more than {most} bytes\n".encode()), close=True)
             await self._discard()
             return
-        await self._front.turn(len(body))
+        if len(body) > self._front.limits.turn_bytes:
+            await self._front.turn(len(body))
         method, path = head.method.decode(), head.target.decode("ascii", "replace").partition("?")[0]
         ending = self._front.ending
         answer = self._front.answers.answer(method, path, body, ending=ending)

@@ -28,7 +28,7 @@ class FakeApi:
     """Pods by name, and whether they are marked. `hangs`: no read is answered."""
 
     def __init__(self):
-        self.pods, self.reads, self.hangs, self.trouble = {}, [], False, None
+        self.pods, self.reads, self.hangs, self.trouble, self.unreadable = {}, [], False, None, ""
 
     async def read(self, namespace, name):
         self.reads.append(name)
@@ -36,6 +36,8 @@ class FakeApi:
             await asyncio.Event().wait()
         if self.trouble:
             raise self.trouble
+        if name == self.unreadable:
+            raise Trouble("the answer can't be read")
         return self.pods.get(name)
 
 
@@ -217,6 +219,24 @@ def test_a_watch_that_does_not_show_what_is_stored_is_late_and_nothing_is_refuse
     running(world, scenario)
 
 
+def test_a_watch_that_is_five_seconds_late_lets_nobody_into_what_is_taken(world):
+    async def scenario():
+        looking = asyncio.create_task(world.desk.run())
+        for uid in "ab":
+            world.ledger.see(pod(uid))
+        assert await world.bind("a") == ""
+        for _ in range(5):
+            await asyncio.sleep(1.0)
+            assert "has 0 of" in await world.bind("b")
+        world.ledger.see(pod("a", node="n"))
+        assert "has 0 of" in await world.bind("b")
+        world.ledger.forget("a")
+        assert await world.bind("b") == ""
+        looking.cancel()
+
+    running(world, scenario)
+
+
 def test_a_scheduler_that_stops_between_reserving_and_binding_leaves_nothing_behind(world):
     async def scenario():
         looking = asyncio.create_task(world.desk.run())
@@ -230,6 +250,29 @@ def test_a_scheduler_that_stops_between_reserving_and_binding_leaves_nothing_beh
         await asyncio.sleep(2 * LOOK_S)
         assert world.ledger.free("n") == {CPU: 1000}
         looking.cancel()
+
+    running(world, scenario)
+
+
+def test_one_that_is_bound_and_not_marked_does_not_count_as_the_watch_will_never_show_it(world):
+    async def scenario():
+        await world.desk.reserve([Wish(pod("a"), "n")], all_or_nothing=False)
+        world.api.pods["pod-a"] = (pod("a", node="n"), False)
+        await asyncio.sleep(RESERVE_S)
+        await world.desk.look()
+        assert world.desk.abstains() == "" and world.ledger.free("n") == {CPU: 1000}
+
+    running(world, scenario)
+
+
+def test_a_pod_that_can_t_be_read_holds_up_no_other_one(world):
+    async def scenario():
+        world.ledger.set_node("n", {CPU: 2000})
+        await world.desk.reserve([Wish(pod("a"), "n"), Wish(pod("b"), "n")], all_or_nothing=False)
+        world.api.unreadable = "pod-a"
+        await asyncio.sleep(RESERVE_S)
+        await world.desk.look()
+        assert world.ledger.free("n") == {CPU: 1000}
 
     running(world, scenario)
 
