@@ -147,7 +147,6 @@ def test_a_reservation_keeps_an_extender_s_scheduler_off_until_it_is_released(pl
         "nodeCacheCapable": True,
         "enableHTTPS": True,
         "tlsConfig": {"caFile": str(plane.authority.ca)},
-        "managedResources": [{"name": CPU, "ignoredByScheduler": False}],
     }
     scheduler = start_scheduler(plane, "sched-extended", [extender])
     wanted = {"nodeSelector": {"kubernetes.io/hostname": "spare"}, "tolerations": [{"operator": "Exists"}]}
