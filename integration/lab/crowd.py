@@ -168,7 +168,7 @@ class Crowd:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         node = pod["spec"].get("nodeName", "")
         with self._lock:
-            if uid in self._ended:
+            if uid in self._ended or (node and node not in self._on_node):
                 return
             before = self._known.get(uid)
             if not node:
