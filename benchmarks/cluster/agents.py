@@ -40,6 +40,7 @@ from benchmarks.cluster.load import Course, NodeLoad, course
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.trace import Trace, example
 from criproxy.concurrency.clock import Clock, Wake
+from criproxy.control.publication import REPORT_S, falls
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiClient, ApiRequest, Asks, UnreachableError
 from criproxy.kube.credential import Access, Credential
 from criproxy.kube.extended_resources import LONGER_RATIO, Offer, PublishSettings, wanted
@@ -55,7 +56,7 @@ from criproxy.vocabulary.policy import PolicyReport
 PAST_S: Final = 70.0
 """The shortest past that a node has; the longest is `MEAN_S` more."""
 
-MEAN_S: Final = PublishSettings().every_s * (1.0 + LONGER_RATIO / 2)
+MEAN_S: Final = REPORT_S * (1.0 + LONGER_RATIO / 2)
 """From one report to the next, on average."""
 
 PAST_STEP_S: Final = 30.0
@@ -83,7 +84,7 @@ class Plan(Struct):
 
 
 class Figures(Struct):
-    """`late_s`: from when the law would publish a number that is off by more than 10 % until the API server had it.
+    """`late_s`: from when the law would publish a number that is lower by more than 10 % until the API server had it.
 
     `held_up_s`: how late this process's own timers were; when that is much, the figures are its, not the cluster's.
     `heard`: of each policy's name, how many nodes have it, and when the last one had it (CLOCK_MONOTONIC).
@@ -319,10 +320,7 @@ class Agent:
         offered = self._load.offer(now_s - self._begins_s)
         if offered is not self._offered:
             self._offered, self._want = offered, wanted(offered, self._settings)
-            off = any(
-                abs(amount - self._told.get(name, 0)) > self._settings.change_ratio * self._told.get(name, 0)
-                for name, amount in self._want.items()
-            )
+            off = any(falls(amount, self._told.get(name, 0)) for name, amount in self._want.items())
             if not off:
                 self._off_since_s = None
             elif self._off_since_s is None:

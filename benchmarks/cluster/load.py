@@ -10,7 +10,7 @@ from criproxy.commands.simulate.replay import Plan, predict
 from criproxy.commands.simulate.trace import Trace
 from criproxy.config.settings import Config
 from criproxy.control.policy import PolicyState, decide
-from criproxy.kube.extended_resources import Offer, offer
+from criproxy.kube.extended_resources import Offer, PublishSettings, offer
 from criproxy.model import CPU, MEMORY, ResourcePrediction, ResourceSample, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.pods.policy_settings import policy
@@ -89,4 +89,4 @@ class NodeLoad:
             predictions[name] = ResourcePrediction(hour, hour=hour)
         snapshot = Snapshot(t_s, samples, 0.0)
         decision, _ = decide(snapshot, predictions, PolicyState(), _SETTINGS)
-        return offer(snapshot, decision, Modes())
+        return offer(snapshot, decision, Modes(), PublishSettings())

@@ -16,6 +16,7 @@ Pure, but for the log of what a checkpoint has lost.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,6 +28,7 @@ from criproxy.control.evidence import CpuEvidence, HarmSeen, counts, joined
 from criproxy.control.guardlaw import Outlook
 from criproxy.control.policy import PolicySettings, PolicyState, decide, left_by_online
 from criproxy.control.predictor import Predictor, make_predictor
+from criproxy.control.publication import RecentMean
 from criproxy.control.resources import RESOURCES
 from criproxy.control.sampler import Sampler
 from criproxy.control.series import PredictorSettings, PredictorState
@@ -81,6 +83,7 @@ class Decider(Struct, eq=False):
     log: structlog.typing.FilteringBoundLogger
     _sampler: Sampler = field(default_factory=Sampler)
     _predictors: dict[str, Predictor] = {}
+    _recent: defaultdict[str, RecentMean] = field(default_factory=lambda: defaultdict(RecentMean))
     _predicted: tuple[Snapshot, Prediction] | None = None
     _before: PolicyState = PolicyState()
     """As the decision on the last sample found it, but for the limits, which are the box's."""
@@ -113,11 +116,13 @@ class Decider(Struct, eq=False):
     def _predict(self, snapshot: Snapshot, wall_s: float) -> Prediction:
         found = {}
         for name, sample in snapshot.of.items():
-            now, hour = self._predictors[name], self._predictors[f"{name}{_HOUR}"]
+            now, hour, recent = self._predictors[name], self._predictors[f"{name}{_HOUR}"], self._recent[name]
+            recent.observe(snapshot.t_s, sample.online)
             found[name] = ResourcePrediction(
                 level=_known(now.observe(snapshot.t_s, wall_s, sample.online, sample.capacity)),
                 note=now.note,
                 hour=_known(hour.observe(snapshot.t_s, wall_s, sample.online, sample.capacity)),
+                recent=recent.value(),
             )
         return found
 

@@ -139,7 +139,8 @@ def bound_by_evidence(decided: ResourceDecision, law: ResourceSettings, evidence
     limit, guarded = _guarded(target, law, evidence)
     limit, delay = _approached(limit, decided, law, evidence)
     before = None if decided.before is UNLIMITED else decided.before
-    return replace(decided, limit=limit, reason=f"{moved(before, limit, _ROW)}: {guarded}{why}{delay}")
+    reason = f"{moved(before, limit, _ROW)}: {guarded}{why}{delay}"
+    return replace(decided, limit=limit, reason=reason, open=evidence.share is None and not guarded)
 
 
 def _why_not(evidence: CpuEvidence) -> str:

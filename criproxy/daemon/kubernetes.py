@@ -242,7 +242,8 @@ class KubernetesPart(Shows):
         if self._offering is None or found is None:
             return None
         snapshot, decision, modes = found
-        return snapshot.t_s, offer(snapshot, decision, modes, pods=self._offering.offline_pods())
+        settings = publish_settings(self._config.kubernetes)
+        return snapshot.t_s, offer(snapshot, decision, modes, settings, pods=self._offering.offline_pods())
 
     # --- for whoever has pods leave ---------------------------------------------------------------------------------
 

@@ -2,21 +2,14 @@
 
 How it works
 ------------
-What the node can lend for the next hour, of CPU and of memory:
-
-    lendable = capacity x watermark - reserve - what online will use at most within the hour
-               of memory, no more than capacity - what kubelet must find free - that use
-               within the box's floor and ceiling; the floor while the hour is not known
-
-That is the box's own law (`criproxy.control.policy`) with the hour's prediction in place of the next seconds': a pod
-that is placed today must still fit in an hour. It is published
+What the node can lend, of CPU and of memory, says `criproxy.control.publication`. It is published
 
 - as 0 while nothing is lent (switched off, closed, drained), whatever runs;
 - else as no less than the pods on the node were promised already, or the scheduler and kubelet would hold the node for
   over-committed;
 - as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
-- when it differs from what was last published by more than `change_ratio`, or that is `every_s` old. The latter is also
-  the sign of life by which the controller knows a node's numbers to be of today. No division: the last one may be 0;
+- when that is `REPORT_S` old, which is also the sign of life by which the controller knows a node's numbers to be of
+  today; and at once when it is so far below what was last published that it can't wait. A rise waits;
 - when somebody else has written another number, or another annotation (below);
 - no more often than each `QUIET_S`, so that two writers never patch in circles. Only to lend nothing is never put off.
 
@@ -40,8 +33,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.control.resources import RESOURCES, Resource
-from criproxy.model import UNLIMITED, Decision, ResourceDecision, ResourceSample, Snapshot
+from criproxy.control.publication import FALL_RATIO, REPORT_S, Lendable, OpenBoxSettings, falls, lendable
+from criproxy.control.resources import RESOURCES
+from criproxy.model import Decision, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
 from criproxy.vocabulary.names import PUBLISHES
 from criproxy.vocabulary.presets import NAMES
@@ -80,13 +74,6 @@ def resources_called(preset: str) -> tuple[ExtendedResource, ...]:
     return tuple(ExtendedResource(*row) for row in NAMES[preset].rows)
 
 
-class Lendable(Struct, frozen=True):
-    """An amount of a resource, in its unit, and why it is so."""
-
-    amount: float
-    why: str
-
-
 class Offer(Struct, frozen=True):
     """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
 
@@ -108,8 +95,7 @@ class PublishSettings(Struct, frozen=True):
     """`off`: why nothing is to be published; "": it is. Then what was published becomes 0, and no more is written."""
 
     resources: tuple[ExtendedResource, ...] = resources_called("batch")
-    change_ratio: float = 0.1
-    every_s: float = 300.0
+    open_box: OpenBoxSettings = OpenBoxSettings()
     off: str = ""
 
 
@@ -156,13 +142,21 @@ class Publication(Struct, frozen=True):
 # --- how much --------------------------------------------------------------------------------------------------------
 
 
-def offer(snapshot: Snapshot, decision: Decision, modes: Modes, *, drained: str = "", pods: int = 0) -> Offer:
+def offer(
+    snapshot: Snapshot,
+    decision: Decision,
+    modes: Modes,
+    settings: PublishSettings,
+    *,
+    drained: str = "",
+    pods: int = 0,
+) -> Offer:
     """From one tick of the control loop. `drained`: why the node is to be empty of offline pods; "": it is not.
 
     `pods`: how many of them run.
     """
     found = {
-        name: lendable(RESOURCES[name], sample, decision.resources[name])
+        name: lendable(RESOURCES[name], sample, decision.resources[name], settings.open_box)
         for name, sample in snapshot.of.items()
         if name in decision.resources
     }
@@ -176,31 +170,6 @@ def withheld(modes: Modes) -> str:
     if others.new_pod is NewPod.BOUNDED:
         return ""
     return ", ".join(f"{mode.value} ({why or TABLE[mode].when})" for mode, why in others.why.items())
-
-
-def lendable(row: Resource, sample: ResourceSample, decided: ResourceDecision) -> Lendable:
-    """One resource. Never raises: what is not a sane number counts as not known."""
-    bounds, hour, words = decided.bounds, decided.prediction.hour, row.words
-    capacity = sample.capacity
-    if not 0.0 < capacity < math.inf:
-        return Lendable(0.0, f"the capacity is not known ({capacity})")
-    if bounds.watermark_ratio is None:
-        limit = capacity - bounds.reserve if decided.limit is UNLIMITED else min(decided.limit, capacity)
-        return Lendable(max(limit, 0.0), f"the box's limit, which is not predicted: {decided.reason}")
-    floor = min(bounds.floor, capacity)
-    if hour is None or not 0.0 <= hour < math.inf:
-        return Lendable(floor, "the floor, as online's use within the hour can't be predicted")
-    amount = capacity * bounds.watermark_ratio - bounds.reserve - hour
-    why = f"{words(capacity)} x {bounds.watermark_ratio:.2f} - {words(hour)} that online may use within the hour"
-    why += f" - {words(bounds.reserve)} reserved" if bounds.reserve else ""
-    if bounds.kept and capacity - bounds.kept - hour < amount:
-        amount = capacity - bounds.kept - hour
-        why = f"{words(capacity)} - {words(bounds.kept)} kept free, lest kubelet evict pods - {words(hour)} of online's"
-    if amount < floor:
-        return Lendable(floor, f"the floor, above {why}")
-    if bounds.ceiling is not None and amount > bounds.ceiling:
-        return Lendable(bounds.ceiling, f"the ceiling, below {why}")
-    return Lendable(amount, why)
 
 
 def wanted(offered: Offer, settings: PublishSettings) -> dict[str, int]:
@@ -248,8 +217,8 @@ def _reasons(
         yield "other names are to be published"
         return
     for name, amount in want.items():
-        if abs(amount - last.wanted[name]) > settings.change_ratio * last.wanted[name]:
-            yield f"{name} differs by more than {settings.change_ratio:.0%} from {last.wanted[name]}"
+        if falls(amount, last.wanted[name]):
+            yield f"{name} falls by more than {FALL_RATIO:.0%} from {last.wanted[name]}"
         if seen is not None and seen.quantities.get(name) != last.quantities[name]:
             yield f"somebody else has set {name} to {seen.quantities.get(name, 'nothing')}"
     if seen is not None and seen.publishes != last.publishes:
@@ -314,13 +283,13 @@ def publication(
     )
 
 
-def published(made: Publication, settings: PublishSettings, now_s: float, luck: float) -> Published:
+def published(made: Publication, now_s: float, luck: float) -> Published:
     """The API server has taken it. `luck` is a random number from 0 to 1."""
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
         wanted=made.wanted,
         at_s=now_s,
-        due_s=now_s + settings.every_s * (1.0 + LONGER_RATIO * luck),
+        due_s=now_s + REPORT_S * (1.0 + LONGER_RATIO * luck),
         quiet_until_s=now_s + QUIET_S * (1.0 + luck),
         publishes=made.publishes,
         raised=made.raised,

@@ -292,12 +292,13 @@ class ResourcePrediction(Struct, frozen=True):
     """The `level` that online's use of a resource should not exceed before the next decisions; None: not known yet.
 
     The note says, for people, why it is careful (a cold start); "" when it is not. `hour` looks an hour ahead: what a
-    node may promise, rather than what the box may have now.
+    node may promise, rather than what the box may have now. `recent` is online's mean use of the last five minutes.
     """
 
     level: float | None
     note: str = ""
     hour: float | None = None
+    recent: float | None = None
 
 
 Prediction = Mapping[str, ResourcePrediction]
@@ -329,7 +330,8 @@ class ResourceDecision(Struct, frozen=True):
     """A resource's limit, why it is so, in words an operator reads, and what it was decided from.
 
     `before` is what the last decision gave; None: this is the first. `high`: what the box is brought down to below the
-    limit, while the limit stays where it is, as who hits it is killed; None: nothing.
+    limit, while the limit stays where it is, as who hits it is killed; None: nothing. `open`: the box has all that
+    online leaves, whatever is predicted, as nothing tells of harm.
     """
 
     limit: Limit
@@ -338,6 +340,7 @@ class ResourceDecision(Struct, frozen=True):
     prediction: ResourcePrediction
     before: Limit | None = None
     high: float | None = None
+    open: bool = False
 
 
 class Decision(Struct, frozen=True):

@@ -150,6 +150,23 @@ def test_guards_ceiling_holds_for_an_open_box(ceiling, limit, words) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "is_open"),
+    [
+        ({}, True),
+        ({"share": 1.0}, False),
+        ({"share": 0.0}, False),
+        ({"guard": GuardCeiling(1.5, "a step")}, False),
+        ({"guard": GuardCeiling(9.0, "a step")}, True),
+        ({"cpu_idle": False}, False),
+        ({"seen_s": None}, False),
+    ],
+)
+def test_decision_says_whether_the_box_is_open(changed, is_open) -> None:
+    decided = ResourceDecision(1.0, PREDICTED, LAW.bounds, ResourcePrediction(2.3), 1.0)
+    assert bound_by_evidence(decided, LAW, replace(EVIDENCE, **changed)).open is is_open
+
+
+@pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"cpu_idle": False}, "the kernel has no cpu.idle, which would let online run first"),

@@ -1,6 +1,5 @@
 """What a node publishes, and when: as data."""
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -8,17 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.resources import RESOURCES
+from criproxy.control.publication import Lendable
 from criproxy.kube.extended_resources import (
     ALLOCATED_S,
     QUIET_S,
-    Lendable,
     Offer,
     OnNode,
     Published,
     PublishSettings,
     due,
-    lendable,
     needs_allocated,
     offer,
     publication,
@@ -30,7 +27,6 @@ from criproxy.kube.extended_resources import (
 from criproxy.model import (
     CPU,
     MEMORY,
-    UNLIMITED,
     Bounds,
     Decision,
     ResourceDecision,
@@ -58,53 +54,15 @@ def offered(cores=4.0, size=8 * GIB, **fields):
 
 def taken(one, last=None, now_s=0.0, allocated=(), luck=0.0):
     made = publication(one, dict(allocated), last, SETTINGS, "")
-    return published(made, SETTINGS, now_s, luck)
+    return published(made, now_s, luck)
 
 
 # --- how much --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("one", "amount", "words"),
-    [
-        pytest.param(decided(), 16 * 0.9 - 6, "16.00 cores x 0.90 - 6.00 cores that online may use", id="the law"),
-        pytest.param(decided(reserve=1.0), 16 * 0.9 - 7, "1.00 cores reserved", id="reserve"),
-        pytest.param(decided(kept=4.0), 16 - 4 - 6, "4.00 cores kept free", id="kept free"),
-        pytest.param(decided(hour=15.0), 0.1, "the floor, above", id="floor"),
-        pytest.param(decided(ceiling=2.0), 2.0, "the ceiling, below", id="ceiling"),
-        pytest.param(decided(hour=None), 0.1, "can't be predicted", id="hour not known"),
-        pytest.param(decided(hour=math.nan), 0.1, "can't be predicted", id="no number"),
-        pytest.param(decided(watermark_ratio=None, limit=3.0), 3.0, "the box's limit", id="static"),
-        pytest.param(decided(watermark_ratio=None, limit=99.0), 16.0, "the box's limit", id="static beyond the node"),
-        pytest.param(decided(watermark_ratio=None, limit=UNLIMITED, reserve=2.0), 14.0, "the box's", id="unlimited"),
-    ],
-)
-def test_lendable(one, amount, words):
-    found = lendable(RESOURCES[CPU], SAMPLE, one)
-    assert found.amount == pytest.approx(amount)
-    assert words in found.why
-
-
-def test_lendable_of_an_unknown_capacity_is_nothing():
-    assert lendable(RESOURCES[CPU], replace(SAMPLE, capacity=math.nan), decided()).amount == 0.0
-
-
-FIGURES = st.floats(allow_nan=True, allow_infinity=True)
-
-
-@given(FIGURES, st.none() | FIGURES, st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0.1, 1.0))
-def test_lendable_is_never_more_than_the_node_has_left(capacity, hour, reserve, kept, watermark):
-    one = decided(hour=hour, reserve=reserve, kept=kept, watermark_ratio=watermark)
-    amount = lendable(RESOURCES[CPU], replace(SAMPLE, capacity=capacity), one).amount
-    assert 0.0 <= amount < math.inf
-    if amount > 0.1:
-        assert amount <= capacity - hour - reserve + 1e-6 * capacity
-        assert amount <= capacity - hour - kept + 1e-6 * capacity
-
-
 def test_offer_of_a_tick_has_what_is_measured():
     snapshot = Snapshot(1.0, {CPU: SAMPLE}, 0.0)
-    made = offer(snapshot, Decision(1.0, {CPU: decided(), "pids": decided()}), Modes())
+    made = offer(snapshot, Decision(1.0, {CPU: decided(), "pids": decided()}), Modes(), SETTINGS)
     assert set(made.lendable) == {CPU}
     assert (made.withheld, made.held) == ("", "")
 
@@ -122,12 +80,12 @@ def test_offer_of_a_tick_has_what_is_measured():
     ],
 )
 def test_offer_withholds_where_new_pods_would_not_be_bounded(modes, withheld, held):
-    made = offer(Snapshot(1.0, {}, 0.0), Decision(1.0, {}), Modes(modes))
+    made = offer(Snapshot(1.0, {}, 0.0), Decision(1.0, {}), Modes(modes), SETTINGS)
     assert (made.withheld, made.held) == (withheld, held)
 
 
 def test_offer_of_a_drained_node_withholds():
-    assert offer(Snapshot(1.0, {}, 0.0), Decision(1.0, {}), Modes(), drained="drained").withheld == "drained"
+    assert offer(Snapshot(1.0, {}, 0.0), Decision(1.0, {}), Modes(), SETTINGS, drained="drained").withheld == "drained"
 
 
 @pytest.mark.parametrize(
@@ -163,15 +121,10 @@ def test_first_is_due_at_once():
 
 @pytest.mark.parametrize(
     ("cores", "expected"),
-    [(4.0, False), (4.4, False), (4.401, True), (3.6, False), (3.599, True), (0.0, True)],
+    [(4.0, False), (9.0, False), (3.6, False), (3.599, True), (0.0, True)],
 )
-def test_change_by_more_than_a_tenth_is_due(cores, expected):
+def test_fall_by_more_than_a_tenth_is_due_and_a_rise_waits(cores, expected):
     assert bool(ask(offered(cores), taken(offered(4.0)))) is expected
-
-
-@pytest.mark.parametrize(("cores", "expected"), [(0.0, False), (0.001, True)])
-def test_change_from_nothing_needs_no_division(cores, expected):
-    assert bool(ask(offered(cores), taken(offered(0.0)))) is expected
 
 
 @pytest.mark.parametrize(("luck", "due_s"), [(0.0, 300.0), (1.0, 390.0)])
@@ -290,14 +243,14 @@ def test_other_names_take_the_place_of_the_old_ones():
     assert due(offered(), None, last, other, 100.0) == "other names are to be published"
     made = publication(offered(), {}, last, other, "")
     assert made.quantities == {BATCH_CPU: None, BATCH_MEMORY: None, "gocrane.io/cpu": 4, "gocrane.io/memory": 8 * GIB}
-    assert set(published(made, other, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
+    assert set(published(made, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
 
 
 def test_names_that_an_earlier_process_has_left_go_with_the_first_publication():
     made = publication(offered(), {}, None, SETTINGS, "", left=("gocrane.io/cpu", BATCH_CPU))
     assert made.quantities == {"gocrane.io/cpu": None, BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
     assert made.publishes == NAMES
-    assert published(made, SETTINGS, 0.0, 0.0).publishes == NAMES
+    assert published(made, 0.0, 0.0).publishes == NAMES
 
 
 def test_names_are_left_to_others_where_nothing_is_to_be_published():

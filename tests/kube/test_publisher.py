@@ -5,7 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from criproxy.kube.extended_resources import Lendable, Offer, PublishSettings, resources_called
+from criproxy.control.publication import Lendable
+from criproxy.kube.extended_resources import Offer, PublishSettings, resources_called
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.publisher import STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
@@ -90,8 +91,15 @@ def test_change_is_published_and_no_change_is_not(bench):
     bench.look()
     bench.source.lend(4.1)
     assert bench.look(60)[BATCH_CPU] == "4000"
+    bench.source.lend(2.0)
+    assert bench.look(60)[BATCH_CPU] == "2000"
+
+
+def test_rise_waits_for_the_report(bench):
+    bench.look()
     bench.source.lend(8.0)
-    assert bench.look(60)[BATCH_CPU] == "8000"
+    assert bench.look(239)[BATCH_CPU] == "4000"
+    assert bench.look(122)[BATCH_CPU] == "8000"
     assert bench.patches() == 2
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from criproxy.concurrency.clock import Clock
 from criproxy.config import OwnFiles
+from criproxy.control.publication import Lendable
 from criproxy.kube.client import Timeouts
-from criproxy.kube.extended_resources import QUIET_S, Lendable, Offer, PublishSettings
+from criproxy.kube.extended_resources import QUIET_S, Offer, PublishSettings
 from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.policy import PolicyFollower
 from criproxy.kube.publisher import Publisher
