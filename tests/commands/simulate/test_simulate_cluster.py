@@ -136,7 +136,7 @@ GOOD_ROW = f"a,{START_S},1,1"
     ],
 )  # fmt: skip
 def test_folder_that_is_understood_in_part_is_refused(tmp_path, nodes, capacity, jobs, words):
-    folder = a_folder(tmp_path, nodes, *((capacity,) if capacity else ()), jobs=jobs)
+    folder = a_folder(tmp_path, nodes, **({"capacity": capacity} if capacity else {}), jobs=jobs)
     with pytest.raises(SimulateError) as caught:
         read(folder)
     for word in words:
