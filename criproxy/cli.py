@@ -98,6 +98,14 @@ def _parser() -> argparse.ArgumentParser:
         "time) or ISO 8601",
     )
     status.set_defaults(verb=_status)
+    metrics = verbs.add_parser("metrics", parents=[config], help="print what a running criproxy counts and measures")
+    metrics.add_argument(
+        "--textfile",
+        metavar="FILE",
+        type=_textfile,
+        help="write it there instead, at once, for node_exporter's textfile collector: its name ends with .prom",
+    )
+    metrics.set_defaults(verb=_metrics)
     # Its many options are its own matter, so that no other verb pays for them.
     simulate = verbs.add_parser("simulate", add_help=False, help="replay recorded usage: what a node would have gained")
     simulate.set_defaults(verb=_simulate)
@@ -224,6 +232,31 @@ def _show(socket: Path, *, as_json: bool, at_s: float | None) -> int:
         return client.NotCriproxyError.exit_status
     _print(text if as_json else shown, end="\n" if as_json else "")
     return end
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    from criproxy.commands import metrics
+    from criproxy.config import load
+    from criproxy.observe import client
+
+    socket = Path(load(options.config).config.proxy.status_path)
+    try:
+        if options.textfile is None:
+            _print(metrics.text(socket), end="")
+        else:
+            metrics.to_file(socket, options.textfile)
+    except client.AskError as error:
+        _fail(str(error))
+        return error.exit_status
+    except OSError as error:
+        return _fail(f"{options.textfile}: {error.strerror or error}: make its folder, and let this user write there")
+    return 0
+
+
+def _textfile(text: str) -> Path:
+    if not text.endswith(".prom"):
+        raise argparse.ArgumentTypeError(f"{text} does not end with .prom: node_exporter reads no other files")
+    return Path(text)
 
 
 def _moment(text: str) -> float:

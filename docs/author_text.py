@@ -56,6 +56,8 @@ class AuthorText(Struct, frozen=True):
 
 
 _REF: Final = PodRef("uid", "batch", "pod")
+
+_QUERIES: Final = {"queue": "max(queue_length{pod='$pod'})"}
 _RULES: Final = OfflineRules((DEFAULT_RULE,), PRESETS)
 
 
@@ -72,7 +74,7 @@ def readers_of_pod(pod: Pod) -> None:
     for job in (
         lambda: described("id", pod.ref, "/offline/poduid", pod.labels, pod.annotations),
         lambda: asked_by(pod.annotations),
-        lambda: check_of(pod.annotations, pod.ref),
+        lambda: check_of(pod.annotations, pod.ref, _QUERIES),
     ):
         with contextlib.suppress(ValueError):
             job()
@@ -109,7 +111,7 @@ def _container(text: str) -> object:
 
 
 def _answer(text: str) -> object:
-    check = check_of({names.SERVICE_CHECK: '{"http": {"port": 1}, "threshold": 1}'}, _REF)
+    check = check_of({names.SERVICE_CHECK: '{"http": {"port": 1}, "threshold": 1}'}, _REF, {})
     assert check is not None
     return percent_of(ServiceAnswer(True, text), check)
 
@@ -258,7 +260,8 @@ ROWS: Final = (
         (names.SERVICE_CHECK,),
         "online pods",
         (check_of,),
-        f"{service_checks.MOST_CHARACTERS} characters; {MOST_CHECKS} services of a node are asked",
+        f"{service_checks.MOST_CHARACTERS} characters; {MOST_CHECKS} services of a node are asked; a query is one that "
+        "the node names",
         "offline pods give way when it says that it fares badly, if an experiment shows that they are the cause",
         f"offline pods have less of the box meanwhile; of more than {MOST_CHECKS} services, some are not asked",
         _marks("annotation", names.SERVICE_CHECK),

@@ -1,7 +1,7 @@
-"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md,
-what an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and
-of a pod (marks.yaml), and webhook.yaml. It also writes the version, which criproxy/__init__.py alone has, to where a
-build, kubectl or a reader can't get it from (`VERSIONED`).
+"""Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md, what
+an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and of a
+pod (marks.yaml), or warns of (unmarked.yaml), and webhook.yaml. It also writes the version, which criproxy/__init__.py
+alone has, to where a build, kubectl or a reader can't get it from (`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -11,18 +11,17 @@ its words.
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from criproxy import __version__
-from criproxy.daemon.register import OTHERS, PARTS
 from criproxy.model.modes import TABLE
-from criproxy.observe.metrics import Metrics
 from docs.author_text import page as author_text
 from docs.config_example import render
 from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
-from docs.webhook_entries import marks, webhook
+from docs.webhook_entries import marks, unmarked, webhook
+from monitoring.table import Shown, controllers, daemons, webhooks
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
@@ -41,23 +40,30 @@ LEVELS = ("debug", "info", "warning", "error")
 
 def metrics() -> str:
     """A row per metric."""
-    rows = [
-        f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |"
-        for one in Metrics("", shown=(*OTHERS, *PARTS)).registry.metrics
-    ]
     return "\n".join(
         (
             "# Metrics",
             "",
             "What `/metrics` serves, in Prometheus' text format. Gauges of what is not known yet are NaN. Made by",
-            "`.venv/bin/python -m docs.generate`.",
+            "`.venv/bin/python -m docs.generate`. [How Prometheus gets in, alerts and dashboards](monitoring.md).",
             "",
-            "| name | kind | labels | what |",
-            "|---|---|---|---|",
-            *sorted(rows),
+            *_rows_of(daemons()),
+            "",
+            "## The cluster's side: the webhook",
+            "",
+            *_rows_of(webhooks()),
+            "",
+            "## The cluster's side: the controller",
+            "",
+            *_rows_of(controllers()),
             "",
         )
     )
+
+
+def _rows_of(shown: Iterable[Shown]) -> Iterator[str]:
+    yield from ("| name | kind | labels | what |", "|---|---|---|---|")
+    yield from sorted(f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |" for one in shown)
 
 
 Found = dict[str, tuple[set[str], set[str], set[str]]]
@@ -203,6 +209,7 @@ def main() -> int:
         ("cluster/manifests/base/unknown-keys.yaml", unknown_keys(policies)),
         ("cluster/manifests/base/webhook.yaml", webhook()),
         ("cluster/manifests/base/marks.yaml", marks()),
+        ("cluster/manifests/base/unmarked.yaml", unmarked()),
         *versioned(),
     ):
         page = HERE.parent / name

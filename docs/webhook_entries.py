@@ -1,5 +1,7 @@
 """What the API server does about marks of offline pods. `docs.generate` writes it, a row for each mark.
 
+`unmarked`: that its author hears of it when a pod means to be offline and has no label that says so. Such a pod asks
+for what nodes lend, or bears another system's annotation, and is not converted.
 `webhook`: which pods it sends to the webhook when they are made. `marks`: that a pod's marks, and the webhook's record
 of what it asked for, stay as they were then. A pod that is made without its mark and gets it later would ask for what
 online pods are promised; one that loses it would be placed by what nodes lend, and run outside the box. The API server
@@ -7,12 +9,13 @@ checks it by itself, in an admission policy: no update of a pod waits for a webh
 """
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
 import yaml
 
-from criproxy.vocabulary.names import PREFIX, RESOURCES
-from criproxy.vocabulary.presets import LABELS, MARKS, OWN_MARK, Mark
+from criproxy.vocabulary.names import CLASS, OFFLINE, PREFIX, RESOURCES
+from criproxy.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, OWN_MARK, Mark
 
 _BEGIN: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
@@ -94,6 +97,73 @@ spec:
   policyName: {name}
   validationActions: [Deny]
 """
+
+_UNMARKED: Final = """\
+# Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
+# A pod that means to be offline and has no label that says so is not converted: it may be promised what is online's, or
+# ask for what no node has and wait for ever. Its author gets a warning; with cluster/manifests/marked-only, a refusal.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {name}
+spec:
+  failurePolicy: Ignore
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [""]
+        apiVersions: [v1]
+        operations: [CREATE]
+        resources: [pods]
+  matchConditions:
+    - name: no-label
+      expression: >-
+        ![{labels}].exists(one,
+        object.?metadata.labels[?one[0]].orValue("") == one[1])
+    - name: no-mirror
+      expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+  variables:
+    - name: marks
+      expression: >-
+        [{annotations}].filter(one,
+        object.?metadata.annotations[?one[0]].orValue("") == one[1])
+    - name: asked
+      expression: >-
+        [{names}].filter(name,
+        object.spec.containers.exists(one, one.?resources.requests[?name].hasValue()))
+  validations:
+    - expression: variables.marks.size() == 0
+      messageExpression: >-
+        variables.marks.map(one, "metadata.annotations[" + one[0] + "] = " + one[1]).join(", ") +
+        " alone converts no pod: give it the label {remedy}"
+    - expression: variables.asked.size() == 0
+      messageExpression: >-
+        "it asks for " + variables.asked.join(", ") + ", and has no mark of an offline pod: " +
+        "give it the label {remedy}"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {name}
+spec:
+  policyName: {name}
+  validationActions: [Warn]
+"""
+
+
+def unmarked() -> str:
+    """The manifest of the admission policy that speaks to authors."""
+
+    def listed(rows: Iterable[object]) -> str:
+        return ",\n        ".join(map(json.dumps, rows))
+
+    every = (*(mark for marks in MARKS.values() for mark in marks), *FOREIGN_MARKS)
+    return _UNMARKED.format(
+        name=f"unmarked.{PREFIX.rstrip('/')}",
+        labels=listed([mark.key, mark.value] for marks in LABELS.values() for mark in marks),
+        annotations=listed([mark.key, mark.value] for mark in every if mark.of == "annotation"),
+        names=listed(name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows),
+        remedy=f"{CLASS}={OFFLINE}",
+    )
 
 
 def webhook() -> str:

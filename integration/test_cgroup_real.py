@@ -16,16 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup import files
+from criproxy.cgroup import files, kernel_files
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.kernel_driver import processes_in
-from criproxy.cgroup.kernel_files import weight_of
+from criproxy.cgroup.kernel_files import KernelFile, weight_of
 from criproxy.cgroup.naming import parse_box, parse_kubelet_parent
+from criproxy.cgroup.pod_waiting import pods_cpu
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import Tree
 from criproxy.concurrency.clock import Clock
+from criproxy.control.pod_speed import pod_speed
 from criproxy.model import UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -263,6 +265,30 @@ def test_busy_mid_pod_leaves_little_to_a_low_one_that_asks_for_as_much(
     ratio = statistics.median(ratios)
     say(f"mid got {ratio:.0f} times the CPU of low, {ratio / (ratio + 1):.1%} of what both got")
     assert ratio / (ratio + 1) >= 0.95
+
+
+@pytest.mark.parametrize("by", ["pressure", "threads"])
+def test_busy_pod_is_seen_to_want_what_it_does_not_get_and_one_that_sleeps_to_want_nothing(
+    ground: Ground, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "pressure" and ground.driver.version == 1:
+        pytest.skip("cgroup v1 has no pressure files")
+    if by == "threads":
+        monkeypatch.setattr(kernel_files, "CPU_PRESSURE", KernelFile())
+    ground.driver.write(ground.box, {"cpu": 0.3, "memory": 512 * MIB})
+    busy, idle = (ground.pod(name) for name in ("poda", "podb"))
+    tell(ground.start(busy), "spin")
+    tell(ground.start(idle), "drop")
+    start_s, before = time.monotonic(), pods_cpu(ground.driver.files, (busy, idle))
+    time.sleep(5)
+    now, seconds = pods_cpu(ground.driver.files, (busy, idle)), time.monotonic() - start_s
+    found = {pod: pod_speed(1.0, before[pod], now[pod], seconds) for pod in (busy, idle)}
+
+    slow, asleep = found[busy], found[idle]
+    assert slow is not None
+    assert slow.wanted > 0.8, found
+    assert slow.ratio < 0.5, found
+    assert asleep is None or not asleep.counts, found
 
 
 def test_limits_change_while_pods_run(ground: Ground) -> None:

@@ -1,11 +1,13 @@
 """Upgrades of a criproxy that works: no call fails, no pod escapes, and whatever dies in between, the node is served.
 
-UPGRADES and RESTARTS say how many: `UPGRADES=100 ./test integration integration/test_handover.py -k under_load`.
+UPGRADES, RESTARTS and CHANGES (hand-overs amid which something changes) say how many:
+`UPGRADES=100 ./test integration integration/test_handover.py -k under_load`, `CHANGES=100 … -k amid_a`.
 """
 
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -17,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ from integration.lab.node import CLASS, KubeletNode, Node
 from integration.lab.process import Process, is_running, wait_until
 from integration.lab.upgrades import Code, ask, command, pids, serving, stop_all, upgrade
 from integration.lab.watch import Watch
+from integration.test_daemon import criproxy
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -45,6 +49,7 @@ Say = Callable[[str], object]
 
 UPGRADES = int(os.environ.get("UPGRADES", "20"))
 RESTARTS = int(os.environ.get("RESTARTS", "5"))
+CHANGES = int(os.environ.get("CHANGES", "8"))
 WAIT_S = 240.0
 """What an event missed is found by the next listing, and an unfinished start is kept for two minutes."""
 RETIRED_S = 120.0
@@ -531,6 +536,74 @@ def test_limits_are_in_force_at_every_moment_and_one_process_writes_them(node: N
     assert seen == {held}
     assert proxy.status()["box"]["drift"] == 0
     assert node.is_in_box(container)
+
+
+# --- what changes amid a hand-over ----------------------------------------------------------------------------------
+
+
+class Operator:
+    """Changes one thing after the other; says whether criproxy goes by the latest of each."""
+
+    def __init__(self, node: Node, chance: random.Random) -> None:
+        self._node, self._chance = node, chance
+        self.cores, self.enabled, self.held_off = 0.5, True, False
+        self.change = ""
+
+    def changes(self) -> None:
+        """One thing, chosen at random."""
+        self.change = self._chance.choice(["limit", "limit", "switch", "hold-off"])
+        if self.change == "hold-off":
+            self.held_off = not self.held_off
+            words = ["hold-off", "1h", "--reason", "a test"] if self.held_off else ["release"]
+            done = criproxy(*words, "--config", self._node.proxy.config_file)
+            self.change = f"{' '.join(words)}: {done.stdout.strip()}{done.stderr.strip()}"
+            assert done.returncode == 0, self.change
+            return
+        if self.change == "switch":
+            self.enabled = not self.enabled
+        else:
+            self.cores = round(self._chance.uniform(0.3, 1.0), 2)
+        colocation = {"enabled": self.enabled, "on_disable": "release"}
+        self._node.proxy.configure(
+            {**CONFIG, **static(self.cores, control={"interval_s": 0.2}), "colocation": colocation}
+        )
+
+    def is_obeyed(self) -> bool:
+        modes = self._node.proxy.status()["modes"]
+        quota = self._node.box.either("cpu.cfs_quota_us", "cpu.max").read_text().split()[0]
+        if self.held_off or not self.enabled:
+            return ("held off" in modes) == self.held_off and ("disabled" in modes) == (not self.enabled)
+        return modes == [] and quota == str(round(self.cores * 100_000))
+
+
+def test_what_changes_amid_a_hand_over_is_what_the_new_process_goes_by(node: Node, say: Say) -> None:
+    """Before, while and after the new process reads its files, and before and after it takes over."""
+    chance = random.Random(int(os.environ.get("SEED", "1")))
+    proxy, operator = node.proxy, Operator(node, random.Random(chance.random()))
+    proxy.configure({**CONFIG, **STATIC})
+    proxy.start()
+    container = node.run("offline")
+    first_pid, waited, done = node.client.pid(container), [], Counter[str]()
+    for number in range(CHANGES):
+        old, began_s = serving(proxy), time.monotonic()
+        upgrade_s, change_s = (0.0, chance.uniform(0.0, 1.5)) if number % 2 else (chance.uniform(0.0, 1.5), 0.0)
+        acts: list[tuple[float, Callable[[], object]]] = [
+            (upgrade_s, partial(ask, proxy)),
+            (change_s, operator.changes),
+        ]
+        for at_s, act in sorted(acts, key=lambda one: one[0]):
+            time.sleep(max(0.0, began_s + at_s - time.monotonic()))
+            act()
+        wait_until(lambda old=old: serving(proxy) not in (0, old), WAIT_S, "another criproxy to serve", proxy.log, 0.01)  # type: ignore[misc]
+        served_s = time.monotonic()
+        words = f"hand-over {number} to obey {operator.change!r}: {operator.__dict__}"
+        wait_until(operator.is_obeyed, 30, words, proxy.log)
+        waited.append(time.monotonic() - served_s)
+        done[operator.change.split(" ")[0]] += 1
+    assert is_running(first_pid), "no pod was stopped"
+    say(
+        f"{CHANGES} hand-overs, {dict(done)}: obeyed after {statistics.median(waited):.1f} s, {max(waited):.1f} at most"
+    )
 
 
 # --- kubelet --------------------------------------------------------------------------------------------------------

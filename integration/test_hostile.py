@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from criproxy.fronts.cri import messages as raw  # its strings are bytes: what is no UTF-8 can be sent
+from criproxy.pods.reconciler import Reconciler
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient
@@ -613,5 +614,5 @@ def test_placement_that_an_online_pod_claims_is_not_believed_after_a_restart(
             "UpdateContainerResources", cri.UpdateContainerResourcesRequest(container_id=container.id, linux=shares)
         )
         assert [placed["uid"] for placed in own_proxy.status()["pods"]] == [victim]
-        assert "upkeep_failed" not in {event["event"] for event in own_proxy.events()}
+        assert Reconciler.NAME not in {event.get("part") for event in own_proxy.events()}
         through.remove_all_pods()

@@ -34,6 +34,8 @@ class Answers(Struct):
     unready: Callable[[], str | None]
     status: Callable[[], Status]
     why: Callable[[float | None], Why]
+    judge: Callable[[], None] = lambda: None
+    not_judged: Callable[[], None] = lambda: None
 
 
 class Operator:

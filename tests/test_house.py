@@ -46,6 +46,32 @@ def test_tests_lie_where_what_they_test_does() -> None:
     assert {str(one) for one in folders if not (code / one).is_dir()} == {"demo", "packaging"}
 
 
+MOST = {
+    "criproxy/daemon/daemon.py": ("Daemon", "fields", 25),
+    "criproxy/observe/report.py": ("Reporter", "fields", 15),
+    "criproxy/cgroup/box/box.py": ("Box", "public", 18),
+}
+"""What a class that knows many others may have: where one needs more, it has become two."""
+
+
+def _members(found: ast.ClassDef) -> dict[str, set[str]]:
+    """Its fields, declared or set of self, and its public methods."""
+    functions = [node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    stored = [node for node in ast.walk(found) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    declared = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    return {
+        "fields": {node.attr for node in stored if ast.unparse(node.value) == "self"} | set(map(ast.unparse, declared)),
+        "public": {node.name for node in functions if not node.name.startswith("_")},
+    }
+
+
+def test_who_knows_many_others_stays_within_bounds() -> None:
+    for file, (name, what, most) in MOST.items():
+        classes = [node for node in ast.parse((_ROOT / file).read_text()).body if isinstance(node, ast.ClassDef)]
+        found = _members(next(node for node in classes if node.name == name))[what]
+        assert 0 < len(found) <= most, f"{name} has {len(found)} {what}: {', '.join(sorted(found))}"
+
+
 def test_parts_are_given_their_log() -> None:
     files = (_ROOT / "criproxy").rglob("*.py")
     assert {str(file.relative_to(_ROOT)) for file in files if "get_logger" in file.read_text()} == {

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from criproxy.commands.simulate.replay import Plan, predict
 from criproxy.commands.simulate.trace import Trace
 from criproxy.config.settings import Config
 from criproxy.control.policy import PolicyState, decide
+from criproxy.control.publication import RECENT_S
 from criproxy.kube.extended_resources import Offer, PublishSettings, offer
 from criproxy.model import CPU, MEMORY, ResourcePrediction, ResourceSample, Snapshot
 from criproxy.model.modes import Modes
@@ -41,6 +44,11 @@ class Course:
     def at(self, t_s: float) -> int:
         """The sample of a moment; after the end, the last one."""
         return min(int(t_s / self.step_s), len(self.used) - 1)
+
+    def recent(self, index: int) -> float:
+        """The mean use of the last minutes at this sample."""
+        part = self.used[max(0, index + 1 - max(1, round(RECENT_S / self.step_s))) : index + 1]
+        return sum(part) / len(part)
 
 
 def course(trace: Trace, resource: str, unit: float) -> Course:
@@ -86,7 +94,8 @@ class NodeLoad:
             capacity, one = self._capacity[name], self._of[name]
             used, hour = one.used[index] * capacity, one.hour[index] * capacity
             samples[name] = ResourceSample(capacity, used, 0.0, used)
-            predictions[name] = ResourcePrediction(hour, hour=hour)
+            predictions[name] = ResourcePrediction(hour, hour=hour, recent=one.recent(index) * capacity)
         snapshot = Snapshot(t_s, samples, 0.0)
         decision, _ = decide(snapshot, predictions, PolicyState(), _SETTINGS)
-        return offer(snapshot, decision, Modes(), PublishSettings())
+        opened = {name: replace(one, open=name == CPU) for name, one in decision.resources.items()}
+        return offer(snapshot, replace(decision, resources=opened), Modes(), PublishSettings())

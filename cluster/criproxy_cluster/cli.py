@@ -59,6 +59,27 @@ def _parser() -> argparse.ArgumentParser:
     webhook.set_defaults(verb=_webhook)
 
     controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
+    controller.add_argument(
+        "--cohort", metavar="NAME", help="keep this Cohort of Kueue at what nodes lend (default: Kueue is left alone)"
+    )
+    controller.add_argument(
+        "--flavor",
+        metavar="NAME",
+        action="append",
+        help="a ResourceFlavor whose nodes lend to the Cohort, as often as you like (default: lent)",
+    )
+    controller.add_argument(
+        "--suspends-per-hour",
+        metavar="N",
+        type=int,
+        default=0,
+        help="suspend as many of the newest Workloads where nodes lend less than is in use for five minutes "
+        "(default: none)",
+    )
+    _add_preset(controller)
+    controller.add_argument(
+        "--metrics-port", metavar="PORT", type=int, help="serve /metrics there, to whoever asks (default: nowhere)"
+    )
     controller.set_defaults(verb=_controller)
 
     certificates = verbs.add_parser(
@@ -114,10 +135,17 @@ def _webhook(chosen: argparse.Namespace) -> int:
     return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
 
 
-def _controller(_: argparse.Namespace) -> int:
+def _controller(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.controller import main
+    from criproxy_cluster.quota.keeper import QuotaSettings
 
-    return main()
+    quota = None
+    if chosen.cohort is not None:
+        flavors = tuple(dict.fromkeys(chosen.flavor or ["lent"]))
+        quota = QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], max(chosen.suspends_per_hour, 0))
+    elif chosen.flavor or chosen.suspends_per_hour:
+        return _complain("controller: --flavor and --suspends-per-hour are of a Cohort: add --cohort NAME", 2)
+    return main(chosen.metrics_port, quota)
 
 
 def _certificates(_: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ class Meta(Struct, rename="camel"):
     """Source: meta/v1 ObjectMeta."""
 
     name: str = ""
+    namespace: str = ""
     uid: str = ""
     resource_version: str = ""
     generation: int = 0
@@ -52,6 +53,7 @@ class Taint(Struct, frozen=True, gc=False):
 
 class NodeSpec(Struct):
     taints: tuple[Taint, ...] | None = None
+    unschedulable: bool | None = None
 
 
 class Condition(Struct):
@@ -81,6 +83,58 @@ class PolicyObject(Struct):
     metadata: Meta = msgspec.field(default_factory=Meta)
     spec: Any = None
     status: Any = None
+
+
+class CohortObject(Struct):
+    """Source: Kueue, kueue.x-k8s.io/v1beta2 Cohort."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: Any = None
+
+
+class FlavorSpec(Struct, rename="camel"):
+    node_labels: dict[str, str] | None = None
+
+
+class FlavorObject(Struct):
+    """Source: Kueue, kueue.x-k8s.io/v1beta2 ResourceFlavor."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: FlavorSpec = msgspec.field(default_factory=FlavorSpec)
+
+
+class PodSetAssignment(Struct, rename="camel"):
+    """`flavors` and `resource_usage` by the name of a resource."""
+
+    flavors: dict[str, str] | None = None
+    resource_usage: dict[str, Any] | None = None
+
+
+class Admission(Struct, rename="camel"):
+    pod_set_assignments: tuple[PodSetAssignment, ...] | None = None
+
+
+class WorkloadCondition(Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    last_transition_time: str | None = None
+
+
+class WorkloadSpec(Struct):
+    active: bool | None = None
+
+
+class WorkloadStatus(Struct):
+    admission: Admission | None = None
+    conditions: tuple[WorkloadCondition, ...] | None = None
+
+
+class WorkloadObject(Struct):
+    """Source: Kueue, kueue.x-k8s.io/v1beta2 Workload."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: WorkloadSpec = msgspec.field(default_factory=WorkloadSpec)
+    status: WorkloadStatus = msgspec.field(default_factory=WorkloadStatus)
 
 
 class NodeView(Struct, frozen=True, gc=False):

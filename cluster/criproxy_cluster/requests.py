@@ -11,6 +11,7 @@ import httpx2
 import msgspec
 from lightkube.core.async_client import AsyncClient
 from lightkube.core.exceptions import ApiError, LoadResourceError
+from lightkube.types import PatchType
 
 FIRST_PAUSE_S: Final = 0.5
 MOST_PAUSE_S: Final = 30.0
@@ -59,6 +60,27 @@ def trouble_of(what: str) -> Iterator[None]:
     # KeyError: without Content-Type
     except (msgspec.MsgspecError, ValueError, LoadResourceError, KeyError, RecursionError) as error:
         raise Trouble(f"{what}: the answer can't be read: {error}") from error
+
+
+async def patch(
+    client: AsyncClient,
+    kind: Any,
+    name: str,
+    body: Any,
+    patch_type: PatchType,
+    *,
+    what: str,
+    namespace: str | None = None,
+) -> None:
+    """Write a part of an object, which is `what` to people. The answer is not read: it may hold anything.
+
+    Raises Trouble.
+    """
+    inner: Any = client._client
+    headers = {"Content-Type": patch_type.value}
+    request = inner.prepare_request("patch", res=kind, name=name, namespace=namespace, obj=body, headers=headers)
+    with trouble_of(what):
+        inner.raise_for_status(await inner.send(inner.build_adapter_request(request)))
 
 
 def pause_s(failures: int) -> float:

@@ -1,11 +1,16 @@
 """What a real API server lets nobody do to a pod's marks, and what it lets everybody do to all else."""
 
+import json
+
 import pytest
+import yaml
 
 from cluster.integration.objects import PODS, pod, until
 from criproxy_cluster.vocabulary.names import CLASS, RESOURCES
 from criproxy_cluster.vocabulary.presets import MARKS, OWN_MARK
+from integration.lab.cluster_side import MANIFESTS
 from integration.lab.control_plane import ApiError
+from integration.lab.process import LabError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
@@ -74,3 +79,66 @@ def test_all_else_of_pods_changes_as_ever(alone):
         alone.merge(f"{PODS}/{name}/status", {"status": {"phase": "Running"}})
     assert refusal(alone, "online", {"labels": {CLASS: "online"}}) == "", "another value is no mark"
     alone.call("DELETE", f"{PODS}/offline?gracePeriodSeconds=0")
+
+
+UNMARKED = "unmarked.colocation.criproxy.io"
+WARNED = {
+    "volcano": ({"volcano.sh/qos-level": "BE"}, {"cpu": "1"}, "metadata.annotations[volcano.sh/qos-level] = BE"),
+    "katalyst": (
+        {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"},
+        {"resource.katalyst.kubewharf.io/reclaimed_millicpu": "1000"},
+        "it asks for resource.katalyst.kubewharf.io/reclaimed_millicpu",
+    ),
+    "older-name": ({}, {"koordinator.sh/batch-cpu": "1000"}, "it asks for koordinator.sh/batch-cpu"),
+}
+
+
+def unmarked(name, annotations, requests):
+    one = pod(name, labels={})
+    one["metadata"]["annotations"] = annotations
+    resources = {"requests": requests, "limits": {} if "cpu" in requests else requests}
+    one["spec"]["containers"][0]["resources"] = resources
+    return one
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_author_of_a_pod_that_only_means_to_be_offline_is_warned_with_the_remedy(alone, name):
+    annotations, requests, words = WARNED[name]
+    made = json.dumps(unmarked(f"warned-{name}", annotations, requests))
+
+    def warned():
+        with pytest.raises(LabError) as error:
+            alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=made)
+        return words in str(error.value) and f"give it the label {CLASS}=offline" in str(error.value)
+
+    until(warned)
+    alone.kubectl("create", "-f", "-", stdin=made)  # a warning, and no more
+
+
+def test_marked_and_plain_pods_are_not_warned_of(alone):
+    for name, labels in (("plain", {}), ("marked", {CLASS: "offline"})):
+        one = {**unmarked(name, {}, {"cpu": "1"}), "kind": "Pod", "apiVersion": "v1"}
+        one["metadata"]["labels"] = labels
+        alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=json.dumps(one))
+
+
+def refused(plane, made):
+    """Why the API server does not make it; "": it does."""
+    try:
+        plane.call("POST", f"{PODS}?dryRun=All", made)
+    except ApiError as error:
+        return str(error)
+    return ""
+
+
+def test_with_the_component_such_a_pod_is_refused(alone):
+    where = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/{UNMARKED}"
+    folder = MANIFESTS / "marked-only" / "kustomization.yaml"
+    (change,) = yaml.safe_load(yaml.safe_load(folder.read_text())["patches"][0]["patch"])
+    alone.call("PATCH", where, [change], content="application/json-patch+json")
+    try:
+        for name, (annotations, requests, _) in WARNED.items():
+            made = unmarked(f"refused-{name}", annotations, requests)
+            assert "give it the label" in until(lambda made=made: refused(alone, made))
+    finally:
+        alone.merge(where, {"spec": {"validationActions": ["Warn"]}})

@@ -12,8 +12,8 @@ def stepped(monkeypatch):
     """
     monkeypatch.setattr("criproxy_cluster.controller.controller.settle", lambda: None)
     clock = stepping.SteppedTime()
-    for module in ("controller", "follower", "leader"):
-        monkeypatch.setattr(f"criproxy_cluster.controller.{module}.time", clock)
+    for module in ("controller.controller", "controller.follower", "controller.leader", "quota.keeper"):
+        monkeypatch.setattr(f"criproxy_cluster.{module}.time", clock)
     return stepping.run
 
 

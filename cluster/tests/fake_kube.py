@@ -27,6 +27,9 @@ _PATH = re.compile(
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>status))?"
 )
 
+APPLY = "application/apply-patch+yaml"
+"""What is not there is made by it."""
+
 ANSWERS_IN_S = 0.001
 """In memory."""
 
@@ -84,7 +87,9 @@ class FakeKube:
         server = f"http://127.0.0.1:{self.port}" if self._server else "http://in-memory"
         config = KubeConfig.from_one(user=User(token="t"), cluster=Cluster(server=server), namespace="criproxy-system")
         transport = None if self._server else _InMemory(self)
-        return AsyncClient(config.get(), namespace="criproxy-system", transport=transport)
+        return AsyncClient(
+            config.get(), namespace="criproxy-system", field_manager="criproxy-cluster", transport=transport
+        )
 
     def put(self, plural, body, namespace=""):
         """A new object, or another in its place."""
@@ -179,10 +184,20 @@ class FakeKube:
                     return failure(409, f'{plural} "{name}" already exists')
                 return 201, self.put(plural, body, namespace)
             if (plural, namespace, name) not in self.objects:
-                return failure(404, f'{plural} "{name}" not found')
+                return self._missing((plural, namespace, name), resource, kind, body)
             if verb == "get":
                 return 200, self.objects[plural, namespace, name]
             return self._write(verb, (plural, namespace, name), part, kind, body)
+
+    def _missing(self, key, resource, kind, body):
+        """What is not there can be applied, by whoever may create it."""
+        plural, namespace, name = key
+        if kind != APPLY:
+            return failure(404, f'{plural} "{name}" not found')
+        self.requests.append(("create", resource, name))
+        if not self.may("create", resource, name):
+            return failure(403, f"may not create {resource} {name}")
+        return 201, self.put(plural, body, namespace)
 
     def watch(self, path, query, tell):
         """What is said at once, whether that is all, and what to take out of `watchers` at the end."""

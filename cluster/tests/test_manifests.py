@@ -14,11 +14,15 @@ import yaml
 from cluster.tests.certificates.test_keeper import REQUIRED
 from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, status, until
 from cluster.tests.fake_kube import patched
+from cluster.tests.quota.test_keeper import active, keeping, put_flavor, put_workload, quota
+from cluster.tests.quota.test_keeper import put_node as put_lending
 from criproxy_cluster.certificates.keeper import AUTHORITY, CONFIGURATION, SERVICE, SERVING, CertificateKeeper
 from criproxy_cluster.cli import main
 from criproxy_cluster.commands.webhook import WebhookSettings
 from criproxy_cluster.controller.leader import LEASE, Leader
 from criproxy_cluster.controller.policies import parsed
+from criproxy_cluster.quota.keeper import QuotaSettings
+from criproxy_cluster.quota.surplus import OVER_S
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
 from criproxy_cluster.vocabulary.names import PRESSURE
@@ -46,7 +50,7 @@ def named(kind, name):
 
 
 def test_every_manifest_is_in_its_kustomization():
-    for folder in (_BASE, _BASE.parent / "koordinator", _BASE.parent / "budget"):
+    for folder in (_BASE, *(_BASE.parent / name for name in ("koordinator", "budget", "queue", "queue-suspend"))):
         listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
         assert {file.name for file in folder.glob("*.yaml")} == {*listed, "kustomization.yaml"}
 
@@ -361,6 +365,104 @@ def test_without_one_of_its_rights_something_is_not_done(account, missing, kube,
         stepped(WORK[account](kube, log))
     except (AssertionError, Trouble) as error:
         assert "it did not come to pass" in str(error) or "403" in str(error)
+    else:
+        assert missing[0] == "watch", "lists, again and again, do its work"
+        assert not all(kube.may(*request) for request in kube.requests)
+
+
+# --- the queue's components ------------------------------------------------------------------------------------------
+
+_QUEUE, _SUSPEND = _BASE.parent / "queue", _BASE.parent / "queue-suspend"
+
+
+def component_rights(folder):
+    """As `rights`, of what a component adds."""
+    (role,) = [one for one in load(folder) if one["kind"] == "ClusterRole"]
+    (binding,) = [one for one in load(folder) if one["kind"] == "ClusterRoleBinding"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [one["name"] for one in binding["subjects"]] == [CONTROLLER]
+    return {
+        (verb, resource, name) if name else (verb, resource)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def with_components(*folders):
+    """The controller's arguments by the components' patches."""
+    objects = load(_BASE)
+    (deployment,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Deployment", CONTROLLER)]
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    for folder in folders:
+        for patch in yaml.safe_load((folder / "kustomization.yaml").read_text())["patches"]:
+            assert patch["target"] == {"kind": "Deployment", "name": CONTROLLER}
+            for change in yaml.safe_load(patch["patch"]):
+                assert (change["op"], change["path"]) == ("add", "/spec/template/spec/containers/0/args/-")
+                arguments.append(change["value"])
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("folders", "suspends"), [((_QUEUE,), 0), ((_QUEUE, _SUSPEND), 20)], ids=["queue", "with-suspend"]
+)
+def test_components_switch_the_quota_on_with_the_names_of_their_rights(folders, suspends, monkeypatch):
+    found = []
+    monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda _, quota: found.append(quota))
+    with pytest.raises(SystemExit):
+        main(with_components(*folders))
+    assert found == [QuotaSettings("lent", ("lent",), suspends_per_hour=suspends)]
+    assert ("patch", "cohorts", found[0].cohort) in component_rights(_QUEUE)
+
+
+def test_nothing_of_kueue_is_allowed_without_the_components():
+    assert "kueue" not in str(load(_BASE)) and with_components() == ["controller"]
+
+
+QUOTA_RIGHTS = [(folder, right) for folder in (_QUEUE, _SUSPEND) for right in sorted(component_rights(folder))]
+
+
+async def kept(kube, log):
+    """Until a Cohort was made, and followed, and a Workload was suspended."""
+    async with keeping(kube, log, suspends_per_hour=1):
+        await until(lambda: quota(kube)[0] == "4000m")
+        put_lending(kube, "a", "1000")
+        await until(lambda: quota(kube)[0] == "1000m")
+        await until(lambda: active(kube, "w1") is False, OVER_S + 30.0)
+
+
+def install_queue(kube):
+    put_flavor(kube)
+    put_lending(kube, "a", "4000")
+    for number in range(2):
+        put_workload(kube, f"w{number}", number)
+
+
+def test_all_rights_of_the_queue_are_used_and_no_other(kube, stepped, log):
+    install_queue(kube)
+    own = component_rights(_QUEUE) | component_rights(_SUSPEND)
+    kube.allowed = rights(CONTROLLER) | own
+
+    stepped(kept(kube, log))
+
+    assert all(kube.may(*request) for request in kube.requests)
+    used = {*kube.requests, *((verb, what) for verb, what, _ in kube.requests)}
+    assert own <= used
+
+
+@pytest.mark.parametrize(
+    ("folder", "missing"), QUOTA_RIGHTS, ids=lambda value: value.name if isinstance(value, Path) else " ".join(value)
+)
+def test_without_one_of_the_queue_s_rights_something_is_not_done(folder, missing, kube, stepped, *, log, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.requests.FIRST_PAUSE_S", 30.0)
+    install_queue(kube)
+    kube.allowed = (rights(CONTROLLER) | component_rights(_QUEUE) | component_rights(_SUSPEND)) - {missing}
+
+    try:
+        stepped(kept(kube, log))
+    except AssertionError as error:
+        assert "it did not come to pass" in str(error)
     else:
         assert missing[0] == "watch", "lists, again and again, do its work"
         assert not all(kube.may(*request) for request in kube.requests)

@@ -17,7 +17,7 @@ from criproxy_cluster.webhook import conversion
     ("offered", "reason", "empty"),
     [
         pytest.param(Offer({}, held="online waits"), names.HELD, True, id="held"),
-        pytest.param(Offer({}, withheld="off", pods=1), names.OCCUPIED, False, id="occupied"),
+        pytest.param(Offer({}, withheld="off", pods=frozenset({"a"})), names.OCCUPIED, False, id="occupied"),
     ],
 )
 def test_a_reason_is_understood(offered: Offer, reason: str, empty: bool) -> None:

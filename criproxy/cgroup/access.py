@@ -60,7 +60,11 @@ class FileAccess:
     def read(self, row: KernelFile, path: str) -> Any:
         """The value that the kernel holds. None: the file is optional, and not there."""
         held = self._held(row, path)
-        return None if held is None else _column(row, self.version).format.value(held)
+        return None if held is None else self.value(row, held)
+
+    def value(self, row: KernelFile, text: str) -> Any:
+        """What such a file's text says."""
+        return _column(row, self.version).format.value(text)
 
     def _held(self, row: KernelFile, path: str) -> str | None:
         """The text that the kernel holds; None: the file is optional, and not there."""

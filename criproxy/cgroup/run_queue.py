@@ -4,7 +4,8 @@ How it works
 ------------
 There may be ten thousand threads, and most of them sleep. So each reading looks at `MOST_THREADS` at most, of which
 
-- half, at most, are those of the reading before that wanted most CPU: whoever suffers is among these;
+- half, at most, are those of the reading before that wanted most CPU, in turn of each cgroup: whoever suffers is among
+  these, and no cgroup with many threads takes the place of another;
 - the rest are fresh: a few of each cgroup, cgroup by cgroup, round and round, so that every cgroup has its turn.
 
 A thread that is read twice in a row says by how much its times have grown. A fresh one is read for the first time, so
@@ -77,7 +78,7 @@ class RunQueueSampler:
         again = self._times(self._watched)
         wanted_s = {tid: _grown_s(times, self._last.get(tid)) for tid, times in again.items()}
         wanting = [tid for tid in again if wanted_s[tid] > 0.0]
-        kept = sorted(wanting, key=lambda tid: wanted_s[tid], reverse=True)[:KEPT_THREADS]
+        kept = _in_turn(sorted(wanting, key=lambda tid: wanted_s[tid], reverse=True), again)[:KEPT_THREADS]
         self._watched = {tid: again[tid].cgroup for tid in kept}
         found = self._found(online, MOST_THREADS - KEPT_THREADS)
         known = {tid: again[tid] for tid, cgroup in found.items() if tid in again and again[tid].cgroup == cgroup}
@@ -169,6 +170,15 @@ class RunQueueSampler:
             raise
         stride = -(-len(threads) // THREADS_OF_A_CGROUP) or 1
         return threads[self._round % stride :: stride]
+
+
+def _in_turn(ordered: list[int], times: dict[int, ThreadTimes]) -> list[int]:
+    """The first of each cgroup, then the second of each, and so on."""
+    turns: dict[str, int] = {}
+    turn = {}
+    for tid in ordered:
+        turn[tid] = turns[times[tid].cgroup] = turns.get(times[tid].cgroup, 0) + 1
+    return sorted(ordered, key=lambda tid: turn[tid])
 
 
 def _grown_s(times: ThreadTimes, last: ThreadTimes | None) -> float:

@@ -4,13 +4,12 @@ Each kind is read by itself. One that can't be read is a `Missing`, which says w
 being read. Nothing here waits for anything but the kernel's own locks, but all of it is for a thread of its own, as
 each read of a v2 counter first sums up the cgroups below.
 
-What is read is bounded: a dozen files each time, `run_queue.MOST_THREADS` threads or a few more where there is no
-pressure, and, only when asked for, one file of each of online's cgroups, `run_queue.MOST_CGROUPS` at most, and another
-of those that are pods'.
+What is read is bounded: a dozen files each time, one of each online pod, `pod_stalls.MOST_PODS` at most,
+`run_queue.MOST_THREADS` threads or a few more where there is no pressure, and, only when asked for, one file of each of
+online's cgroups, `run_queue.MOST_CGROUPS` at most.
 """
 
 import errno
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -21,6 +20,7 @@ from criproxy.cgroup.cpu_use import used_s_of
 from criproxy.cgroup.driver import CgroupError, checked_box, checked_path
 from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
+from criproxy.cgroup.pod_stalls import PodStallReader
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, TICKS_PER_S, Tree
 from criproxy.cgroup.work import ProcessorCounters, WorkReader
@@ -45,9 +45,6 @@ from criproxy.model.signals import (
 T = TypeVar("T")
 
 _NO_PRESSURE_V1: Final = "cgroup v1 reports no pressure (PSI) of cgroups"
-_POD: Final = re.compile(r"(?:.*-)?pod[0-9A-Za-z_-]+(?:\.slice)?")
-"""The name of a pod's cgroup, by either of kubelet's drivers (see `cgroup.naming`)."""
-
 _OFF: Final = ("0", "n", "no", "off", "false")
 
 
@@ -67,15 +64,24 @@ class SignalReader:
         self._proc = proc
         self._clock = clock
         self._run_queue = RunQueueSampler(access, tree, clock, proc)
+        self._pods = PodStallReader(access, tree, clock)
         self._work = WorkReader(access, tree, clock, counters)
 
-    def read(self, box: str, *, own_limits: bool, pods: Mapping[str, Sequence[str]] | None = None) -> SignalReading:
+    def read(
+        self,
+        box: str,
+        *,
+        own_limits: bool,
+        pods: Mapping[str, Sequence[str]] | None = None,
+        counts_work: bool = False,
+    ) -> SignalReading:
         """The box need not be there. `own_limits`: with the time for which online's own limits stopped it. `pods`: the
-        online pods that the processor is to count, by uid, with where their cgroups may be; None: it counts none.
+        online pods, by uid, with where their cgroups may be. `counts_work`: the processor counts what they execute.
 
         Never raises.
         """
-        if pods is None:
+        pods = pods or {}
+        if not counts_work:
             self._work.stop()
         online = _understood(lambda: checked_path(parse_box(box).online))
         if isinstance(online, Missing):
@@ -91,18 +97,20 @@ class SignalReader:
             disks=_understood(lambda: self._disks(checked_box(box))),
             pids=_understood(self._pids),
             cpu_use=_understood(lambda: self._cpu_use(online, checked_box(box))),
-            own_limits=_understood(lambda: self._own_limits(online, isinstance(cpu, Stall))) if own_limits else None,
+            own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
+            pods=_understood(lambda: self._pods.read(pods)),
             disk_limits=_understood(lambda: self._disk_limits(checked_box(box))),
             cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
-            work=None if pods is None else _understood(lambda: self._work.read(pods)),
+            work=_understood(lambda: self._work.read(pods)) if counts_work else None,
         )
 
-    def of_box(self, box: str, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
-        """As `read`. `counted`: the uids of the online pods that the processor is to count; None: none."""
-        if counted is None:
-            return self.read(box, own_limits=own_limits)
+    def of_box(
+        self, box: str, *, own_limits: bool, online: Collection[str] = (), counts_work: bool = False
+    ) -> SignalReading:
+        """As `read`. `online`: the uids of online's pods."""
         parsed = parse_box(box)
-        return self.read(box, own_limits=own_limits, pods={uid: _at_kubelet(parsed, uid) for uid in counted})
+        pods = {uid: _at_kubelet(parsed, uid) for uid in online}
+        return self.read(box, own_limits=own_limits, pods=pods, counts_work=counts_work)
 
     # --- pressure ----------------------------------------------------------------------------------------------------
 
@@ -150,7 +158,7 @@ class SignalReader:
 
     # --- limits of online's own --------------------------------------------------------------------------------------
 
-    def _own_limits(self, online: str, has_pressure: bool) -> OwnLimits:
+    def _own_limits(self, online: str) -> OwnLimits:
         """Of pods and of containers, as kubelet limits both. What vanishes amid the reading is left out.
 
         Source: cgroup-v2.rst, cpu.stat; scheduler/sched-bwc.rst.
@@ -159,10 +167,8 @@ class SignalReader:
         directories, complete = self._tree.first_below(root + online, MOST_CGROUPS)
         paths = [directory.removeprefix(root) for directory in directories]
         of = {path: found for path in paths if (found := self._throttling(path)) is not None}
-        pods = [path for path in of if _POD.fullmatch(path.rpartition("/")[2])] if has_pressure else []
-        waits = {path: stall for path in pods if isinstance(stall := self._stall(rows.CPU_PRESSURE, path), Stall)}
         whole = self._throttling(online)
-        return OwnLimits(self._clock.monotonic_s(), of, None if whole is None else whole.usage_s, complete, waits)
+        return OwnLimits(self._clock.monotonic_s(), of, None if whole is None else whole.usage_s, complete)
 
     def _throttling(self, path: str) -> Throttling | None:
         """None: the cgroup has gone."""
@@ -175,7 +181,7 @@ class SignalReader:
 
     def _cpu_use(self, online: str, box: str) -> CpuSpent:
         online_s, box_s = (used_s_of(self._access, path) for path in (online, box))
-        busy_s, steal_s, cpus = files.busy_and_stolen_s(self._tree.read(f"{self._proc}/stat"), TICKS_PER_S)
+        busy_s, steal_s, cpus = files.busy_and_stolen_s(self._tree.read_often(f"{self._proc}/stat"), TICKS_PER_S)
         return CpuSpent(self._clock.monotonic_s(), busy_s, online_s, box_s, steal_s, cpus)
 
     # --- memory ------------------------------------------------------------------------------------------------------

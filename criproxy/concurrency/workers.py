@@ -31,6 +31,7 @@ TABLE: Final[Mapping[str, WorkerRow]] = {
     "cache-share": WorkerRow("the kernel's files of caches", writes=True),
     "pods-logs": WorkerRow("a disk with pods' logs"),
     "kubelets-config": WorkerRow("the disk with kubelet's config"),
+    "cpu-manager": WorkerRow("the disk with the state of kubelet's CPU manager", 5.0),
     "hold-offs": WorkerRow("/run, for what operators have said"),
     "pods-online": WorkerRow("/run, for which pods were online", writes=True),
 }

@@ -154,11 +154,29 @@ def _address_conflicts(config: Config) -> Iterator[Conflict]:
     if address is None or not address.is_loopback:
         problem = "is not a loopback address, and the endpoints have no authentication"
         yield Conflict(("observe.address",), problem, "use 127.0.0.1 or [::1] with a port")
+    yield from _remote_conflicts(config)
     key, server = "interference.prometheus", config.interference.prometheus_server
     if server is not None:
         yield from _port_conflicts(key, server)
         if _ip_address(server[0]) is None:
             yield Conflict((key,), "is no IP address", "use one with a port: no resolver is asked")
+
+
+def _remote_conflicts(config: Config) -> Iterator[Conflict]:
+    """Nothing may be asked over the network without TLS and authentication."""
+    observe, key = config.observe, "observe.remote_address"
+    if observe.remote_host_port is None:
+        return
+    yield from _port_conflicts(key, observe.remote_host_port)
+    if _ip_address(observe.remote_host_port[0]) is None:
+        yield Conflict((key,), "is no IP address", "use one of this machine, or 0.0.0.0 or [::], with a port")
+    if observe.tls_certificate is None or observe.tls_key is None:
+        keys = (key, "observe.tls_certificate", "observe.tls_key")
+        yield Conflict(keys, "needs a certificate and its key", "set observe.tls_certificate and observe.tls_key")
+    if observe.token_file is None and observe.client_ca is None:
+        keys = (key, "observe.token_file", "observe.client_ca")
+        problem = "would let everybody on the network in"
+        yield Conflict(keys, problem, "set observe.token_file or observe.client_ca, or both")
 
 
 def _port_conflicts(key: str, server: tuple[str, int]) -> Iterator[Conflict]:

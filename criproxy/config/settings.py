@@ -347,6 +347,7 @@ class Network(Struct, frozen=True, kw_only=True):
 
 
 _Capability = Annotated[str, Meta(pattern=r"^[A-Za-z_]{1,40}$")]
+_FILE: Final = "an absolute path"
 _HostPath = Annotated[str, Meta(pattern=r"^/[^\x00]*$")]
 
 
@@ -544,6 +545,13 @@ class Guard(Struct, frozen=True, kw_only=True):
 _Seconds = Annotated[float, Meta(ge=1.0, le=3600.0)]
 
 
+class QueryTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A query that online pods' checks may name."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+    promql: Annotated[str, Meta(min_length=1, max_length=2048)]
+
+
 class Interference(Struct, frozen=True, kw_only=True):
     """What is done when online pods are harmed: the cause is tried out, then answered step by step, and given back."""
 
@@ -582,6 +590,16 @@ class Interference(Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    queries: Annotated[
+        tuple[QueryTable, ...],
+        Meta(max_length=64),
+        doc(
+            "What such checks may ask it, by name. Authors of pods write the name alone. In the PromQL, $pod and "
+            "$namespace are the pod's own. Only this file has them: no ColocationPolicy may.",
+            expects="a list of at most 64 tables",
+            example="""{ name = "queue", promql = "max(queue_length{pod='$pod'})" }""",
+        ),
+    ] = ()
     trial_s: Annotated[
         float,
         Meta(ge=2.0, le=30.0),
@@ -687,6 +705,31 @@ class Kubernetes(Struct, frozen=True, kw_only=True):
             example='{ name = "example.com/spare-cpu", of = "cpu", per_unit = 1000 }',
         ),
     ] = ()
+    cpu_watermark_ratio: Annotated[
+        float,
+        Meta(ge=0.1, le=1.0),
+        doc(
+            "The share of the node's CPUs that what online used in the last five minutes and what is published may "
+            "fill, where the box is open (cpu.bound). Where it is not, cpu.watermark_ratio counts."
+        ),
+    ] = 0.95
+    speed_ratio: Annotated[
+        float,
+        Meta(ge=0.1, le=1.0),
+        doc(
+            "Offline pods keep at least this share of the CPU that they asked for, should online use what is forecast "
+            "for the hour. The lower, the more is published of it where the box is open. What pods really get is "
+            "measured, and moves what is published."
+        ),
+    ] = 0.5
+    on_starved: Annotated[
+        Literal["evict", "report"],
+        doc(
+            "When an offline pod got less than half of the CPU that it wanted for five minutes, and less than "
+            "speed_ratio: the node's youngest offline pod is evicted through the API, within the numbers of "
+            "[interference], and its work is lost where it saves none (evict), or it is only reported (report)."
+        ),
+    ] = "evict"
 
 
 class Observe(Struct, frozen=True, kw_only=True):
@@ -701,6 +744,51 @@ class Observe(Struct, frozen=True, kw_only=True):
             restart=True,
         ),
     ] = "127.0.0.1:9464"
+    remote_address: (
+        Annotated[
+            str,
+            Meta(pattern=_ADDRESS),
+            doc(
+                "Where a Prometheus that is not on this machine asks for metrics, over TLS: it needs tls_certificate "
+                "and tls_key, and token_file or client_ca. These files are read again when they change. Not set: "
+                "there is no such way in.",
+                expects="an IP address of this machine with a port, such as 0.0.0.0:9465 or [::]:9465",
+                restart=True,
+            ),
+        ]
+        | None
+    ) = None
+    tls_certificate: (
+        Annotated[
+            _HostPath,
+            doc("The certificate of remote_address, and its chain, as PEM.", expects=_FILE, restart=True),
+        ]
+        | None
+    ) = None
+    tls_key: Annotated[_HostPath, doc("The key of tls_certificate, as PEM.", expects=_FILE, restart=True)] | None = None
+    token_file: (
+        Annotated[
+            _HostPath,
+            doc(
+                "Bearer tokens, one on each line: whoever has one may ask at remote_address.",
+                expects=_FILE,
+                restart=True,
+            ),
+        ]
+        | None
+    ) = None
+    client_ca: (
+        Annotated[
+            _HostPath,
+            doc(
+                "Certificates of authorities, as PEM: whoever has a certificate of one of them may ask at "
+                "remote_address. Use an authority of its own: the cluster's gives certificates to every kubelet.",
+                expects=_FILE,
+                restart=True,
+            ),
+        ]
+        | None
+    ) = None
     pod_names: Annotated[
         bool,
         doc(
@@ -716,6 +804,10 @@ class Observe(Struct, frozen=True, kw_only=True):
     @property
     def host_port(self) -> tuple[str, int]:
         return _host_port(self.address)
+
+    @property
+    def remote_host_port(self) -> tuple[str, int] | None:
+        return None if self.remote_address is None else _host_port(self.remote_address)
 
 
 def _host_port(address: str) -> tuple[str, int]:

@@ -35,6 +35,9 @@ RECENT_S: Final = 300.0
 REPORT_S: Final = 300.0
 FALL_RATIO: Final = 0.1
 
+_SHOWN: Final = 0.005
+"""Two factors that differ by less look alike."""
+
 
 class OpenBoxSettings(Struct, frozen=True):
     """`watermark_ratio`: the share of the node's CPUs that online and what is published may fill now.
@@ -123,7 +126,7 @@ def lendable(
 ) -> Lendable:
     """One resource. Never raises: what is not a sane number counts as not known.
 
-    `factor` stands in place of 1 / speed, where what pods really got is measured; None: it is not.
+    `factor` stands in place of 1 / speed, as what pods got has moved it (`pod_speed.Feedback`); None: it has not.
     """
     bounds, hour, recent = decided.bounds, decided.prediction.hour, decided.prediction.recent
     capacity = sample.capacity
@@ -172,11 +175,12 @@ def _forecast(online: _Online, watermark_ratio: float) -> tuple[float, str]:
 
 def _open_box(online: _Online, recent: float, settings: OpenBoxSettings, measured: float | None) -> tuple[float, str]:
     words, capacity, hour, reserve = online.row.words, online.capacity, online.hour, online.bounds.reserve
-    watermark, factor = settings.watermark_ratio, 1.0 / settings.speed_ratio if measured is None else measured
+    watermark, by_speed = settings.watermark_ratio, 1.0 / settings.speed_ratio
+    factor = by_speed if measured is None else measured
     amount = by_open_box(capacity, recent, hour, watermark_ratio=watermark, factor=factor, reserve=reserve)
     if amount < factor * (capacity - reserve - hour):
         why = f"what is free now: {words(capacity)} x {watermark:.2f} - {words(recent)} that online used"
         return amount, f"{why} in the last 5 minutes{online.reserved}"
     why = f"{factor:.2f} x ({words(capacity)} - {words(hour)} that online may use within the hour{online.reserved})"
     why += f", so that pods keep {settings.speed_ratio:.0%} of what they asked for"
-    return amount, why if measured is None else f"{why}, by what they got"
+    return amount, f"{why}, {by_speed:.2f} x moved by what they got" if abs(factor - by_speed) >= _SHOWN else why

@@ -14,28 +14,27 @@ import errno
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.clock import Clock, Wake
 from criproxy.concurrency.worker import Apart
 from criproxy.control import statefile
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.pods.interference import InterferenceState
-from criproxy.pods.shared import Trouble
+from criproxy.pods.part import Part
 
 VERSION: Final = 1
-EVERY_S: Final = 60.0
 WAITED_FOR_S: Final = 3.0
-"""For so long a slow disk keeps what may have been held back before a restart from being given back. As long, no harm
-to online is answered.
+"""How long a slow disk keeps what may have been held back before a restart from being given back, and harm to online
+from being answered.
 """
 
 _LADDER: Final = "where the ladder stood, and what was learned of the signals of harm"
@@ -79,7 +78,29 @@ class Remembered(Struct, frozen=True):
 
 _NOTHING: Final = Remembered({})
 
-States = Callable[[], Remembered]
+
+class Ladder(Protocol):
+    """Whoever answers harm: `criproxy.pods.interference`."""
+
+    def checkpoint(self) -> InterferenceState: ...
+
+    def restore(self, state: InterferenceState, shift_s: float) -> None: ...
+
+
+class Remembers(Protocol):
+    """Whoever has learned something of online: `criproxy.pods.control_loop`. All times that come back need `shift_s`
+    added.
+    """
+
+    @property
+    def harm(self) -> Ladder: ...
+
+    def predictors(self) -> Mapping[str, PredictorState]: ...
+
+    def restore(self, predictors: Mapping[str, PredictorState], shift_s: float) -> None: ...
+
+    def wait_for_checkpoint(self, waits: bool) -> None:
+        """While it waits, nothing that may have been held back is given back."""
 
 
 class CheckpointFile(Struct):
@@ -187,29 +208,48 @@ _WRITE_S: Final = 60.0
 """What a disk takes to write the file and sync it; one that hangs costs one thread, and the log says so."""
 
 
-class Checkpointer(Struct):
-    """Writes what `states` gives each minute, and soon after `hurry`, off the event loop."""
+class Checkpointer(Part, Struct, eq=False):
+    """Saves what `memory` has learned each minute, and whenever `hurries` is set; restores it once."""
+
+    NAME = "saving what was learned"
+    EVERY_S = FIRST_S = 60.0
 
     file: CheckpointFile
-    _trouble: Trouble = field(default_factory=Trouble)
+    memory: Remembers
+    hurries: Wake
     _apart: Apart = field(default_factory=lambda: Apart("checkpoint", _WRITE_S))
     _loading: bool = False
-    _hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def load(self, restore: Callable[[Remembered, float], None], wait: Callable[[bool], None]) -> None:
-        """Have what the file holds restored. Until then nothing is saved over it.
+    @property
+    def wake(self) -> Wake:
+        return self.hurries
 
-        `wait` is told when others begin to wait for it, and when they are to go on, after `WAITED_FOR_S` at the latest.
-        What the ladder has done from then on is not undone by what comes later: of that, the predictors alone are
-        restored.
+    async def look(self) -> None:
+        await self.save()
+
+    def remembered(self) -> Remembered:
+        return Remembered(self.memory.predictors(), self.memory.harm.checkpoint())
+
+    def restore(self, remembered: Remembered, shift_s: float) -> None:
+        """Take over what there is of it, by times that need `shift_s` added."""
+        if remembered.predictors:
+            self.memory.restore(remembered.predictors, shift_s)
+        if remembered.interference is not None:
+            self.memory.harm.restore(remembered.interference, shift_s)
+
+    async def load(self, *, predictors: bool = True) -> None:
+        """Restore what the file holds; `predictors`: those, too. Until then nothing is saved over it.
+
+        Others wait for it, for `WAITED_FOR_S` at the most. What the ladder has done from then on is not undone by what
+        comes later: of that, the predictors alone are restored.
         """
         self._loading = True
-        wait(True)
+        self.memory.wait_for_checkpoint(True)
         goes_on = asyncio.Event()
 
         def go_on() -> None:
             goes_on.set()
-            wait(False)
+            self.memory.wait_for_checkpoint(False)
 
         late = asyncio.get_running_loop().call_later(WAITED_FOR_S, go_on)
         try:
@@ -218,49 +258,32 @@ class Checkpointer(Struct):
                 why = f"it was read after more than {WAITED_FOR_S:g} s"
                 self.file.log.warning("interference_starts_cold", file=str(self.file.path), lost=_LADDER, error=why)
                 remembered = replace(remembered, interference=None)
-            restore(remembered, shift_s)
+            self.restore(remembered if predictors else replace(remembered, predictors={}), shift_s)
         except RuntimeError as error:  # the machine has no more threads
             self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
         finally:
             late.cancel()
             self._loading = False
-        wait(False)
+        self.memory.wait_for_checkpoint(False)
 
-    async def run(self, states: States) -> None:
-        """Until cancelled. The last minute is the caller's to save, with `save_last`."""
-        while True:
-            await self.file.clock.sleep(EVERY_S, slack_s=1.0)
-            await self.save(states)
-
-    async def run_hurried(self, states: States) -> None:
-        """Save at once whenever somebody hurries, until cancelled."""
-        while True:
-            await self._hurried.wait()
-            self._hurried.clear()
-            await self.save(states)
-
-    def hurry(self) -> None:
-        """What is remembered now must not be lost, whatever happens next."""
-        self._hurried.set()
-
-    async def save(self, states: States, *, durable: bool = True) -> None:
-        """Never raises: without a checkpoint only the next start is colder."""
+    async def save(self, *, durable: bool = True) -> None:
+        """Raises OSError; without a checkpoint only the next start is colder."""
         if self._loading:
             return
-        remembered = states()
-        path = str(self.file.path)
-        with self._trouble.logged_by(lambda e: self.file.log.warning("checkpoint_failed", file=path, error=str(e))):
+        remembered = self.remembered()
+        try:
             await self._apart.run("write", lambda: self.file.write(remembered, durable=durable))
+        except OSError as error:
+            raise OSError(f"{self.file.path} can't be written: {error}") from error
 
-    async def save_last(self, states: States) -> None:
+    async def save_last(self) -> None:
         """As `save`, but within `LAST_S` or not at all, and so that no disk keeps the process from ending.
 
         A power failure within the next half minute may cost the checkpoint; a restart of the process does not.
         """
         try:
             async with asyncio.timeout(LAST_S):
-                await self.save(states, durable=False)
-        except TimeoutError:
-            self.file.log.warning(
-                "checkpoint_given_up", file=str(self.file.path), reason=f"it took more than {LAST_S} s"
-            )
+                await self.save(durable=False)
+        except OSError as error:
+            reason = str(error) or f"it took more than {LAST_S} s"
+            self.file.log.warning("checkpoint_given_up", file=str(self.file.path), reason=reason)

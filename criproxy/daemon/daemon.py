@@ -28,10 +28,11 @@ from criproxy.cgroup.tree import Tree
 from criproxy.clients.link import RuntimeInfo, RuntimeLink
 from criproxy.clients.runtime import PodsRuntime
 from criproxy.clients.services import ServiceAsker
-from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.clock import Clock, Wake
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
-from criproxy.config import Loaded, OwnFiles
+from criproxy.config import Config, Loaded, OwnFiles
+from criproxy.config.settings import Observe
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.decider import Decider
 from criproxy.control.guard import CpuGuard
@@ -56,6 +57,7 @@ from criproxy.fronts.cri.interception import CriInterceptor
 from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.model import AttachStatus, Sandbox
+from criproxy.model.shown import Shows
 from criproxy.observe import log as logs
 from criproxy.observe.above_bound import AboveBound
 from criproxy.observe.http import HttpServer
@@ -67,7 +69,8 @@ from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.routes import PRIVATE_S, PUBLIC_S, Routes
 from criproxy.pods.control_loop import ControlLoop
-from criproxy.pods.cpu_manager import STATE_FILE, CpuManager, CpusOfBox
+from criproxy.pods.cpu_assignments import CpusOfBox
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.disk_bounds import DiskBounds
 from criproxy.pods.eviction import PodEviction
 from criproxy.pods.hold_offs import HoldOffs
@@ -78,16 +81,18 @@ from criproxy.pods.kubelets_driver import KubeletsDriver
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Ports
 from criproxy.pods.placing import Placing
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.policy_settings import loop_settings
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.runtime import Running
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import Holds, StopRequests
 from criproxy.pods.unbounded import UnboundedPods
 
 if TYPE_CHECKING:
     from criproxy.kubelet.process import KubeletSearch
+    from criproxy.observe.remote import RemoteListener
 
 _LOAD_S: Final = 1.0
 """How long kubelet's calls wait at most for a disk with the checkpoint on it."""
@@ -143,48 +148,48 @@ class Daemon:
         dry_run: bool,
     ) -> None:
         """Each step builds what the next ones are given; nothing is set later."""
-        config = loaded.config
-        self._loaded = loaded
+        config, clock = loaded.config, Clock()
         self._log = structlog.get_logger()
-        self._clock = Clock()
         self._tasks = Tasks(self._log)
-        timetable = Timetable(config)
-        stage = timetable.stage(self._clock.wall_s())
-        self._workers = Workers()
+        timetable, workers = Timetable(config), Workers()
         file = Path(config.proxy.listen_path).with_suffix(".hold-offs")
-        self._hold_offs = HoldOffs(file, self._workers["hold-offs"], self._clock, self._log)
-        self._hold_offs.read()
-        held_off = self._hold_offs.why_box()
-        settings = NodeSettings(config, stage, pass_through=bool(loaded.errors), dry_run=dry_run, held_off=held_off)
+        hold_offs = HoldOffs(file, workers["hold-offs"], clock, self._log)
+        hold_offs.read()
+        settings = NodeSettings(
+            config,
+            timetable.stage(clock.wall_s()),
+            pass_through=bool(loaded.errors),
+            dry_run=dry_run,
+            held_off=hold_offs.why_box(),
+        )
         predecessor = Predecessor.of_environment(os.environ)
 
-        self._metrics = Metrics(__version__, lambda: log_writer.dropped, (*OTHERS, *PARTS))
-        self._notifier = Notifier(notify_address(os.environ), self._clock)
+        metrics = Metrics(__version__, lambda: log_writer.dropped, (*OTHERS, *PARTS))
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
-        runtime = PodsRuntime(self._link, footprint.trim)
-        self._inventory = Inventory(runtime, driver)
-        cpus = CpusOfBox(self._inventory)
-        cores = WholeCores(Topology(Tree(), root_cpuset(driver)), cpus.own, cpus.exclusive)
-        self._box = Box(driver, settings_of.box(settings), cpus.cpus, self._clock, cores=cores, workers=self._workers)
-        self._recorder = Recorder(
-            self._metrics, self._box, self._inventory, self._link, self._notifier, self._clock, AboveBound(self._log)
-        )
-        self._cpu_manager = CpuManager(Path(config.kubelet.root_dir) / STATE_FILE, cpus, self._box, self._log)
         reload_asked = asyncio.Event()
         self._kubernetes = KubernetesPart(
-            own,
-            config,
-            reload_asked.set,
-            dry_run=dry_run,
-            metrics=self._metrics,
-            clock=self._clock,
-            log=self._log,
+            own, config, reload_asked.set, dry_run=dry_run, metrics=metrics, clock=clock, log=self._log
         )
-        self._make_control(settings, driver, self._make_pods(settings, runtime))
+        runtime = PodsRuntime(self._link, footprint.trim)
+        inventory, holds = Inventory(runtime, driver), Holds(clock, hold_offs, settings.stops_by)
+        cluster = self._kubernetes if config.kubernetes.enabled else None
+        shared = PodsShared(inventory, runtime, holds, metrics, clock, self._log, evicts=cluster, tells=cluster)
+        services = ServiceAsker(runtime, config.interference.prometheus_server)
+        self._ports = self._make_ports(settings, driver, shared, workers, services)
+        self._recorder = Recorder(
+            metrics,
+            self._ports.box,
+            inventory,
+            self._link,
+            Notifier(notify_address(os.environ), clock),
+            clock,
+            AboveBound(self._log),
+        )
+        self._make_control(settings, driver)
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
         self._bypass = Bypass(switch, listen, self._link.path, config.proxy.bypass)
         self._socket = ListenSocket(listen, os.getpid(), self._bypass.socket, succeeds=predecessor is not None)
-        self._make_proxy(settings, driver)
+        self._make_proxy(settings)
         self._reload = Reload(
             watch,
             settings,
@@ -193,73 +198,69 @@ class Daemon:
             bypass=self._bypass,
             socket=self._socket,
             recorder=self._recorder,
-            metrics=self._metrics,
-            notifier=self._notifier,
-            clock=self._clock,
+            metrics=metrics,
+            notifier=self._recorder.notifier,
+            clock=clock,
             log=self._log,
-            hold_offs=self._hold_offs,
+            hold_offs=hold_offs,
             load=self._kubernetes.load,
             asked=reload_asked,
         )
-        self._reporter = self._make_reporter(log_writer, driver)
-        self._active = ActiveParts(self._tasks, self._running, self._make_listeners())
+        inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
+        outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+        self._remote = _remote(config.observe, self._log)
+        remote = () if self._remote is None else (self._remote,)
+        self._reporter = self._make_reporter(config, driver, (inside, outside, *remote, log_writer))
+        self._active = ActiveParts(self._tasks, self._running, self._make_listeners(config, inside, outside))
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
 
-    def _make_pods(self, settings: NodeSettings, runtime: PodsRuntime) -> Ports:
-        """What is known of the pods that run, and done with them; returns what the parts have of it."""
-        log, clock = self._log, self._clock
-        self._proc_cgroups = ProcCgroupReader()
-        self._host_paths = HostPaths(settings.config.kubelet.root_dir)
-        self._holds = Holds(clock, self._hold_offs, settings.stops_by)
-        self._kubelets_driver = KubeletsDriver(self._inventory, runtime, self._proc_cgroups, log=log)
-        cluster = self._kubernetes if settings.config.kubernetes.enabled else None
-        shared = PodsShared(
-            self._inventory, runtime, self._holds, self._metrics, clock, log, evicts=cluster, tells=cluster
-        )
-        self._reconciler = Reconciler(settings_of.reconciler(settings), shared, self._box, shared.stopper())
+    def _make_ports(
+        self,
+        settings: NodeSettings,
+        driver: CgroupDriver,
+        shared: PodsShared,
+        workers: Workers,
+        services: ServiceAsker,
+    ) -> Ports:
+        """The pods' box, and what else all parts need for their work."""
+        config, cpus = settings.config, CpusOfBox(shared.inventory)
+        cores = WholeCores(Topology(Tree(), root_cpuset(driver)), cpus.own, cpus.exclusive)
         return Ports(
             shared,
-            self._box,
-            self._cpu_manager,
-            self._reconciler,
-            ServiceAsker(runtime, settings.config.interference.prometheus_server),
-            self._proc_cgroups,
-            self._workers,
-            Path(settings.config.proxy.listen_path),
+            Box(driver, settings_of.box(settings), cpus.cpus, shared.clock, cores=cores, workers=workers),
+            cpus,
+            StopRequests(),
+            services,
+            ProcCgroupReader(),
+            workers,
+            Path(config.proxy.listen_path),
+            Path(config.kubelet.root_dir),
         )
 
-    def _make_control(self, settings: NodeSettings, driver: CgroupDriver, ports: Ports) -> None:
+    def _make_control(self, settings: NodeSettings, driver: CgroupDriver) -> None:
         """What bounds the box, what answers harm, and the round of all parts."""
-        shared, disks = ports.shared, DiskBounds(ports.shared, self._box)
-        eviction = PodEviction(shared, self._box, shared.stopper())
-        hard = _EvictionHardReader(settings.config.proxy.listen_path)
-        relief = MemoryRelief(shared, self._box, eviction, hard, self._workers["kubelets-config"])
-        parts = [part.made(ports) for part in PARTS]
+        shared, box, config = self._ports.shared, self._ports.box, settings.config
+        parts = [part.made(self._ports) for part in PARTS]
+        speeds = one_of(parts, PodSpeeds)
+        disks, eviction = DiskBounds(shared, box), PodEviction(shared, box, shared.stopper())
+        hard = _EvictionHardReader(config.proxy.listen_path)
+        relief = MemoryRelief(shared, box, eviction, hard, self._ports.workers["kubelets-config"])
         cpuset = root_cpuset(driver)
         self._guard = CpuGuard(
-            self._box,
-            PressureListener(lambda: online_pressure(driver, self._box.path)),
-            self._clock,
+            box,
+            PressureListener(lambda: online_pressure(driver, box.path)),
+            shared.clock,
             settings_of.guard(settings),
-            counters=self._metrics,
+            counters=shared.counters,
             log=self._log,
         )
-        checkpoint = CheckpointFile(Path(settings.config.control.checkpoint), self._clock, self._log)
-        self._checkpointer = Checkpointer(checkpoint)
-        harm = InterferenceWatch(
-            shared,
-            self._box,
-            _signal_reader(self._clock),
-            relief,
-            eviction,
-            one_of(parts, ServiceChecks),
-            disks,
-            self._checkpointer.hurry,
-        )
+        signals, hurries = _signal_reader(shared.clock), Wake()
+        services = one_of(parts, ServiceChecks)
+        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, speeds, hurries.set)
         self._loop = ControlLoop(
             shared,
-            self._box,
+            box,
             CapacityReader(Path(cpuset) if cpuset else None).read,
             Decider(loop_settings(settings), self._log),
             self._recorder,
@@ -267,23 +268,28 @@ class Daemon:
             relief,
             harm,
         )
-        self._round = Round([self._loop, relief, disks, *parts], self._clock, self._log)
+        file = CheckpointFile(Path(config.control.checkpoint), shared.clock, self._log)
+        self._checkpointer = Checkpointer(file, self._loop, hurries)
+        everything = [self._loop, relief, disks, *parts, self._checkpointer]
+        self._round = Round(everything, shared.counters, shared.clock, self._log)
         self._round.configure(settings)
 
-    def _make_proxy(self, settings: NodeSettings, driver: CgroupDriver) -> None:
+    def _make_proxy(self, settings: NodeSettings) -> None:
         """What carries kubelet's calls."""
-        self._admissions = Admissions(self._box.pods)
-        self._inventory.watch(_PodsOfDaemon(self._box, self._guard, self._admissions))
-        self._child_quota = driver.version == 2
+        ports, shared = self._ports, self._ports.shared
+        self._admissions = Admissions(ports.box.pods)
+        shared.inventory.watch(_PodsOfDaemon(ports.box, self._guard, self._admissions))
+        self._host_paths = HostPaths(settings.config.kubelet.root_dir)
+        self._kubelets_driver = KubeletsDriver(shared.inventory, shared.runtime, ports.proc_cgroups, log=self._log)
         self._placing = Placing(
-            settings_of.placing(settings, child_quota=self._child_quota),
-            self._inventory,
+            settings_of.placing(settings, child_quota=ports.box.version == 2),
+            shared.inventory,
             self._admissions,
-            cpu_manager=self._cpu_manager,
+            cpu_manager=one_of(self._round.parts, CpuManager),
             kubelets_driver=self._kubelets_driver,
-            holds=self._holds,
+            holds=shared.holds,
             host_paths=self._host_paths,
-            counters=self._metrics,
+            counters=shared.counters,
             log=self._log,
         )
         self._engine = ChosenEngine(
@@ -292,82 +298,79 @@ class Daemon:
             self._socket,
             pid=os.getpid(),
             interceptor=CriInterceptor(self._placing, self._log),
-            metrics=self._metrics,
-            clock=self._clock,
+            metrics=self._recorder.metrics,
+            clock=shared.clock,
             log=self._log,
         )
 
-    def _make_reporter(self, log_writer: LogWriter, driver: CgroupDriver) -> Reporter:
-        """What knows the state of all parts, and where it may be asked for."""
-        config = self._loaded.config
-        self._inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
-        self._outside = Listener(TcpAddress(*config.observe.host_port), self._log)
+    def _make_reporter(self, config: Config, driver: CgroupDriver, answering: Sequence[Shows]) -> Reporter:
+        """What knows the state of all parts; `answering` shows how it can be asked for."""
+        shared, harm = self._ports.shared, self._loop.harm
         return Reporter(
-            meters=self._metrics,
+            meters=self._recorder.metrics,
             recorder=self._recorder,
-            box=self._box,
-            inventory=self._inventory,
+            box=self._ports.box,
+            inventory=shared.inventory,
             link=self._link,
             engine=self._engine,
             kubelets_driver=self._kubelets_driver,
             history=self._loop.history,
-            reconciler=self._reconciler,
-            holds=self._holds,
-            interference=self._loop.harm,
+            reconciler=one_of(self._round.parts, Reconciler),
+            holds=shared.holds,
+            interference=harm,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
             attachment=partial(_attachment, config.proxy.listen_path),
             published=self._kubernetes,
             shown=(
-                self._hold_offs,
+                shared.holds.hold_offs,
                 self._bypass,
                 self._reload,
-                Threads(self._workers),
-                self._cpu_manager,
+                Threads(self._ports.workers),
                 self._guard,
-                self._loop.harm,
+                harm,
                 *self._round.parts,
                 self._round,
                 self._kubernetes,
-                self._inside,
-                self._outside,
-                log_writer,
+                *answering,
             ),
         )
 
-    def _make_listeners(self) -> Mapping[Listener, Serve]:
+    def _make_listeners(self, config: Config, inside: Listener, outside: Listener) -> Mapping[Listener, Serve]:
         """Where questions are answered, and what answers there."""
-        config = self._loaded.config
-        operators = OperatorsHoldOffs(
-            self._hold_offs, self._reload, self._box, self._inventory, one_of(self._round.parts, UnboundedPods)
-        )
+        shared, unbounded = self._ports.shared, one_of(self._round.parts, UnboundedPods)
+        hold_offs = shared.holds.hold_offs
+        operators = OperatorsHoldOffs(hold_offs, self._reload, self._ports.box, shared.inventory, unbounded)
         routes = Routes(
             self._reporter,
             Path(config.proxy.status_path),
             pod_names=config.observe.pod_names,
             hold_offs=operators,
-            clock=self._clock,
+            clock=shared.clock,
         )
-        return {
-            self._inside: HttpServer(routes.private, PRIVATE_S, self._log, routes.obey).serve,
-            self._outside: HttpServer(routes.public, PUBLIC_S, self._log).serve,
+        found: dict[Listener, Serve] = {
+            inside: HttpServer(routes.private, PRIVATE_S, self._log, routes.obey).serve,
+            outside: HttpServer(routes.public, PUBLIC_S, self._log).serve,
         }
+        if self._remote is not None:
+            found[self._remote] = HttpServer(routes.remote, PUBLIC_S, self._log, greet=self._remote.greet).serve
+        return found
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
-        interval_s = watchdog_interval_s(os.environ, os.getpid())
+        interval_s, notifier = watchdog_interval_s(os.environ, os.getpid()), self._recorder.notifier
         return Upgrades(
             engine=self._engine,
             socket=self._socket,
             admissions=self._admissions,
-            box=self._box,
-            cpu_manager=self._cpu_manager,
-            reconciler=self._reconciler,
-            holds=self._holds,
-            workers=self._workers,
+            box=self._ports.box,
+            cpu_manager=one_of(self._round.parts, CpuManager),
+            reconciler=one_of(self._round.parts, Reconciler),
+            holds=self._ports.shared.holds,
+            workers=self._ports.workers,
             reload=self._reload,
-            remembered=self._remembered,
+            remembered=self._checkpointer.remembered,
             active=self._active,
-            watchdog=Watchdog(self._notifier, self._recorder.unhealthy, self._tasks, interval_s),
-            notifier=self._notifier,
+            watchdog=Watchdog(notifier, self._recorder.unhealthy, self._tasks, interval_s),
+            notifier=notifier,
             recorder=self._recorder,
             tasks=self._tasks,
             command=command_of(sys.argv, sys.orig_argv),
@@ -377,25 +380,17 @@ class Daemon:
 
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The parts that write, or act on the config."""
-        return (
-            self._guard.run(),
-            self._reconciler.run(),
-            self._cpu_manager.run(),
-            self._round.run(),
-            self._checkpointer.run(self._remembered),
-            self._checkpointer.run_hurried(self._remembered),
-            self._reload.run(),
-            self._kubernetes.run(self._reporter),
-        )
+        remote = () if self._remote is None else (self._remote.credentials.run(),)
+        kubernetes = self._kubernetes.run(self._reporter, self._loop.harm.speeds)
+        return self._guard.run(), self._round.run(), self._reload.run(), kubernetes, *remote
 
     def _apply(self, settings: NodeSettings) -> None:
         """The one way in for settings."""
-        of = settings_of
-        self._box.configure(of.box(settings))
-        self._placing.configure(of.placing(settings, child_quota=self._child_quota))
+        of, box = settings_of, self._ports.box
+        box.configure(of.box(settings))
+        self._placing.configure(of.placing(settings, child_quota=box.version == 2))
         self._guard.configure(of.guard(settings))
-        self._holds.configure(settings.stops_by)
-        self._reconciler.configure(of.reconciler(settings))
+        self._ports.shared.holds.configure(settings.stops_by)
         self._round.configure(settings)
         self._bypass.configure(settings.config.proxy.bypass)
         self._kubernetes.configure(settings.config)
@@ -405,7 +400,7 @@ class Daemon:
     async def serve(self) -> None:
         """Run until a signal ends it. Raises SocketError when the socket can't be had, and what a part failed of."""
         self._handle_signals()
-        await self._cpu_manager.look()  # before a first box is made
+        await one_of(self._round.parts, CpuManager).refresh()  # before a first box is made
         await self._engine.start()
         self._socket.follow(self._link.path)
         self._tasks.keep(self._link.run(self._connected))
@@ -418,7 +413,7 @@ class Daemon:
 
     async def _serve(self) -> None:
         """Take over from a predecessor, if there is one, and work until the end, or until another takes over."""
-        if not await self._upgrades.take_over(self._loaded.errors):
+        if not await self._upgrades.take_over(self._recorder.config.errors):
             return
         await self._restore()
         self._socket.publish()
@@ -432,23 +427,13 @@ class Daemon:
         goes on, but that nothing is given back. A predecessor hands both over; one of an earlier version leaves the
         ladder in the file.
         """
-        if self._upgrades.learned:
-            self._loop.restore(self._upgrades.learned, 0.0)
-        if self._upgrades.ladder is not None:
-            self._loop.harm.restore(self._upgrades.ladder, 0.0)
+        learned, ladder = self._upgrades.learned, self._upgrades.ladder
+        self._checkpointer.restore(Remembered(learned, ladder), 0.0)
+        if ladder is not None:
             return
-        load = self._checkpointer.load(self._remember, self._loop.wait_for_checkpoint)
+        load = self._checkpointer.load(predictors=not learned)
         loading = self._tasks.attempt("load the checkpoint", load)
         await asyncio.wait((loading,), timeout=_LOAD_S)
-
-    def _remembered(self) -> Remembered:
-        return Remembered(self._loop.predictors(), self._loop.harm.checkpoint())
-
-    def _remember(self, remembered: Remembered, shift_s: float) -> None:
-        if not self._upgrades.learned:
-            self._loop.restore(remembered.predictors, shift_s)
-        if remembered.interference is not None:
-            self._loop.harm.restore(remembered.interference, shift_s)
 
     async def _end(self) -> None:
         await done_all(
@@ -458,12 +443,11 @@ class Daemon:
             ("end the tasks", self._tasks.cancel),
             ("end the parts", self._cease),
             ("close the link to the runtime", self._link.close),
-            ("close the box", self._box.close),
-            ("close the CPU manager", self._cpu_manager.close),
-            ("close the reader of processes", self._proc_cgroups.close),
+            ("close the box", self._ports.box.close),
+            ("close the reader of processes", self._ports.proc_cgroups.close),
             ("close the reader of paths", self._host_paths.close),
             ("close the parts", self._round.close),
-            ("close the threads", self._workers.close),
+            ("close the threads", self._ports.workers.close),
             ("close the thread for the config", self._reload.close),
             ("release the sockets", self._active.release_sockets),
         )
@@ -473,7 +457,7 @@ class Daemon:
         worked = self._active.goes_on
         await self._active.cease()
         if worked:
-            await self._checkpointer.save_last(self._remembered)
+            await self._checkpointer.save_last()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -487,9 +471,9 @@ class Daemon:
     async def _connected(self, _: RuntimeInfo) -> None:
         self._socket.follow(self._link.path)
         if self._upgrades.waiting:
-            await self._inventory.refresh()
+            await self._ports.shared.inventory.refresh()
         else:
-            await self._reconciler.connected()
+            await one_of(self._round.parts, Reconciler).connected()
         self._upgrades.listed.set()
         self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
 
@@ -530,8 +514,23 @@ async def _settle_soon() -> None:
 def _signal_reader(clock: Clock) -> SignalReader | None:
     try:
         return detect_signals(Tree(), clock)
-    except CgroupError:  # it is told where the driver is sought
+    except CgroupError:  # the search for a driver has logged it
         return None
+
+
+def _remote(observe: Observe, log: structlog.typing.FilteringBoundLogger) -> "RemoteListener | None":
+    if observe.remote_host_port is None or observe.tls_certificate is None or observe.tls_key is None:
+        return None
+    from criproxy.observe.remote import Credentials, RemoteFiles, RemoteListener  # which imports ssl
+
+    files = RemoteFiles(
+        Path(observe.tls_certificate),
+        Path(observe.tls_key),
+        Path(observe.client_ca) if observe.client_ca else None,
+        Path(observe.token_file) if observe.token_file else None,
+    )
+    address = TcpAddress(*observe.remote_host_port, "observe.remote_address")
+    return RemoteListener(address, Credentials(files, log), log)
 
 
 def _attachment(listen: str) -> AttachStatus:

@@ -21,9 +21,11 @@ from msgspec import Struct
 from criproxy.concurrency.clock import Clock
 from criproxy.config import Config, Loaded, Override, OwnFiles, load
 from criproxy.control.interference.ladder import Transition
+from criproxy.control.pod_speed import Feedback
+from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
-from criproxy.model import Decision, PodRef, Snapshot
+from criproxy.model import CPU, Decision, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.observe.metrics import Metrics
@@ -55,8 +57,16 @@ class Offering(Protocol):
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
         """None: nothing was, yet."""
 
-    def offline_pods(self) -> int:
-        """How many run in the box."""
+    def offline_uids(self) -> frozenset[str]:
+        """Of the pods that run in the box."""
+
+
+class Measures(Protocol):
+    """Whoever measures what pods get of the CPU that was published: `criproxy.pods.pod_speeds`."""
+
+    @property
+    def feedback(self) -> Feedback:
+        """How much of what the hour's forecast leaves is published, by that."""
 
 
 class PolicyShown(Struct, frozen=True):
@@ -135,6 +145,7 @@ class KubernetesPart(Shows):
         self._clock = clock
         self._log = log
         self._offering: Offering | None = None
+        self._measures: Measures | None = None
         self._side: NodeSide | None = None
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
@@ -165,9 +176,9 @@ class KubernetesPart(Shows):
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
-    async def run(self, offering: Offering) -> None:
+    async def run(self, offering: Offering, measures: Measures) -> None:
         """Until cancelled; where Kubernetes is not switched on, there is nothing to do."""
-        self._offering = offering
+        self._offering, self._measures = offering, measures
         if not self._enabled:
             await asyncio.Event().wait()
         try:
@@ -239,11 +250,13 @@ class KubernetesPart(Shows):
         from criproxy.kube.extended_resources import offer
 
         found = self._offering.decided() if self._offering else None
-        if self._offering is None or found is None:
+        if self._offering is None or self._measures is None or found is None:
             return None
         snapshot, decision, modes = found
-        settings = publish_settings(self._config.kubernetes)
-        return snapshot.t_s, offer(snapshot, decision, modes, settings, pods=self._offering.offline_pods())
+        pods, factor = self._offering.offline_uids(), self._measures.feedback.factor
+        return snapshot.t_s, offer(
+            snapshot, decision, modes, publish_settings(self._config.kubernetes), pods=pods, factor=factor
+        )
 
     # --- for whoever has pods leave ---------------------------------------------------------------------------------
 
@@ -298,6 +311,10 @@ class KubernetesPart(Shows):
         del self._evictions[pod_uid]
         if not ended.cancelled():
             self._metrics.count("kubernetes_evictions", ended.result().outcome.name.lower())
+
+    def promised_cores(self) -> float | None:
+        """See `criproxy.pods.stopping.Evicts`."""
+        return None if self._side is None else self._side.publisher.published_of(CPU)
 
     def stopped(self, pod: PodRef, why: str) -> None:
         """See `criproxy.pods.stopping.Evicts`."""
@@ -395,4 +412,8 @@ def publish_settings(settings: "Settings") -> "PublishSettings":
     from criproxy.kube.extended_resources import PublishSettings
     from criproxy.kube.publisher import resources_of
 
-    return PublishSettings(resources_of(settings), off="" if settings.publish else "kubernetes.publish is false")
+    return PublishSettings(
+        resources_of(settings),
+        OpenBoxSettings(settings.cpu_watermark_ratio, settings.speed_ratio),
+        "" if settings.publish else "kubernetes.publish is false",
+    )

@@ -4,11 +4,14 @@ from typing import Final
 
 from criproxy.control.guard import CpuGuard
 from criproxy.daemon.bypass import Bypass
+from criproxy.daemon.checkpoint import Checkpointer
 from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.daemon.lifecycle import Threads
 from criproxy.daemon.round import Round
 from criproxy.model.shown import Shows
+from criproxy.pods.anchors import AnchorKeeping
 from criproxy.pods.cache_share import CacheShare
+from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.hold_offs import HoldOffs
@@ -19,16 +22,24 @@ from criproxy.pods.overhead import OverheadWatch
 from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.pod_limits import PodLimitsUpkeep
+from criproxy.pods.pod_speeds import PodSpeeds
+from criproxy.pods.pod_stops import PodStops
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
+from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.unbounded import UnboundedPods
 
 PARTS: Final[tuple[type[Part], ...]] = (
+    Reconciler,
+    AnchorKeeping,
+    PodStops,
+    CpuManager,
     PodLimitsUpkeep,
     ServiceChecks,
     DiskKeeping,
     CacheShare,
     CpuPinning,
+    PodSpeeds,
     ProactiveReclaim,
     OverheadWatch,
     PlacementCheck,
@@ -43,6 +54,7 @@ OTHERS: Final[tuple[type[Shows], ...]] = (
     CpuGuard,
     MemoryRelief,
     InterferenceWatch,
+    Checkpointer,
     Round,
     KubernetesPart,
 )

@@ -29,7 +29,7 @@ from criproxy.pods.part import NodeSettings
 _LOOK_AFTER_S: Final = 1.5
 _SLACK_S: Final = 0.5
 """From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway. The
-schedule is asked again and again, not once at its next change, as the wall clock may jump.
+schedule is looked at again and again, not once at its next change, as the wall clock may jump.
 """
 
 _AT_REST_AFTER_S: Final = 0.25
@@ -89,7 +89,7 @@ class FileWatch:
 class Reload(Shows, Struct):
     """`settings` are what holds, here at the start; `apply` configures the parts whenever something else holds.
 
-    `asked` is to be set when the file is to be read at once, changed or not. `load` reads it, and may set other
+    Whoever sets `asked` has the file read at once, changed or not. `load` reads it, and may set other
     settings above it.
     """
 
@@ -116,9 +116,9 @@ class Reload(Shows, Struct):
 
     def begin(self, loaded: Loaded) -> None:
         """Report the config and the stage at the start, which the parts were made for."""
-        self._tell_switch()
-        self._tell_config(loaded)
-        self._tell_stage()
+        self._set_switch()
+        self._report_config(loaded)
+        self._report_stage()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -143,7 +143,7 @@ class Reload(Shows, Struct):
                 raise
             self._take_up(loaded)
             with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-                await run_apart("bypass", self._tell_switch)
+                await run_apart("bypass", self._set_switch)
 
     async def read_again(self) -> None:
         """Have the parts go by what the files say now, before any of them acts: they were read when this process began,
@@ -164,9 +164,9 @@ class Reload(Shows, Struct):
             raise TimeoutError(f"{self.watch.file} can't be read within {_AT_ONCE_S:g} s") from error
         if loaded.errors:
             raise ValueError(f"the config has errors: {'; '.join(map(str, loaded.errors))}")
-        self._hold(loaded.config)
-        self._tell_config(loaded)
-        self._tell_stage()
+        self._follow(loaded.config)
+        self._report_config(loaded)
+        self._report_stage()
         self.follow_operator()
 
     async def look_around(self) -> None:
@@ -201,15 +201,15 @@ class Reload(Shows, Struct):
         self._leave_bypass()
         stage = self.timetable.stage(self.clock.wall_s())
         if stage != self.settings.stage:
-            self._take(replace(self.settings, stage=stage))
-            self._tell_stage()
+            self._put_in_force(replace(self.settings, stage=stage))
+            self._report_stage()
 
     def follow_operator(self) -> None:
         """Have the parts go by the hold-offs that are in force now."""
         self.hold_offs.end_due()
         held_off = self.hold_offs.why_box()
         if held_off != self.settings.held_off:
-            self._take(replace(self.settings, held_off=held_off))
+            self._put_in_force(replace(self.settings, held_off=held_off))
             self.recorder.scheduled(self.settings.modes, self.settings.stage.words)
 
     def _leave_bypass(self) -> None:
@@ -223,39 +223,39 @@ class Reload(Shows, Struct):
         else:
             self.log.info("bypass_left", socket=str(self.socket.path))
 
-    def _tell_switch(self) -> None:
+    def _set_switch(self) -> None:
         """Blocks on the disk."""
         if failed := self.bypass.tell():
             self.log.warning("bypass_not_told", error=failed)
 
     def _take_up(self, loaded: Loaded) -> None:
-        """The new config; with errors in it, what holds instead, or the old one on."""
+        """Follow the new config; with errors in it, what holds instead, or the old one still."""
         self.notifier.reloading()
         config = loaded.instead if loaded.errors else loaded.config
         if config is not None:
-            self._hold(config)
+            self._follow(config)
         self.metrics.count("config_reload_failures" if loaded.errors else "config_reloads")
-        self._tell_config(loaded)
-        self._tell_stage()
+        self._report_config(loaded)
+        self._report_stage()
         self.notifier.ready(self.recorder.headline())
 
-    def _hold(self, config: Config) -> None:
+    def _follow(self, config: Config) -> None:
         self.timetable = Timetable(config)
         stage = self.timetable.stage(self.clock.wall_s())
-        self._take(replace(self.settings, config=config, stage=stage, pass_through=False))
+        self._put_in_force(replace(self.settings, config=config, stage=stage, pass_through=False))
         logs.configure(config.observe.log_level)
 
-    def _take(self, settings: NodeSettings) -> None:
+    def _put_in_force(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.apply(settings)
 
-    def _tell_stage(self) -> None:
+    def _report_stage(self) -> None:
         stage = self.settings.stage
         self.recorder.scheduled(self.settings.modes, stage.words)
         if stage.words:
             self.log.info("schedule", holds=stage.words, closed=stage.closed, drain=stage.drain)
 
-    def _tell_config(self, loaded: Loaded) -> None:
+    def _report_config(self, loaded: Loaded) -> None:
         settings = self.settings
         pending = restart_keys(self._first_config, settings.config)
         errors = tuple(map(str, loaded.errors))

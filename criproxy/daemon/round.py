@@ -14,7 +14,8 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.closing import STRAY, done_all, is_cancelled
-from criproxy.model.shown import Gauge, Shows
+from criproxy.model import Counters
+from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.pods.part import NodeSettings, Part
 
 P = TypeVar("P", bound=Part)
@@ -27,6 +28,10 @@ def one_of(parts: Sequence[Part], kind: type[P]) -> P:
 
 LATE_S: Final = 60.0
 """A look that takes longer than this, beyond the part's pause, is a problem: what it waits for may never come."""
+
+
+UNREADY_S: Final = 90.0
+"""A part that has failed, or waited, for longer makes criproxy unready: each part has been tried again by then."""
 
 
 class Round(Shows, Struct, frozen=True):
@@ -42,11 +47,16 @@ class Round(Shows, Struct, frozen=True):
         ),
     )
 
+    COUNTERS = (Counter("part_looks_failed", "Looks of a part that failed", ("part",)),)
+
     parts: Sequence[Part]
+    counters: Counters
     clock: Clock
     log: FilteringBoundLogger
     _began_s: dict[str, float] = {}
     """When the look began that is under way (CLOCK_MONOTONIC), by the part's name."""
+    _failing_s: dict[str, float] = {}
+    """Since when no look has succeeded, of those whose last one failed."""
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
@@ -61,6 +71,17 @@ class Round(Shows, Struct, frozen=True):
     def problems(self) -> Iterator[str]:
         for name, seconds in self._late().items():
             yield f"{name} has waited for {seconds:.0f} s for an answer, and goes on when it comes"
+
+    def unready(self) -> str | None:
+        """What a part failed of may name pods, and is root's to know."""
+        now_s, failing_s = self.clock.monotonic_s(), dict(self._failing_s)
+        for part in self.parts:
+            if (failed_s := now_s - failing_s.get(part.NAME, now_s)) > UNREADY_S:
+                return f"{part.NAME} has failed for {failed_s:.0f} s: `criproxy status` says of what"
+        for name, late_s in self._late().items():
+            if late_s > UNREADY_S:
+                return f"{name} has waited for {late_s:.0f} s for an answer"
+        return None
 
     def _late(self) -> Mapping[str, float]:
         return {name: seconds for name, seconds in self.lasting().items() if seconds > LATE_S}
@@ -84,7 +105,10 @@ class Round(Shows, Struct, frozen=True):
         await done_all(self.log, *((f"close {part.NAME}", part.close) for part in self.parts))
 
     async def _look_on(self, part: Part) -> None:
-        await self.clock.sleep(part.FIRST_S, part.SLACK_S if part.FIRST_S else 0.0)
+        if part.FIRST_S:
+            await self.clock.sleep(part.FIRST_S, part.SLACK_S, wake=part.wake)
+        else:
+            await self.clock.sleep(0.0)
         while True:
             await self.look(part)
             await self.clock.sleep(part.pause_s, part.SLACK_S, wake=part.wake)
@@ -105,10 +129,13 @@ class Round(Shows, Struct, frozen=True):
             if part.failure:
                 self.log.info("look_succeeded", part=part.NAME, after=part.failure)
             part.failure = ""
+            self._failing_s.pop(part.NAME, None)
         finally:
             self._began_s.pop(part.NAME, None)
 
     def _failed(self, part: Part, failure: str, trace: BaseException | None) -> None:
+        self.counters.count("part_looks_failed", part.NAME)
+        self._failing_s.setdefault(part.NAME, self.clock.monotonic_s())
         before, part.failure = part.failure, failure
         if failure != before:
             self.log.warning("look_failed", part=part.NAME, error=failure, exc_info=trace)

@@ -10,13 +10,11 @@ from criproxy.control.policy import safe_limits
 from criproxy.control.resources import SHARES
 from criproxy.control.schedule import SchedulePhase, WeekSchedule, clock_in_words, phase_at, phase_in_words
 from criproxy.hooks import offline_chain
-from criproxy.model.modes import LimitsUse, Mode
+from criproxy.model.modes import Mode
 from criproxy.pods.admission import AdmissionSettings
 from criproxy.pods.part import NodeSettings, Stage
 from criproxy.pods.placing import PlacingSettings
 from criproxy.pods.policy_settings import policy
-from criproxy.pods.reconciler import ReconcilerSettings
-from criproxy.pods.stopping import ON_CLOSE
 
 _HOLD_TICKS: Final = 2
 
@@ -94,11 +92,3 @@ def guard(now: NodeSettings) -> GuardSettings:
     hold_s = max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s)
     law = GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)
     return GuardSettings(law, interval_s)
-
-
-def reconciler(now: NodeSettings) -> ReconcilerSettings:
-    limits = now.modes.limits
-    adopt = Mode.DRY_RUN not in now.modes
-    if now.writes and now.stage.drain:
-        return ReconcilerSettings("evict", adopt, "the schedule is off", ON_CLOSE)
-    return ReconcilerSettings(now.config.colocation.on_disable if limits is LimitsUse.LIFTED else None, adopt)

@@ -10,6 +10,9 @@ What the node can lend, of CPU and of memory, says `criproxy.control.publication
 - as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
 - when that is `REPORT_S` old, which is also the sign of life by which the controller knows a node's numbers to be of
   today; and at once when it is so far below what was last published that it can't wait. A rise waits;
+- when a pod has ended while more is published than can be lent, as pods were promised it: what it leaves is taken back
+  before the scheduler promises it anew, or a node whose queue never ends would stay over-committed for ever. The node
+  knows of the end before the API server does. At most each `SHED_S`, as each costs a report;
 - when somebody else has written another number, or another annotation (below);
 - no more often than each `QUIET_S`, so that two writers never patch in circles. Only to lend nothing is never put off.
 
@@ -49,9 +52,13 @@ LONGER_RATIO: Final = 0.3
 10,000 nodes then write 31 times a second, of the 33 that they may (`./bench cluster`); with 0.2 it was 32 to 33.
 """
 
-ALLOCATED_S: Final = 30.0
-"""While more is published than can be lent, as pods were promised it, so often the pods are looked at again."""
+SHED_S: Final = 240.0
+"""While more is published than can be lent, as pods were promised it, so often a pod's end is written at once. By
+replay with a queue that never ends, that is 13 to 16 reports an hour, instead of 10, at the worst times.
+"""
 
+
+_SHED: Final = "a pod has ended while more is published than can be lent"
 
 _HELD: Final = (Mode.HELD, Mode.HELD_OFF)
 """In these, no further pod is let in, and those that run stay."""
@@ -77,13 +84,14 @@ def resources_called(preset: str) -> tuple[ExtendedResource, ...]:
 class Offer(Struct, frozen=True):
     """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
 
-    `held`: why it lends no more than its pods were promised already; "": it does. `pods`: so many offline pods run.
+    `held`: why it lends no more than its pods were promised already; "": it does. `pods`: the uids of the offline pods
+    that run.
     """
 
     lendable: Mapping[str, Lendable]
     withheld: str = ""
     held: str = ""
-    pods: int = 0
+    pods: frozenset[str] = frozenset()
 
     @property
     def occupied(self) -> bool:
@@ -110,7 +118,8 @@ class Published(Struct, frozen=True):
     """What was last published, from which numbers (`wanted`), and when the next is due (CLOCK_BOOTTIME).
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
-    `raised`: something was published above what is wanted, as pods were promised it. `occupied`: see `Offer`.
+    `raised`: something was published above what is wanted, as pods were promised it. `occupied`, `pods`: see `Offer`.
+    `shed_s`: when a pod's end was last written at once.
     """
 
     quantities: Mapping[str, int]
@@ -122,6 +131,8 @@ class Published(Struct, frozen=True):
     raised: bool = False
     withheld: str = ""
     occupied: bool = False
+    pods: frozenset[str] = frozenset()
+    shed_s: float = -math.inf
 
 
 class Publication(Struct, frozen=True):
@@ -149,14 +160,15 @@ def offer(
     settings: PublishSettings,
     *,
     drained: str = "",
-    pods: int = 0,
+    pods: frozenset[str] = frozenset(),
+    factor: float | None = None,
 ) -> Offer:
     """From one tick of the control loop. `drained`: why the node is to be empty of offline pods; "": it is not.
 
-    `pods`: how many of them run.
+    `pods`: the uids of those that run. `factor`: see `lendable`.
     """
     found = {
-        name: lendable(RESOURCES[name], sample, decision.resources[name], settings.open_box)
+        name: lendable(RESOURCES[name], sample, decision.resources[name], settings.open_box, factor=factor)
         for name, sample in snapshot.of.items()
         if name in decision.resources
     }
@@ -231,8 +243,13 @@ def _reasons(
         yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
     if now_s >= last.due_s:
         yield f"the last report is {now_s - last.at_s:.0f} s old"
-    if last.raised and now_s >= last.at_s + ALLOCATED_S:
-        yield "pods that were promised more than can be lent may have ended"
+    if last.raised and now_s >= last.shed_s + SHED_S and ended(offered, last):
+        yield _SHED
+
+
+def ended(offered: Offer, last: Published | None) -> frozenset[str]:
+    """The pods that have ended here since the last publication: the API server may not know it yet."""
+    return frozenset() if last is None else last.pods - offered.pods
 
 
 def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
@@ -283,8 +300,9 @@ def publication(
     )
 
 
-def published(made: Publication, now_s: float, luck: float) -> Published:
-    """The API server has taken it. `luck` is a random number from 0 to 1."""
+def published(made: Publication, pods: frozenset[str], last: Published | None, now_s: float, luck: float) -> Published:
+    """The API server has taken it, while these `pods` ran. `luck` is a random number from 0 to 1."""
+    shed_s = -math.inf if last is None else last.shed_s
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
         wanted=made.wanted,
@@ -295,13 +313,15 @@ def published(made: Publication, now_s: float, luck: float) -> Published:
         raised=made.raised,
         withheld=made.withheld,
         occupied=made.occupied,
+        pods=pods,
+        shed_s=now_s if made.why_now == _SHED else shed_s,
     )
 
 
 def why(offered: Offer, last: Published | None, settings: PublishSettings) -> str:
     """What is published and why, in a sentence for each name."""
     if offered.withheld:
-        still = f"; offline pods that run on: {offered.pods}" if offered.occupied else ""
+        still = f"; offline pods that run on: {len(offered.pods)}" if offered.occupied else ""
         return f"0 of each, as nothing is lent: {offered.withheld}{still}"
     parts = []
     for resource in settings.resources:

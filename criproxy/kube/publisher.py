@@ -19,6 +19,7 @@ from criproxy.kube.extended_resources import (
     Published,
     PublishSettings,
     due,
+    ended,
     needs_allocated,
     publication,
     published,
@@ -45,6 +46,9 @@ from criproxy.vocabulary.quantities import amount
 from criproxy.vocabulary.times import rfc3339
 
 LOOK_S: Final = 5.0
+SHED_LOOK_S: Final = 1.0
+"""While a pod's end is to be written before the scheduler knows of it."""
+
 STALE_S: Final = 900.0
 
 
@@ -133,12 +137,19 @@ class Publisher:
             age_s=self._clock.boottime_s() - last.at_s if last else None,
         )
 
+    def published_of(self, resource: str) -> float | None:
+        """What was published last of a resource, in its unit, by whichever of its names; None: nothing was."""
+        last = self._last.quantities if self._last else {}
+        names = [one for one in self._settings.resources if one.of == resource and one.name in last]
+        return max((last[one.name] / one.per_unit for one in names), default=None)
+
     async def run(self) -> None:
         """Until cancelled."""
         await self._clock.sleep(LOOK_S * self._luck.random())  # nodes whose policy changes at once go one by one
         while True:
             await self.look()
-            await self._clock.sleep(LOOK_S, LOOK_S / 5)
+            every_s = SHED_LOOK_S if self._last is not None and self._last.raised else LOOK_S
+            await self._clock.sleep(every_s, every_s / 5)
 
     async def look(self) -> None:
         """Publish if it is time. Never raises: what fails is tried again, ever more rarely."""
@@ -185,20 +196,21 @@ class Publisher:
         left = await self._left() if last is None or last.publishes is None else ()
         promised: dict[str, int] = {}
         if needs_allocated(offered, last, settings):
-            promised = await self._allocated()
+            promised = await self._allocated(ended(offered, last))
         made = publication(offered, promised, last, settings, why_now, left=left)
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
-        self._last = published(made, now_s, self._luck.random())
+        self._last = published(made, offered.pods, last, now_s, self._luck.random())
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
         )
 
-    async def _allocated(self) -> dict[str, int]:
-        """What this node's pods were promised, as the API server's cache has it."""
-        pods = pods_of(await self._ask(ApiRequest("GET", pods_path(self._node))))
+    async def _allocated(self, ended: frozenset[str]) -> dict[str, int]:
+        """What this node's pods were promised, as the API server's cache has it, but for those that have `ended`."""
+        found = pods_of(await self._ask(ApiRequest("GET", pods_path(self._node))))
+        pods = [one for one in found if one.metadata.uid not in ended]
         return allocated(pods, [resource.name for resource in self._settings.resources])
 
     async def _ask(self, request: ApiRequest) -> bytes:

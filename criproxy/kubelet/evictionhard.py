@@ -2,27 +2,23 @@
 
 They stand in flags, in the file of --config and in those of --config-dir.
 
-Only files are read, without a YAML parser, as the daemon has none: what is not certain is an error. The files
-are those of kubelet's own mount namespace, where that is allowed.
+Only files are read: those of kubelet's own mount namespace, where that is allowed.
 
 Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration (evictionHard, evictionSoft,
 mergeDefaultEvictionSettings); apimachinery, resource.Quantity; kubelet, pkg/kubelet/eviction/helpers.go
 (parseThresholdStatement).
 """
 
-import itertools
-import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, structs
 
 from criproxy.control.memory_pressure import EvictionHard
+from criproxy.kubelet.configuration import TRUE, Unread, Value, decoded, parsed, value_of
 from criproxy.kubelet.flags import flag
 from criproxy.kubelet.process import KubeletSearch, configuration
 from criproxy.vocabulary.quantities import parse_quantity
@@ -32,17 +28,6 @@ SIGNAL: Final = "memory.available"
 HARD: Final = "evictionHard"
 SOFT: Final = "evictionSoft"
 _FLAGS: Final = {HARD: "--eviction-hard", SOFT: "--eviction-soft"}
-
-_MERGED: Final = re.compile(r"""^["']?mergeDefaultEvictionSettings["']?\s*:\s*true\b""", re.MULTILINE)
-_ENTRY: Final = re.compile(r"""["']?(?<![\w.])([\w.]++)["']?\s*:\s*["']?([^\s"',#{}&*|>]+)["']?""")
-_BEFORE: Final = re.compile(r"\A\ufeff?(?:[ \t]*(?:(?:---[ \t]*)?(?:#.*)?)(?:\r?\n|\Z))*+[ \t]*+(?=\{)|\A\ufeff")
-"""What may stand before a file's content, where that is JSON: comments, the document's begin, and a byte order mark."""
-
-_KEY: Final = re.compile(r"""["']?(\w+)["']?[ \t]*:(?:\s|$)|(---)[ \t]*(?:#|$)""", re.ASCII)
-_BELOW: Final = re.compile(r"[ \t#}\]]|- |-?$|\.\.\.")
-"""A line that is no key: indented, empty, a comment, the end of what began above, or an item of a list."""
-
-_COMMENT: Final = re.compile(r"(?:^|[ \t])#.*$", re.MULTILINE)
 
 
 def read(search: KubeletSearch) -> EvictionHard:
@@ -85,65 +70,25 @@ class Thresholds(Struct, frozen=True):
 
 
 def of_file(text: str) -> Thresholds:
-    """Raises ValueError where `hard` is not to be read, or may be there in a form that is not read here."""
-    text = _BEFORE.sub("", text)
-    if text.startswith("{"):
-        root = json.loads(text)
-        of, merged = partial(_of_json, root), root.get("mergeDefaultEvictionSettings") is True
-    else:
-        _check_keys(text)
-        of, merged = partial(_of_yaml, text), bool(_MERGED.search(text))
-    hard = of(HARD)
+    """Raises ValueError where the file or `hard` is not to be read."""
+    root = parsed(text)
+    hard, merged = _texts(root, HARD), value_of(root, "mergeDefaultEvictionSettings") in TRUE
     try:
-        return Thresholds(hard, of(SOFT), merged)
+        return Thresholds(hard, _texts(root, SOFT), merged)
     except ValueError as error:
         return Thresholds(hard, None, merged, str(error))
 
 
-def _check_keys(text: str) -> None:
-    """Each line at the edge is a key, once each, or belongs to the one before, so that a key not found is not there.
-
-    Raises ValueError.
-    """
-    keys = set[str]()
-    for line in text.splitlines():
-        if _BELOW.match(line) and (keys or not line.strip() or line[0] == "#"):
-            continue
-        key = _KEY.match(line)
-        if key is not None and key[2] and not keys:
-            continue
-        if key is None or key[2] or key[1] in keys:
-            raise ValueError(f"it is written in a way that criproxy does not read: {line[:60]!r}")
-        keys.add(key[1])
-
-
-def _of_yaml(text: str, key: str) -> dict[str, str] | None:
-    block = _COMMENT.sub("", _block(text, key)).strip()
-    if block in ("", "null", "~"):
-        return None
-    left = re.sub(r"[\s{},]", "", _ENTRY.sub("", block))
-    if left:
-        raise ValueError(f"{key} is written in a way that criproxy does not read: {block[:60]!r}")
-    return dict(_ENTRY.findall(block))
-
-
-def _of_json(root: dict[str, object], key: str) -> dict[str, str] | None:
-    found = root.get(key)
+def _texts(root: Mapping[str, Value | Unread], key: str) -> dict[str, str] | None:
+    found = value_of(root, key)
     if found is None:
         return None
-    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+    if not isinstance(found, dict):
         raise ValueError(f"{key} is no mapping of texts")
-    return found
-
-
-def _block(text: str, key: str) -> str:
-    """What stands behind the key at the top level of a YAML file, and in the lines below it; "" when there is none."""
-    lines, wanted = iter(text.splitlines()), re.compile(rf"""["']?{key}["']?\s*:(.*)""")
-    for line in lines:
-        if match := wanted.match(line):
-            below = itertools.takewhile(lambda one: not one.strip() or one[0] in " \t#}", lines)
-            return "\n".join([match[1], *below])
-    return ""
+    texts = {name: value for name, value in found.items() if isinstance(value, str)}
+    if len(texts) < len(found):
+        raise ValueError(f"{key} is no mapping of texts")
+    return texts
 
 
 def _root_of(process: Path) -> Path | None:
@@ -159,7 +104,7 @@ def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
     merged, problem = False, ""
     for path in configuration(words, root):
         try:
-            there = of_file((root / path.lstrip("/")).read_text(errors="replace"))
+            there = of_file(decoded((root / path.lstrip("/")).read_bytes()))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
         merged |= there.merged

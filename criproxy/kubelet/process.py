@@ -1,14 +1,13 @@
 """The kubelet that runs on this node: its process, its command line, and what its configuration files say.
 
-Only files are read, and of processes only kubelet's own, so that it costs next to nothing to ask each second, and no
-YAML parser is needed for it. `KubeletSearch` alone goes through all processes, for a kubelet that no unit runs, and
+Only files are read, and of processes only kubelet's own, so that it costs next to nothing to ask each second.
+`KubeletSearch` alone goes through all processes, for a kubelet that no unit runs, and
 only while it knows none.
 """
 
 import contextlib
 import os
 import posixpath
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -17,6 +16,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.processes import read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
+from criproxy.kubelet.configuration import decoded, parsed, value_of
 from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
 
 _HIERARCHIES: Final = ("", "systemd/", "unified/")
@@ -137,13 +137,17 @@ def _is_the_nodes(process: Path) -> bool:
 def configured(words: Sequence[str], root: Path, key: str) -> tuple[str, str]:
     """The value that a key has in the configuration of this command line, and in which file; ("", "") if in none.
 
-    Raises OSError. Source: kubelet, cmd/kubelet/app/server.go: --config-dir goes over --config.
+    Raises OSError, and ValueError for a file that is not understood.
+    Source: kubelet, cmd/kubelet/app/server.go: --config-dir goes over --config.
     """
     found = "", ""
-    wanted = re.compile(rf"""^[^#\n]*\b{key}["']?[ \t]*:[ \t]*["']?([^\s"',#}}]+)""", re.MULTILINE)
     for path in configuration(words, root):
-        if values := wanted.findall(read(root, path).decode(errors="replace")):
-            found = values[-1], path
+        try:
+            value = value_of(parsed(decoded(read(root, path))), key)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        if isinstance(value, str):
+            found = value, path
     return found
 
 
@@ -172,7 +176,8 @@ def walk(root: Path, directory: str) -> list[str]:
 
 
 def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
-    """The cgroup driver that kubelet is set to, and by what; ("", "") when it is set to none. Never raises.
+    """The cgroup driver that kubelet is set to, and by what; ("", "") when it is set to none, ("", why) when it is not
+    known. Never raises.
 
     Source: kubelet, --cgroup-driver, which goes before cgroupDriver of its configuration.
     """
@@ -181,8 +186,8 @@ def cgroup_driver(root: Path = Path("/")) -> tuple[str, str]:
         if (given := flag(words, "--cgroup-driver")) is not None:
             return given, "a flag of kubelet's"
         driver, path = configured(words, root, "cgroupDriver")
-    except (OSError, ValueError):
-        return "", ""
+    except (OSError, ValueError) as error:
+        return "", str(error)
     return driver, f"cgroupDriver in {path}" if path else ""
 
 

@@ -54,6 +54,10 @@ class Shows:
         """What an operator should look at."""
         yield from ()
 
+    def unready(self) -> str | None:
+        """Why criproxy does not do all of its work, so that /readyz says no; None: it does."""
+        return None
+
     def modes(self) -> Mapping[Mode, str]:
         """The modes that it brings about now, each with why, in words."""
         return {}

@@ -39,15 +39,20 @@ class Throttling(Struct, frozen=True):
 class OwnLimits(Struct, frozen=True):
     """`of` each cgroup of online's, by its path. `online_s` is the CPU time of all of them; None: not read (v1).
 
-    `complete`: there were no more cgroups than one reading looks at. `waits`: for how long each pod waited for CPU,
-    whatever for, by the path of its cgroup; none where there is no pressure.
+    `complete`: there were no more cgroups than one reading looks at.
     """
 
     read_s: float
     of: Mapping[str, Throttling]
     online_s: float | None = None
     complete: bool = True
-    waits: Mapping[str, Stall] = {}
+
+
+class PodStall(Struct, frozen=True):
+    """An online pod's cgroup, and for how long some thread in it waited for CPU; None: there is no pressure here."""
+
+    path: str
+    cpu: Stall | None = None
 
 
 class ThreadTimes(Struct, frozen=True):
@@ -56,6 +61,16 @@ class ThreadTimes(Struct, frozen=True):
     cgroup: str
     ran_s: float
     waited_s: float
+
+
+class PodCpuTimes(Struct, frozen=True):
+    """Counters of one pod: CPU seconds that it used, and for how long somebody waited.
+
+    `waited_s`: by thread, of those that were looked at; 0: of some thread or other (PSI), which tells of all of them.
+    """
+
+    used_s: float
+    waited_s: Mapping[int, float]
 
 
 class RunQueue(Struct, frozen=True):
@@ -161,8 +176,8 @@ class SignalReading(Struct, frozen=True):
     kubepods, which is online's alone.
 
     `disk_limits` are those that the kernel holds the box to, by the disk's number; None: one that is not criproxy's.
-    `own_limits` and `work` None: not asked for. `cpu_idle`: the box has it, so that the kernel runs it only while
-    nobody else wants to.
+    `pods`: online's pods, by uid. `own_limits` and `work` None: not asked for. `cpu_idle`: the box has it, so that the
+    kernel runs it only while nobody else wants to.
     """
 
     cpu: Stall | Missing = NOT_READ
@@ -175,6 +190,7 @@ class SignalReading(Struct, frozen=True):
     pids: PidsRoom | Missing = NOT_READ
     cpu_use: CpuSpent | Missing = NOT_READ
     own_limits: OwnLimits | Missing | None = None
+    pods: Mapping[str, PodStall] | Missing = {}
     cpu_idle: bool = False
     disk_limits: Mapping[str, DiskRate | None] | Missing = NOT_READ
     work: WorkReading | Missing | None = None

@@ -6,10 +6,16 @@ tests read what this writes with prometheus_client's parser. Source: prometheus.
 
 import abc
 import math
+import os
+import resource
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Sample(NamedTuple):
@@ -127,6 +133,31 @@ class Reading(Metric):
 
     def samples(self) -> list[Sample]:
         return [Sample("", (), self._read())]
+
+
+def add_process_metrics(registry: Registry) -> None:
+    """What the kernel says of this process, under the names that all Prometheus clients use. Source: proc(5)."""
+    for name, text, kind, read in (
+        ("virtual_memory_bytes", "Virtual memory size", "gauge", lambda: _stat(22)),
+        ("resident_memory_bytes", "Resident memory size", "gauge", lambda: _stat(23) * _PAGE_BYTES),
+        ("start_time_seconds", "Start time since 1970", "gauge", _start_s),
+        ("cpu_seconds_total", "User and system CPU time spent", "counter", lambda: (_stat(13) + _stat(14)) / _TICKS),
+        ("open_fds", "Open file descriptors", "gauge", lambda: len(os.listdir("/proc/self/fd"))),
+        ("max_fds", "Most file descriptors", "gauge", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ):
+        Reading(kind, f"process_{name}", text, read, registry=registry)
+
+
+def _stat(number: int) -> int:
+    """A field of /proc/self/stat, counted from 0."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    return int(fields[number - 2])
+
+
+def _start_s() -> float:
+    """The same at each time that it is read."""
+    boot = next(line for line in Path("/proc/stat").read_bytes().split(b"\n") if line.startswith(b"btime "))
+    return int(boot.split()[1]) + _stat(21) / _TICKS
 
 
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -27,22 +27,62 @@ class Answer(Struct, frozen=True):
     status: HTTPStatus
     kind: str
     body: bytes
+    headers: tuple[str, ...] = ()
 
     @classmethod
-    def text(cls, status: HTTPStatus, line: str) -> "Answer":
-        return cls(status, TEXT, f"{line}\n".encode("utf-8", "backslashreplace"))
+    def text(cls, status: HTTPStatus, line: str, headers: tuple[str, ...] = ()) -> "Answer":
+        return cls(status, TEXT, f"{line}\n".encode("utf-8", "backslashreplace"), headers)
+
+
+class ClientEnd(Protocol):
+    """How bytes come from a client and go there. Each raises OSError. `receive`: at most so many; b"": it has ended."""
+
+    async def receive(self, most: int) -> bytes: ...
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def end(self) -> None:
+        """No more is sent."""
+
+    def refusal(self, head: bytes) -> Answer | None:
+        """What a client with this head of a request hears in place of an answer; None: it may ask."""
+
+
+class PlainChannel:
+    """Whoever can connect may ask."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+
+    async def receive(self, most: int) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self._client, most)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._client, data)
+
+    async def end(self) -> None:
+        self._client.shutdown(socket.SHUT_WR)
+
+    def refusal(self, head: bytes) -> Answer | None:
+        return None
+
+
+async def plain(client: socket.socket) -> ClientEnd:
+    return PlainChannel(client)
 
 
 class HttpServer(Struct):
     """Answers with what `answer` says to a path and a query, and obeys a POST as `obey` does (None: it never does).
 
     Nobody waits for a client that is slow: each has `deadline_s` for all, and beyond 32 the oldest one makes room.
+    `greet` makes a channel of a connection.
     """
 
     answer: Callable[[str, str], Awaitable[Answer]]
     deadline_s: float
     log: FilteringBoundLogger
     obey: Callable[[str, str], Awaitable[Answer]] | None = None
+    greet: Callable[[socket.socket], Awaitable[ClientEnd]] = plain
     _clients: dict[asyncio.Task[None], None] = {}
 
     def serve(self, client: socket.socket) -> None:
@@ -56,13 +96,14 @@ class HttpServer(Struct):
         task.add_done_callback(lambda task: self._clients.pop(task, None))
 
     async def _talk(self, client: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         with client:
             try:
                 async with asyncio.timeout(self.deadline_s):
-                    if (head := await _head(client)) is not None:
-                        await loop.sock_sendall(client, await self._response(head))
-                        client.shutdown(socket.SHUT_WR)
+                    channel = await self.greet(client)
+                    if (head := await _head(channel)) is not None:
+                        refusal = channel.refusal(head)
+                        await channel.send(await self._response(head) if refusal is None else _written(refusal))
+                        await channel.end()
             except OSError as error:  # it has gone, or has not asked or read in time
                 self.log.debug("observe_client_failed", error=str(error))
 
@@ -83,12 +124,11 @@ class HttpServer(Struct):
         return _written(answer, with_body=method != "HEAD")
 
 
-async def _head(client: socket.socket) -> bytes | None:
+async def _head(channel: ClientEnd) -> bytes | None:
     """What comes before the first empty line, or as much as is too much for it; None: the client has gone."""
-    loop = asyncio.get_running_loop()
     head = b""
     while len(head) < _MAX_HEAD and not _END.search(head):
-        if not (more := await loop.sock_recv(client, _READ_BYTES)):
+        if not (more := await channel.receive(_READ_BYTES)):
             return None
         head += more
     return head if _END.search(head) else b""
@@ -97,6 +137,7 @@ async def _head(client: socket.socket) -> bytes | None:
 def _written(answer: Answer, *, with_body: bool = True) -> bytes:
     head = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\nContent-Type: {answer.kind}\r\n"
-        f"Content-Length: {len(answer.body)}\r\nAllow: GET, HEAD\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(answer.body)}\r\nAllow: GET, HEAD\r\nConnection: close\r\n"
     )
+    head += "".join(f"{header}\r\n" for header in answer.headers) + "\r\n"
     return head.encode() + (answer.body if with_body else b"")

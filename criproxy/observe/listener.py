@@ -33,14 +33,19 @@ Serve = Callable[[socket.socket], None]
 
 
 class TcpAddress(Struct, frozen=True):
-    """A host's name or number, and a port. `remedy`: what to do when it can't be had."""
+    """A host's name or number, and a port, which `setting` names."""
 
     host: str
     port: int
-    remedy: ClassVar[str] = "stop who listens there, or set observe.address to a free port and restart criproxy"
+    setting: str = "observe.address"
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do when it can't be had."""
+        return f"stop who listens there, or set {self.setting} to a free port and restart criproxy"
 
     def bind(self) -> socket.socket:
         """A socket that listens there and does not block. Raises OSError."""
@@ -95,11 +100,17 @@ def _is_abandoned(path: Path) -> bool:
 
 
 class Listener(Shows):
-    """Accepts connections, at most one each 20 ms. `problem`: why nobody can connect; None: they can."""
+    """Accepts connections, at most one each `pace_s`. `problem`: why nobody can connect; None: they can."""
 
-    def __init__(self, address: TcpAddress | UnixAddress, log: structlog.typing.FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        address: TcpAddress | UnixAddress,
+        log: structlog.typing.FilteringBoundLogger,
+        pace_s: float = _PACE_S,
+    ) -> None:
         self._address: Final = address
         self._log = log
+        self._pace_s = pace_s
         self._timer: asyncio.TimerHandle | None = None
         self.socket: socket.socket | None = None
         self.problem: str | None = None
@@ -174,7 +185,7 @@ class Listener(Shows):
         assert self.socket is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.socket)
-        self._timer = loop.call_later(_PACE_S, self._accept_next, serve)
+        self._timer = loop.call_later(self._pace_s, self._accept_next, serve)
         try:
             client, _ = self.socket.accept()
         except OSError as error:  # it has gone already, or there are too many files for now

@@ -1,23 +1,18 @@
 """What criproxy counts and measures, for Prometheus, in a registry of its own."""
 
 import math
-import os
-import resource
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Final
 
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
-from criproxy.model import UNLIMITED, Decision, LimitChange, Limits, Snapshot, Unlimited
+from criproxy.model import CPU, UNLIMITED, Decision, LimitChange, Limits, Snapshot, Unlimited
 from criproxy.model.shown import Shows
-from criproxy.observe.exposition import Histogram, Reading, Registry, Value
+from criproxy.observe.exposition import Histogram, Reading, Registry, Value, add_process_metrics
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _SCOPES: Final = ("box", "node", "online")
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _COUNTERS: Final = {
     "calls": ("CRI calls that ended, by gRPC status", "method", "code", "hooked"),
@@ -25,11 +20,11 @@ _COUNTERS: Final = {
     "rewrites": ("Requests of offline pods that were rewritten", "method"),
     "refusals": ("Requests of offline pods that were refused", "method", "reason"),
     "box_drift": ("Files of the box that somebody else had changed",),
-    "page_cache_dropped_bytes": ("Page cache taken back that ended pods had left in the box",),
-    "box_swept": ("Pod cgroups removed from the box",),
+    "box_cpu_seconds": ("CPU time that the box has had while criproxy looked",),
     "tick_failures": ("Ticks that failed",),
     "ticks_missed": ("Ticks left out for lateness",),
     "samples_discarded": ("Readings that said more than the machine has",),
+    "prediction_exceeded": ("Samples in which online used more than was predicted the tick before", "resource"),
     "config_reloads": ("Config files taken up",),
     "config_reload_failures": ("Config files refused",),
     "upgrade_failures": ("New processes that could not take over from this one",),
@@ -53,6 +48,8 @@ _GAUGES: Final = {
 _UNKNOWN: Final = {
     "box_memory_bytes": "What counts towards the box's memory limit, page cache included",
     "box_throttled_ratio": "Share of time that the box was throttled",
+    "attached": "Whether kubelet uses criproxy; NaN: not known",
+    "problems": "Why criproxy is not well: how many problems the status has; NaN: it could not be looked in time",
 }
 """Those that are NaN at first, since 0 would be a statement."""
 
@@ -98,6 +95,9 @@ class Metrics:
         Reading("gauge", "criproxy_calls_in_flight", words, lambda: self._in_flight, registry=self.registry)
         Reading("counter", "criproxy_log_lines_dropped_total", dropped, log_lines_dropped, registry=self.registry)
         add_process_metrics(self.registry)
+        for name in RESOURCES:
+            if RESOURCES[name].sampling is not None:
+                self.count("prediction_exceeded", name, by=0)
 
     def set(self, **values: float | Unlimited | Mapping[str, float] | None) -> None:
         """Gauges, by the name without "criproxy_": one value, or one for each value of the label; None: not known."""
@@ -153,6 +153,15 @@ class Metrics:
         self.set(box_throttled_ratio=snapshot.throttled_ratio)
         self.count("box_drift", by=sum(change.drift for change in changes))
 
+    def passed(self, before: Snapshot, decision: Decision, now: Snapshot) -> None:
+        """What has come of a tick by the next one: `decision` was made of `before`."""
+        for name, sample in now.of.items():
+            decided = decision.resources.get(name)
+            if decided is not None and (level := decided.prediction.level) is not None and sample.online > level:
+                self.count("prediction_exceeded", name)
+        if CPU in now.of:
+            self.count("box_cpu_seconds", by=now.of[CPU].box * max(0.0, now.t_s - before.t_s))
+
     def tick_failed(self, seconds: float) -> None:
         self._tick_seconds.observe(seconds)
         self.count("tick_failures")
@@ -191,28 +200,3 @@ def _of_resources() -> dict[str, str]:
 
 def _titled(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}"
-
-
-def add_process_metrics(registry: Registry) -> None:
-    """What the kernel says of this process, under the names that all Prometheus clients use. Source: proc(5)."""
-    for name, text, kind, read in (
-        ("virtual_memory_bytes", "Virtual memory size", "gauge", lambda: _stat(22)),
-        ("resident_memory_bytes", "Resident memory size", "gauge", lambda: _stat(23) * _PAGE_BYTES),
-        ("start_time_seconds", "Start time since 1970", "gauge", _start_s),
-        ("cpu_seconds_total", "User and system CPU time spent", "counter", lambda: (_stat(13) + _stat(14)) / _TICKS),
-        ("open_fds", "Open file descriptors", "gauge", lambda: len(os.listdir("/proc/self/fd"))),
-        ("max_fds", "Most file descriptors", "gauge", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-    ):
-        Reading(kind, f"process_{name}", text, read, registry=registry)
-
-
-def _stat(number: int) -> int:
-    """A field of /proc/self/stat, counted from 0."""
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    return int(fields[number - 2])
-
-
-def _start_s() -> float:
-    """The same at each time that it is read."""
-    boot = next(line for line in Path("/proc/stat").read_bytes().split(b"\n") if line.startswith(b"btime "))
-    return int(boot.split()[1]) + _stat(21) / _TICKS

@@ -66,6 +66,8 @@ class Recorder(Struct):
         self._ticked_s = self.clock.monotonic_s()
         self.tick_failed_last = False
         self.discarded = 0
+        if self._last is not None:
+            self.metrics.passed(*self._last[:2], snapshot)
         self._last = (snapshot, decision, self.colocation)
         self._look_above()
         self.metrics.ticked(snapshot, self._in_force(decision, self.colocation), changes, seconds)

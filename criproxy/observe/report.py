@@ -52,7 +52,7 @@ class PublishedBy(Protocol):
 
 
 class Reporter(Struct, frozen=True):
-    """What the routes answer with. It only reads the parts, as it is asked from other threads, too.
+    """What the routes answer with. It only reads the parts, as other threads ask it, too.
 
     `meters` are the metrics. `attachment`: whether kubelet uses us. `no_cgroups`: why no box can be made, "": one can.
     `shown`: whoever shows something of itself, in the order in which people see it.
@@ -87,18 +87,33 @@ class Reporter(Struct, frozen=True):
         metrics.box_held(state.limits, state.memory.used_bytes if state.memory else None)
         metrics.set(
             runtime_ready=self.link.ready,
-            offline_sandboxes=self.offline_pods(),
+            offline_sandboxes=len(self.inventory.running_pods),
             box_above_bound_seconds=self.recorder.above.seconds(self.recorder.clock.monotonic_s()),
         )
         return metrics.registry.render()
+
+    def judge(self) -> None:
+        """Have the metrics say how it is by now; for a thread, as it reads files of kubelet's."""
+        attached = self.attachment()
+        self.meters.set(
+            attached={"yes": 1.0, "no": 0.0}.get(attached.state),
+            problems=len([*self._problems(self._modes(), attached)]),
+        )
+
+    def not_judged(self) -> None:
+        """What it reads hangs: the metrics say nothing of it."""
+        self.meters.set(attached=None, problems=None)
 
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon, in words; None: nothing is."""
         return self.recorder.unhealthy()
 
     def unready(self) -> str | None:
-        """Why kubelet's calls can't be served; None: they can. No mode is a reason: see `model.modes.Row`."""
-        return None if self.link.ready else f"the runtime is not ready: {self.link.problem}"
+        """Why kubelet's calls can't be served, or what of criproxy's own work is not done; None: all is.
+
+        No mode is a reason: see `model.modes.Row`.
+        """
+        return self._without_runtime() or next(filter(None, (one.unready() for one in self.shown)), None)
 
     def status(self) -> Status:
         info, recorder = self.link.info, self.recorder
@@ -144,11 +159,14 @@ class Reporter(Struct, frozen=True):
         last = self.recorder.last
         return None if last is None else (*last, self._modes())
 
-    def offline_pods(self) -> int:
-        """How many run in the box."""
-        return len(self.inventory.running_pods)
+    def offline_uids(self) -> frozenset[str]:
+        """Of the pods that run in the box."""
+        return frozenset(one.pod.uid for one in self.inventory.running_pods)
 
     # --- what they are made of --------------------------------------------------------------------------------------
+
+    def _without_runtime(self) -> str | None:
+        return None if self.link.ready else f"the runtime is not ready: {self.link.problem}"
 
     def _modes(self) -> Modes:
         """All modes in force, each with why, in words."""
@@ -170,7 +188,7 @@ class Reporter(Struct, frozen=True):
     def _problems(self, modes: Modes, attached: AttachStatus) -> Iterator[str]:
         """Why it is not well: what an operator should look at."""
         recorder = self.recorder
-        yield from filter(None, (self.unhealthy(), self.unready()))
+        yield from filter(None, (self.unhealthy(), self._without_runtime()))
         yield from (modes.why[mode] for mode, row in TABLE.items() if mode in modes and not row.well)
         if recorder.config.errors and Mode.PASS_THROUGH not in modes:
             yield "the config file has errors, so the one before holds"

@@ -1,4 +1,5 @@
-"""What each path answers: over TCP, for everybody on this machine; at the status socket, for root.
+"""What each path answers: over TCP, for everybody on this machine; at the status socket, for root. Over the network,
+it is as over TCP (`criproxy.observe.remote`), but /status is never there.
 
 | path | TCP | status socket |
 |---|---|---|
@@ -43,6 +44,9 @@ _EVERY_S: Final = 0.1
 _BUILD_S: Final = 10.0
 """Less than root's client waits, so that it gets an answer."""
 
+_JUDGE_S: Final = 1.0
+"""For what of the metrics is made in a thread; a scrape comes without it after that."""
+
 _NEVER: Final = (-math.inf, Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, ""))
 
 _PATHS: Final = "/metrics /healthz /readyz"
@@ -73,6 +77,7 @@ class Routes(Struct, eq=False):
     hold_offs: TakesHoldOffs
     clock: Clock
     _worker: Worker = field(default_factory=lambda: Worker("observe", _BUILD_S))
+    _judging: Worker = field(default_factory=lambda: Worker("observe-metrics", _JUDGE_S))
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: dict[str, tuple[float, Answer]] = {}
 
@@ -80,7 +85,7 @@ class Routes(Struct, eq=False):
         match path:
             case "/metrics":
                 begun_s, answer = self._last.get(path, _NEVER)
-                return answer if self.clock.monotonic_s() - begun_s < _RECENT_S else self._metrics()
+                return answer if self.clock.monotonic_s() - begun_s < _RECENT_S else await self._metrics()
             case "/status" if self.pod_names:
                 return await self._status(self.clock.monotonic_s() - _RECENT_S)
             case "/status" | "/why":
@@ -88,10 +93,16 @@ class Routes(Struct, eq=False):
                 return Answer.text(HTTPStatus.GONE, f"{words} {self.private_path} http://localhost{path}")
         return self._common(path, _PATHS)
 
+    async def remote(self, path: str, query: str) -> Answer:
+        """Over the network, for who has shown that it may ask."""
+        if path == "/metrics":
+            return await self.public(path, query)
+        return self._common(path, _PATHS)
+
     async def private(self, path: str, query: str) -> Answer:
         match path:
             case "/metrics":
-                return self._metrics()
+                return await self._metrics()
             case "/status":
                 return await self._status(self.clock.monotonic_s())
             case "/why":
@@ -124,7 +135,11 @@ class Routes(Struct, eq=False):
                 return _probe(self.reporter.unready())
         return Answer.text(HTTPStatus.NOT_FOUND, paths)
 
-    def _metrics(self) -> Answer:
+    async def _metrics(self) -> Answer:
+        try:
+            await self._judging.run("judge how criproxy is", self.reporter.judge)
+        except StuckError:
+            self.reporter.not_judged()
         answer = Answer(HTTPStatus.OK, METRICS, self.reporter.metrics())
         self._last["/metrics"] = self.clock.monotonic_s(), answer
         return answer

@@ -87,10 +87,14 @@ class ScheduleStatus(Struct, frozen=True):
 
 
 class OfflinePod(PodRef, frozen=True):
-    """A pod in the box. `cpus`: those that it stays on ("0-3,8"); "": on all of the box's."""
+    """A pod in the box. `cpus`: those that it stays on ("0-3,8"); "": on all of the box's.
+
+    `speed_ratio`: how much it got of the CPU that it wanted since the last look; None: it wants none, or none is lent.
+    """
 
     placement: str
     cpus: str = ""
+    speed_ratio: float | None = None
 
 
 class CgroupStatus(Struct, frozen=True):

@@ -21,11 +21,11 @@ from criproxy.cgroup.cpu_use import CpuUse, cpu_use
 from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
 from criproxy.control.cpu_pins import Pin, PodCpu, step
-from criproxy.hooks.batch import once_initialized
-from criproxy.model import CPU, UNLIMITED, ContainerKind, LimitChange, Sandbox
+from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
-from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.cpu_assignments import CpusOfBox
+from criproxy.pods.inventory import asked_now
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
@@ -52,7 +52,7 @@ class CpuPinning(Part, Struct):
 
     shared: PodsShared
     box: Box
-    cpu_manager: CpuManager
+    cpus: CpusOfBox
     enabled: bool | None = None
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
@@ -68,7 +68,7 @@ class CpuPinning(Part, Struct):
 
     @classmethod
     def made(cls, ports: Ports) -> "CpuPinning":
-        return cls(ports.shared, ports.box, ports.cpu_manager)
+        return cls(ports.shared, ports.box, ports.cpus)
 
     def configure(self, now: NodeSettings) -> None:
         self.enabled = pinning_asked(now)
@@ -106,9 +106,9 @@ class CpuPinning(Part, Struct):
 
     @property
     def _gives_way(self) -> bool:
-        if self.cpu_manager.is_contradicted:
+        if self.cpus.contradicted:
             return True
-        return self.box.version == 1 and self.cpu_manager.of_box.cpus() is not UNLIMITED
+        return self.box.version == 1 and self.cpus.cpus() is not UNLIMITED
 
     async def _choose(self, pods: Mapping[str, Sandbox]) -> None:
         now_s = self.shared.clock.monotonic_s()
@@ -124,7 +124,7 @@ class CpuPinning(Part, Struct):
         self._last, self.isolated = (now_s, use), use.isolated
         if not idle:
             return
-        before, cpus = self._pins, use.cpus - self.cpu_manager.of_box.own()
+        before, cpus = self._pins, use.cpus - self.cpus.own()
         cores = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
         self._pins = step(cores, cpus, idle, before, now_s)
         if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
@@ -149,17 +149,13 @@ class CpuPinning(Part, Struct):
         self._limits = known
         sunk = {path for path, limit in known.items() if limit < before.get(path, 0.0)}
         self._pins = {path: pin for path, pin in self._pins.items() if path not in sunk}
-        exclusive = self.cpu_manager.of_box.state.exclusive
+        exclusive = self.cpus.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
 
     def _asked_cores(self, sandbox: Sandbox) -> float:
-        """What the pod's annotations limit it to: once a container runs, the init containers' limits are over."""
-        asked = sandbox.containers
-        if any(one.kind is ContainerKind.INIT for one in asked.values()):
-            running = (asked.get(one.name) for one in self.shared.inventory.containers_of(sandbox.id))
-            if any(one is not None and one.kind is ContainerKind.MAIN for one in running):
-                return once_initialized(asked).cpu_limit_millicores / 1000
-        return sandbox.cpu_limit_millicores / 1000
+        """What the pod's annotations limit it to."""
+        asked = asked_now(sandbox, self.shared.inventory.containers_of(sandbox.id))
+        return asked.cpu_limit_millicores / 1000
 
 
 # --- jobs of the box's threads ----------------------------------------------------------------------------------------

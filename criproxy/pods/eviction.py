@@ -10,6 +10,9 @@ share of what all of them have (in proportion to their memory limits, else an eq
 uses within a second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same
 time Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
 
+Where pods starve for CPU, none is stopped at the runtime: kubelet would start it here again. It goes to another node by
+its eviction, or stays.
+
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
 eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. So does one whose stop is waited for.
 Where memory is scarce, none is given any time, and nobody waits. In an emergency Kubernetes is asked for half a second
@@ -66,13 +69,23 @@ LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01, IO: 4096.0}
 WORTH_RATIO: Final = 0.1
 """A pod is worth one of the few evictions that gives back so much of what the box has too much of memory."""
 
+_NOT_EVICTED: Final = "Kubernetes has evicted none of the offline pods that it was asked for"
 _PASSED: Final = "; disruption budgets keep those that come before it"
 
 _RATE_OVER_S: Final = 1.0
 
+
+def _uses(words: Callable[[float], str], use: float) -> str:
+    return f"uses {words(use)}"
+
+
+def _lost(cpu_s: float) -> str:
+    return f"loses its work of {cpu_s:.0f} s of CPU time, but for what it has saved"
+
+
 _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
-    **{name: row.words for name, row in RESOURCES.items()},
-    IO: lambda bytes_per_s: f"{bytes_in_words(bytes_per_s)} of disk IO per second",
+    **{name: partial(_uses, row.words) for name, row in RESOURCES.items()},
+    IO: lambda bytes_per_s: f"uses {bytes_in_words(bytes_per_s)} of disk IO per second",
 }
 
 
@@ -142,7 +155,7 @@ class PodEviction(Struct):
         at_once = order.resource == MEMORY and bool(order.signal)
         if not at_once and self._is_one_leaving():
             return None
-        sandboxes, candidates = await self._candidates(order.resource, order.emergency)
+        sandboxes, candidates = await self._candidates(order)
         least = worth(candidates, least)
         covers = self.shared.holds.hold_offs.covers
         free = [one for one in candidates if not covers(one.pod)]
@@ -157,19 +170,19 @@ class PodEviction(Struct):
             return None
         if setting not in self.shared.holds.stops_by:  # by now
             return None
-        words = _WORDS[order.resource]
+        words = _lost if order.starved else _WORDS[order.resource]
         leaves: list[tuple[str, Leave]] = []
         for victim in victims:
             one = victim.candidate
             passed = _PASSED if leaves or (kept and one not in kept) else ""
-            why = f"{order.reason}; it uses {words(one.use)}, and {victim.reason}{passed}"
+            why = f"{order.reason}; it {words(one.use)}, and {victim.reason}{passed}"
             leave = Leave(one.pod, why, setting, held_off_too=order.emergency and covers(one.pod))
             leaves.append((sandboxes[one.pod.uid].id, leave))
         within_s = EMERGENCY_S if order.emergency else ACCEPTED_S
         found = await self.stopper.evict_first(leaves, within_s=within_s, grace_s=GRACE_S if at_once else None)
-        if found is None and not at_once:
+        if not at_once and (found is None or (order.starved and not found[1])):
             self._kept |= {sandbox_id: now_s + VICTIM_HELD_S for sandbox_id, _ in leaves}
-            reason = "disruption budgets keep all offline pods that were asked for"
+            reason = "disruption budgets keep all offline pods that were asked for" if found is None else _NOT_EVICTED
             self.shared.log.warning("not_relieved", resource=order.resource, reason=reason)
             return None
         at, is_evicted = found or (0, False)
@@ -236,17 +249,19 @@ class PodEviction(Struct):
         finally:
             self._stopping.discard(sandbox_id)
 
-    async def _candidates(self, resource: str, emergency: bool) -> tuple[dict[str, Sandbox], list[Candidate]]:
+    async def _candidates(self, order: EvictionOrder) -> tuple[dict[str, Sandbox], list[Candidate]]:
         """The sandboxes by their pods' uid, and the pods with what they say of themselves, and Kubernetes of them."""
+        emergency = order.emergency
         running = {one.id: one for one in self.shared.inventory.running_pods}
         self.stopper.forget_others(running.keys())
         untried = [one for one in running.values() if one.id not in self._tried]
         (uses, shares), sandboxes, known = await asyncio.gather(
-            self._uses({one.placement: one for one in untried if one.placement}, resource),
+            self._uses({one.placement: one for one in untried if one.placement}, order),
             self._listed(emergency),
             self.stopper.known(within_s=EMERGENCY_S if emergency else KNOWN_S),
         )
-        found, least, tiers = [], _least(resource, uses), self.box.state().tiers
+        found, tiers = [], self.box.state().tiers
+        least = 0.0 if order.starved else _least(order.resource, uses)
         for listed in sandboxes:
             if listed.id in uses and uses[listed.id] >= least:
                 pod, told = Pod(listed.pod, listed.labels, listed.annotations), known.get(listed.pod.uid, KnownPod())
@@ -276,8 +291,17 @@ class PodEviction(Struct):
         except (ConnectionError, TimeoutError):
             return self.shared.inventory.marked
 
-    async def _uses(self, pods: Mapping[str, Sandbox], resource: str) -> tuple[dict[str, float], dict[str, float]]:
-        """What each uses, and what its fair share is of memory: by sandbox id, in the unit of the resource."""
+    async def _uses(
+        self, pods: Mapping[str, Sandbox], order: EvictionOrder
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """What each uses, and what its fair share is of memory: by sandbox id, in the unit of the resource.
+
+        Where pods starve, what each has used of CPU since it began; all of it is its fair share, so the youngest goes.
+        """
+        resource = order.resource
+        if order.starved:
+            used = {pods[path].id: usage.cpu_usage_s for path, usage in (await self._usages(tuple(pods))).items()}
+            return used, used
         if resource == MEMORY:
             paths = tuple(pods)
             now = await self._usages(paths)

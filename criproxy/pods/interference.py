@@ -41,7 +41,8 @@ from criproxy.control.interference.responder import (
     SignalStatus,
 )
 from criproxy.control.interference.victim import owner_of
-from criproxy.model import MEMORY
+from criproxy.control.pod_speed import Feedback
+from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading
@@ -49,9 +50,10 @@ from criproxy.pods.disk_bounds import DiskBounds, DisksUse
 from criproxy.pods.eviction import EvictionState, PodEviction
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings
+from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED
 from criproxy.pods.words import megabytes, moment
 
 SHORTAGE: Final = "memory_shortage"
@@ -104,7 +106,7 @@ def _disks(now: NodeSettings) -> DisksUse:
 
 
 class InterferenceState(Struct, frozen=True):
-    """What a restart keeps. `well`: the sandboxes whose service has been well."""
+    """What a restart keeps. `well`: the sandboxes whose service has been well. `feedback`: see `pods.pod_speeds`."""
 
     responder: ResponderState
     moves: tuple[Move, ...] = ()
@@ -112,6 +114,7 @@ class InterferenceState(Struct, frozen=True):
     cpi: dict[str, Usual] = {}
     well: frozenset[str] = frozenset()
     eviction: EvictionState = EvictionState()
+    feedback: Feedback | None = None
 
 
 class InterferenceWatch(Shows, Struct, eq=False):
@@ -166,6 +169,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     eviction: PodEviction
     services: ServiceChecks
     disks: DiskBounds
+    speeds: PodSpeeds
     moved: Callable[[], object]
     settings: InterferenceSettings = InterferenceSettings()
     seed: int = field(default_factory=lambda: secrets.randbits(64))
@@ -223,8 +227,9 @@ class InterferenceWatch(Shows, Struct, eq=False):
             return None
         if self.reader is None or not self.settings.enabled:
             return None
-        counted = tuple(self._workloads()) if self.settings.cpi else None
-        read = partial(self.reader.of_box, own_limits=self._judge.asks_own_limits, counted=counted)
+        online = tuple(self._online())
+        own_limits, counts_work = self._judge.asks_own_limits, self.settings.cpi
+        read = partial(self.reader.of_box, own_limits=own_limits, online=online, counts_work=counts_work)
         return lambda _, box: read(box)
 
     def judge(self, now_s: float, reading: SignalReading | Exception | None) -> None:
@@ -268,7 +273,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     def _found(self, now_s: float, pods: int, reading: SignalReading | None) -> Look:
         asked = self.services.services()
         first = asked[0] if asked else None
-        irreducible = self.relief.irreducible(self._gone_s)
+        pods_end = {MEMORY: self.relief.irreducible(self._gone_s), CPU: self.speeds.why_one_is_to_go()}
         return Look(
             t_s=now_s,
             pods=pods,
@@ -276,17 +281,22 @@ class InterferenceWatch(Shows, Struct, eq=False):
             hard=self.relief.hard,
             services=self.services.signals(),
             unanswered="" if first is None else f"{first.pod}: {first.problem or 'it has not answered of late'}",
+            online=self._online(),
             workloads=self._workloads(),
             over=frozenset({MEMORY} if self.relief.accountable else ()),
             unused=frozenset(() if self.disks.suspected else {IO}),
             idle=frozenset({MEMORY} if self._has_no_memory() else ()),
-            irreducible={MEMORY: irreducible} if irreducible else {},
+            irreducible={name: why for name, why in pods_end.items() if why},
         )
 
     def _has_no_memory(self) -> bool:
         """Whether the box has so little of the node's memory that taking it would say nothing."""
         evidence = self.relief.evidence
         return evidence is not None and evidence.box < UNUSED_RATIO * evidence.capacity
+
+    def _online(self) -> dict[str, str]:
+        """The names of online's pods, by uid."""
+        return {pod.ref.uid: str(pod.ref) for pod in self.shared.inventory.outside.values()}
 
     def _workloads(self) -> dict[str, str]:
         """What online pods run, by uid, as far as labels say: pods of one owner are alike."""
@@ -356,6 +366,8 @@ class InterferenceWatch(Shows, Struct, eq=False):
     @staticmethod
     def _setting_of(order: EvictionOrder) -> str:
         """By which the pod goes, so that it is known which one to change."""
+        if order.starved:
+            return ON_STARVED
         return ON_OVER_LIMIT if order.signal in ("", SHORTAGE) else ON_HARM
 
     async def _carry_out(self) -> None:
@@ -384,6 +396,8 @@ class InterferenceWatch(Shows, Struct, eq=False):
         finally:
             if self._order is order:
                 self._order = self._choice = None
+            if order.starved:
+                self.speeds.one_was_to_go()
         if owners is None:
             self._judge.responder.not_evicted()
         elif order.resource == MEMORY:
@@ -410,7 +424,13 @@ class InterferenceWatch(Shows, Struct, eq=False):
         """What a restart should keep."""
         responder, usual = self._judge.state()
         return InterferenceState(
-            responder, self._moves, self.disks.state, usual, self.services.well, self.eviction.checkpoint()
+            responder,
+            self._moves,
+            self.disks.state,
+            usual,
+            self.services.well,
+            self.eviction.checkpoint(),
+            self.speeds.feedback,
         )
 
     def wait_for_checkpoint(self, waits: bool) -> None:
@@ -426,6 +446,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         self._moves, self.disks.state = state.moves, state.disks
         self.services.recall(state.well)
         self.eviction.restore(state.eviction, shift_s)
+        self.speeds.restore(state.feedback)
         if self.settings.acts:
             in_force = self._judge.in_force()
             self._close(in_force.closed)

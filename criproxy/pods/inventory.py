@@ -4,16 +4,16 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
-from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.batch import asked_by, of_pod, once_initialized
 from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
-from criproxy.model import Asked, Pod, PodRef, Sandbox
+from criproxy.model import Asked, ContainerKind, Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
 
 
@@ -32,6 +32,16 @@ def described(
     containers = {} if placement is None else _asked_in(annotations)
     asked, notice_s, mid = of_pod(containers), notice_asked_s(annotations), is_mid(labels)
     return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores, containers)
+
+
+def asked_now(sandbox: Sandbox, running: Collection[ListedContainer]) -> Asked:
+    """What the pod asks for in its annotations: once a container of these runs, that of its init containers is over."""
+    asked = sandbox.containers
+    if any(one.kind is ContainerKind.INIT for one in asked.values()):
+        started = (asked.get(one.name) for one in running)
+        if any(one is not None and one.kind is ContainerKind.MAIN for one in started):
+            return once_initialized(asked)
+    return Asked(sandbox.cpu_shares, cpu_limit_millicores=sandbox.cpu_limit_millicores)
 
 
 _Change = Callable[["Inventory"], object]
@@ -71,17 +81,29 @@ class Inventory(Struct, eq=False):
     _listed: dict[str, ListedSandbox] = {}
     """With their pods' labels and annotations: all of the last listing, and those that started in the box since."""
     _journals: list[list[_Change]] = []
+    _changes: int = 0
+    """How many there were; it is counted after each."""
+    _boxed_as_of: tuple[int, tuple[Sandbox, ...], tuple[Sandbox, ...]] = (-1, (), ())
+    """`_changes` before they were looked for, the sandboxes in the box, and those of them that run."""
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
         """The sandboxes in the box. Safe to ask for from any thread."""
-        return tuple([s for s in tuple(self._sandboxes.values()) if s.placement is not None])
+        return self._in_box()[1]
 
     @property
     def running_pods(self) -> tuple[Sandbox, ...]:
         """Those of `placed` that run: an ended pod's sandbox stays until kubelet removes it. Safe as `placed` is."""
-        running = self._running
-        return tuple([sandbox for sandbox in self.placed if sandbox.id in running])
+        return self._in_box()[2]
+
+    def _in_box(self) -> tuple[int, tuple[Sandbox, ...], tuple[Sandbox, ...]]:
+        """They are asked for many times a second, and change seldom."""
+        found, changes = self._boxed_as_of, self._changes
+        if found[0] != changes:
+            placed = tuple([one for one in tuple(self._sandboxes.values()) if one.placement is not None])
+            running = self._running
+            found = self._boxed_as_of = changes, placed, tuple([one for one in placed if one.id in running])
+        return found
 
     @property
     def uids(self) -> frozenset[str]:
@@ -159,6 +181,7 @@ class Inventory(Struct, eq=False):
         self._listed = {listed.id: listed for listed in sandboxes}
         for edit in journal:
             edit(self)
+        self._changes += 1
         for observer in self._observers:
             observer.pods_listed()
 
@@ -179,7 +202,9 @@ class Inventory(Struct, eq=False):
             return None
         for listed in await self.runtime.sandboxes(sandbox_id):
             if listed.id.startswith(sandbox_id):
-                return self._sandboxes.setdefault(listed.id, self._sandbox(listed))
+                found = self._sandboxes.setdefault(listed.id, self._sandbox(listed))
+                self._changes += 1
+                return found
         return None
 
     async def sandbox_of(self, container_id: str) -> Sandbox | None:
@@ -242,6 +267,7 @@ class Inventory(Struct, eq=False):
 
     def _edit(self, edit: _Change) -> None:
         edit(self)
+        self._changes += 1
         for journal in self._journals:
             journal.append(edit)
 

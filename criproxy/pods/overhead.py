@@ -22,10 +22,10 @@ from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox
 from criproxy.model.shown import Counter, Gauge
-from criproxy.pods.part import NodeSettings, Part, Ports, StopsPods
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD
+from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, StopRequests
 from criproxy.pods.words import megabytes
 
 OVERLOAD_S: Final = 60.0
@@ -242,7 +242,7 @@ class OverheadWatch(Part, Struct):
     )
 
     shared: PodsShared
-    stops: StopsPods
+    stops: StopRequests
     reader: OverheadReader
     worker: Worker
     max_cores: float = 0.0

@@ -25,18 +25,26 @@ from criproxy.concurrency.workers import Workers
 from criproxy.config import Config
 from criproxy.control.interference.service_checks import ServiceAnswer, ServiceCheck
 from criproxy.control.policy import PolicySettings
-from criproxy.model import Sandbox
 from criproxy.model.modes import LimitsUse, Mode, Modes
 from criproxy.model.shown import Shows
-from criproxy.pods.cpu_manager import CpuManager
+from criproxy.pods.cpu_assignments import CpusOfBox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_CLOSE, ON_DISABLE, ON_HARM, ON_OVER_LIMIT, ON_RUNTIME_OVERLOAD, ON_UNBOUNDED
+from criproxy.pods.stopping import (
+    ON_CLOSE,
+    ON_DISABLE,
+    ON_HARM,
+    ON_OVER_LIMIT,
+    ON_RUNTIME_OVERLOAD,
+    ON_STARVED,
+    ON_UNBOUNDED,
+    StopRequests,
+)
 
 
 class Stage(Struct, frozen=True):
     """What the schedule says now. `words`: what holds and what comes next ("": there is no schedule).
 
-    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run are to be stopped.
+    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run must stop.
     """
 
     policy: PolicySettings
@@ -75,8 +83,13 @@ class NodeSettings(Struct, frozen=True):
 
     @property
     def lifts(self) -> bool:
-        """Colocation is off, and what runs stays. What is to be stopped is bounded until it has gone."""
+        """Colocation is off, and what runs stays. What must stop stays bounded until it has gone."""
         return self.modes.limits is LimitsUse.LIFTED and self.config.colocation.on_disable == "release"
+
+    @property
+    def adopts(self) -> bool:
+        """Whether the box of pods that run is taken over, with its limits."""
+        return Mode.DRY_RUN not in self.modes
 
     @property
     def relieves(self) -> bool:
@@ -92,6 +105,7 @@ class NodeSettings(Struct, frozen=True):
             ON_RUNTIME_OVERLOAD: colocation.on_runtime_overload,
             ON_OVER_LIMIT: self.config.memory.on_over_limit,
             ON_HARM: self.config.interference.on_harm,
+            ON_STARVED: self.config.kubernetes.on_starved,
         }
         if self.writes and self.stage.drain:
             does[ON_CLOSE] = "evict"
@@ -101,13 +115,6 @@ class NodeSettings(Struct, frozen=True):
         if self.writes:
             return asked
         return asked & {ON_OVER_LIMIT} if self.relieves else frozenset()
-
-
-class StopsPods(Protocol):
-    """Whoever has single pods of the box leave: the reconciler."""
-
-    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
-        """Stop this one by a setting; when it does not stop, it is tried again, while the setting says so."""
 
 
 class AsksServices(Protocol):
@@ -126,17 +133,18 @@ class AsksServices(Protocol):
 
 class Ports(Struct, frozen=True):
     """What every part may have of the node. `run_path`: criproxy's socket; what must survive a restart, but not a boot,
-    lies beside it.
+    lies beside it. `kubelet_path`: kubelet's --root-dir.
     """
 
     shared: PodsShared
     box: Box
-    cpu_manager: CpuManager
-    stops: StopsPods
+    cpus: CpusOfBox
+    stops: StopRequests
     services: AsksServices
     proc_cgroups: ProcCgroupReader
     workers: Workers
     run_path: Path
+    kubelet_path: Path
 
 
 class Part(Shows):

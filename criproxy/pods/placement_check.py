@@ -21,10 +21,10 @@ from criproxy.concurrency.clock import Wake
 from criproxy.model import Finding
 from criproxy.model.shown import Counter, Gauge, listed
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.part import NodeSettings, Part, Ports, StopsPods
+from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED
+from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopRequests
 
 CONFIRM_S: Final = 1.0
 """How much later what looks misplaced is looked at again, at least."""
@@ -99,7 +99,7 @@ class PlacementCheck(PodObserver, Part, Struct):
 
     shared: PodsShared
     proc_cgroups: ProcCgroupReader
-    stops: StopsPods
+    stops: StopRequests
     verified_only: bool = False
     """Whether what can't be verified is a problem."""
     _everything: bool = False

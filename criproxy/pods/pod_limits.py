@@ -15,8 +15,12 @@ Kubelet resizes its own cgroup of a pod before or after it updates the pod's con
 pod before that, after it, or never. So each update is followed by a look at the containers, as the runtime has written
 theirs anew, `SOON_S` after its end by one at the pod, and `AGAIN_S` after its begin by another: kubelet may have been
 refused, and then its own cgroup has what was there before. Meanwhile the pod's cgroup is left alone.
+
+What nobody has told is found by turns: each listing is followed by a look at some pods, so that a minute costs the same
+on a node with 1,000 of them.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection
 from functools import partial
 from typing import Final
@@ -37,6 +41,9 @@ from criproxy.pods.shared import PodsShared
 
 SOON_S: Final = 0.5
 AGAIN_S: Final = 5.0
+
+AT_ONCE: Final = 50
+"""How many pods are looked at after a listing. Each costs some twenty reads of the kernel's files."""
 
 
 class AskedOfContainer(Struct, frozen=True):
@@ -61,18 +68,24 @@ def _settle_container(driver: CgroupDriver, one: AskedOfContainer) -> tuple[Limi
 
 
 class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
-    """A pod whose limits could not be set is tried again when all pods are listed anew, each minute."""
+    """The first listing is followed by a look at all pods, each other one by a look at the next `AT_ONCE`, and at those
+    whose limits could not be set.
+    """
 
     NAME = "keeping pods and containers to their limits"
     SLACK_S = 0.0
 
     shared: PodsShared
     box: Box
-    _everything: bool = False
+    _listed: bool = False
+    _last: str | None = None
+    """The sandbox that was the last one to have its turn; None: all are due."""
+    _failed: frozenset[str] = frozenset()
+    """The sandboxes of a look that has not succeeded."""
     _due: set[str] = set()
-    """The sandboxes whose containers are to be looked at."""
+    """The sandboxes whose containers the next look has to look at."""
     _soon: dict[str, float] = {}
-    """When (monotonic) sandboxes themselves are to be looked at, after an update; as `_later`."""
+    """When (monotonic) a look has to come at the sandboxes themselves, after an update; as `_later`."""
     _later: dict[str, float] = {}
     _wake: Wake = field(default_factory=Wake)
 
@@ -84,7 +97,7 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
         return cls(ports.shared, ports.box)
 
     def pods_listed(self) -> None:
-        self._everything = True
+        self._listed = True
         self._wake.set()
 
     def pod_started(self, running: Running) -> None:
@@ -119,7 +132,7 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
 
     async def look(self) -> None:
         """At what is due."""
-        everything, self._everything = self._everything, False
+        listed, self._listed = self._listed, False
         due, self._due = self._due, set()
         ripe, now_s = self._ripe(), self.shared.clock.monotonic_s()
         self._soon, self._later = (
@@ -129,9 +142,21 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
         if hold_offs.of_box() is not None:
             return
         placed = {one.id: one for one in self.shared.inventory.placed if not hold_offs.covers(one.pod)}
-        pods = {id: one for id, one in placed.items() if id in ripe or (everything and id not in self._later)}
-        of_containers = placed if everything else {id: one for id, one in placed.items() if id in due or id in ripe}
+        turn = self._turn(placed) if listed else frozenset()
+        pods = {id: one for id, one in placed.items() if id in ripe or (id in turn and id not in self._later)}
+        of_containers = {id: one for id, one in placed.items() if id in due or id in ripe or id in turn}
+        self._failed = (self._failed & placed.keys()) | of_containers.keys()
         await all_tried(self._carry(pods), self._settle(of_containers))
+        self._failed -= of_containers.keys()
+
+    def _turn(self, placed: Collection[str]) -> frozenset[str]:
+        """Those whose turn it is, and those that failed."""
+        turn = ids = sorted(placed)
+        if self._last is not None and len(ids) > AT_ONCE:
+            first = bisect_right(ids, self._last)
+            turn = (ids[first:] + ids[:first])[:AT_ONCE]
+        self._last = turn[-1] if turn else ""
+        return self._failed.intersection(placed).union(turn)
 
     async def _carry(self, pods: dict[str, Sandbox]) -> None:
         places = [parse_placement(one.placement) for one in pods.values() if one.placement]

@@ -1,20 +1,23 @@
-"""Keeps inventory and box in step with the runtime, and carries out what the node's switch says of running pods.
+"""Keeps inventory and box in step with the runtime: lists its pods, takes over their box, lifts its limits when
+colocation is off, and removes what ended pods have left.
 
 Level-triggered: each round looks at what is, so that a missed event costs a minute and nothing else.
 """
 
-import asyncio
-import contextlib
-from typing import Final, Literal
+import math
+from typing import Final
 
 from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
-from criproxy.cgroup.naming import BoxPath, is_slice, parse_placement
+from criproxy.cgroup.naming import BoxPath, parse_placement
+from criproxy.concurrency.clock import Wake
+from criproxy.concurrency.closing import all_tried
 from criproxy.model import AdmissionError, Sandbox
+from criproxy.model.shown import Counter
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.shared import PodsShared, Trouble
-from criproxy.pods.stopping import ON_DISABLE, Leave, PodStopper
+from criproxy.pods.part import NodeSettings, Part, Ports
+from criproxy.pods.shared import PodsShared
 
 EVERY_S: Final = 60.0
 """From one listing of the runtime to the next: what left it behind our back is found by then."""
@@ -24,153 +27,107 @@ AGAIN_S: Final = 5.0
 machine may have kept a cgroup for longer than the first sweep waited.
 """
 
-TEND_EVERY_S: Final = 1.0
-"""Kubelet looks each minute or so at what `Reconciler.tend_once` keeps, and kills the pod when it finds it gone."""
-
-STOPS_S: Final = 5.0
-"""How long a round waits for pods to stop. One that hangs (`Runtime.stop` waits for two minutes) must keep the rounds
-from nothing else, such as lifting limits.
-"""
-
-_AFTER_REMOVAL_S: Final = 0.2
+AFTER_REMOVAL_S: Final = 0.2
 """The runtime answers RemovePodSandbox a moment before the last cgroup is gone."""
 
 
-def may_need_anchors(version: int, box: str | None) -> bool:
-    """Whether kubelet's own cgroups of the pods in the box may need something there (`CgroupDriver.keep_anchors`)."""
-    return version == 2 and box is not None and is_slice(box)
+class Reconciler(PodObserver, Part, Struct, eq=False):
+    """A round follows each event, and another with a listing `AGAIN_S` later. Lists count while the runtime is ready.
 
-
-class ReconcilerSettings(Struct, frozen=True):
-    """`when_off` is what becomes of pods in the box; None: nothing (colocation is on, or the config says nothing).
-
-    `adopt`: the box of running pods is taken over, with its limits; not so in a dry run. `why` colocation is off, for
-    the log, and by which `setting` pods go then.
+    `lifts` and `adopts` are as in `NodeSettings`. `swept`: how many cgroups of pods were removed.
     """
 
-    when_off: Literal["release", "evict"] | None
-    adopt: bool
-    why: str = "colocation was switched off"
-    setting: str = ON_DISABLE
+    NAME = "keeping step with the runtime"
+    SLACK_S = 0.0
+    COUNTERS = (
+        Counter("page_cache_dropped_bytes", "Page cache taken back that ended pods had left in the box"),
+        Counter("box_swept", "Pod cgroups removed from the box"),
+    )
 
-
-class Reconciler(PodObserver, Struct, eq=False):
-    """Stops single pods of the box, too. Lists of the runtime are used only while it is ready.
-
-    `swept`: how many cgroups of pods were removed. `_to_stop`: the single pods that shall stop, by sandbox id.
-    """
-
-    settings: ReconcilerSettings
     shared: PodsShared
     box: Box
-    stopper: PodStopper
+    lifts: bool = False
+    adopts: bool = False
     swept: int = 0
-    _due: asyncio.Event = field(default_factory=asyncio.Event)
-    _to_stop: dict[str, Leave] = {}
-    _stops: asyncio.Task[None] | None = None
-    """Under way; until it has ended, no other begins, as what hangs would hang again."""
-    _trouble: Trouble = field(default_factory=Trouble)
-    _tend_trouble: Trouble = field(default_factory=Trouble)
-    _cache_trouble: Trouble = field(default_factory=Trouble)
+    _round_s: float = math.inf
+    """When the next round is due (CLOCK_BOOTTIME)."""
+    _listing_s: float = math.inf
+    """When the next round with a listing is."""
+    _wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
         self.shared.inventory.watch(self)
 
-    def configure(self, settings: ReconcilerSettings) -> None:
-        """Take up new settings; a round follows at once."""
-        self.settings = settings
-        self._due.set()
+    @classmethod
+    def made(cls, ports: Ports) -> "Reconciler":
+        return cls(ports.shared, ports.box)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def configure(self, now: NodeSettings) -> None:
+        self.lifts, self.adopts = now.lifts, now.adopts
+        self._round_soon()
 
     async def connected(self) -> None:
         """The runtime is there (again): list it, and take over the box that its pods are in."""
         await self.shared.inventory.refresh()
         self._know_asked()
         await self._adopt()
-        self._due.set()
+        self._round_soon()
 
     async def take_over(self, box: BoxPath) -> None:
-        """Another process has served this box until now; a round follows."""
+        """Another process has served this box until now."""
         await self._adopt_box(box)
-        self._due.set()
+        self._round_soon()
 
     def pod_removed(self, sandbox: Sandbox) -> None:
-        self._due.set()
+        self._round_soon()
 
-    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
-        """Stop this one of the box by a setting; when it does not stop, each round tries again."""
-        self._to_stop.setdefault(sandbox.id, Leave(sandbox.pod, why, setting))
-        self._due.set()
+    def _round_soon(self) -> None:
+        self._round_s = min(self._round_s, self.shared.clock.boottime_s() + AFTER_REMOVAL_S)
+        self._wake.set()
 
-    async def run(self) -> None:
-        """Rounds, and a look at the box's anchors each second, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._rounds())
-                tasks.create_task(self._tend())
-        finally:
-            if self._stops is not None:
-                self._stops.cancel()
-                self._stops = None
+    # --- rounds -----------------------------------------------------------------------------------------------------
 
-    async def _rounds(self) -> None:
-        """When something has happened, again `AGAIN_S` later, and each `EVERY_S`."""
-        list_at_s = self.shared.clock.boottime_s() + EVERY_S
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, list_at_s - self.shared.clock.boottime_s())):
-                    await self._due.wait()
-                await asyncio.sleep(_AFTER_REMOVAL_S)
-                list_at_s = min(list_at_s, self.shared.clock.boottime_s() + AGAIN_S)
-            self._due.clear()
-            if refresh := self.shared.clock.boottime_s() >= list_at_s:
-                list_at_s = self.shared.clock.boottime_s() + EVERY_S
-            await self.round(refresh=refresh)
+    @property
+    def wake(self) -> Wake:
+        return self._wake
 
-    async def round(self, *, refresh: bool) -> None:
-        """One round. Never raises: a failure is logged once, and the next round tries again."""
-        log = self.shared.log
-        with self._trouble.logged_by(
-            lambda e: log.warning("upkeep_failed", error=str(e), exc_info=not isinstance(e, ConnectionError))
-        ):
-            await self._release()
-            if not self.shared.runtime.ready:
-                return
-            if refresh:
-                await self.shared.inventory.refresh()
-                self._know_asked()
-            await self._adopt()
-            if refresh:
-                await self._reap()
-            await self._sweep()
-            await self._stops_pods()
+    @property
+    def pause_s(self) -> float:
+        return max(0.0, min(self._round_s, self._listing_s) - self.shared.clock.boottime_s())
 
-    async def _tend(self) -> None:
-        """Whether or not the box's limits are ours to set."""
-        while True:
-            await self.tend_once()
-            await self.shared.clock.sleep(TEND_EVERY_S / 2, slack_s=TEND_EVERY_S / 2)  # with the control loop's tick
+    def cease(self) -> None:
+        self._listing_s = math.inf
 
-    async def tend_once(self) -> None:
-        """Never raises: a failure is logged once."""
-        log, harm = self.shared.log, "kubelet may restart offline pods"
-        with self._tend_trouble.logged_by(lambda e: log.error("anchors_failed", error=str(e), consequence=harm)):
-            if not may_need_anchors(self.box.version, self.box.path):
-                return
-            if changed := await self.box.writes("tend", lambda driver, box: driver.keep_anchors(box)):
-                self.shared.log.info("anchors_changed", slices=list(changed))
+    async def look(self) -> None:
+        """A round, if one is due."""
+        now_s = self.shared.clock.boottime_s()
+        if self._listing_s == math.inf:
+            self._listing_s = now_s + EVERY_S
+        lists = now_s >= self._listing_s
+        if now_s < self._round_s and not lists:
+            return
+        self._round_s = math.inf
+        self._listing_s = now_s + EVERY_S if lists else min(self._listing_s, now_s + AGAIN_S)
+        await self.round(lists=lists)
 
-    async def _sweep(self) -> None:
-        running = {parse_placement(one.placement).name for one in self.shared.inventory.running_pods if one.placement}
-        with self._cache_trouble.logged_by(lambda e: self.shared.log.warning("page_cache_stays", error=str(e))):
-            if size_bytes := await self.box.memory.drop_caches(running):
-                self.shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
-                reason = "pods that have ended have left it"
-                self.shared.log.info("page_cache_dropped", bytes=size_bytes, reason=reason)
-        swept = await self.box.pods.sweep(frozenset(parse_placement(place).name for place in self._placements()))
-        self.swept += len(swept)
-        self.shared.counters.count("box_swept", by=len(swept))
-        if swept:
-            self.shared.log.info("pod_cgroups_removed", pods=list(swept))
+    async def round(self, *, lists: bool) -> None:
+        """Raises the first failure of any step, once all are done."""
+        await all_tried(self._lift(), self._follow_runtime(lists=lists))
+
+    async def _lift(self) -> None:
+        if self.lifts and (changes := await self.box.release()):
+            self.shared.log.info("box_released", files=[change.file for change in changes])
+
+    async def _follow_runtime(self, *, lists: bool) -> None:
+        if not self.shared.runtime.ready:
+            return
+        if lists:
+            await self.shared.inventory.refresh()
+            self._know_asked()
+        await self._adopt()
+        await all_tried(*([self._reap()] if lists else []), self._drop_caches(), self._sweep())
 
     def _know_asked(self) -> None:
         placed = self.shared.inventory.placed
@@ -182,6 +139,22 @@ class Reconciler(PodObserver, Struct, eq=False):
         if killed := await self.box.pods.reap(self.shared.inventory.uids):
             self.shared.log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
 
+    async def _drop_caches(self) -> None:
+        running = {parse_placement(one.placement).name for one in self.shared.inventory.running_pods if one.placement}
+        if size_bytes := await self.box.memory.drop_caches(running):
+            self.shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
+            reason = "pods that have ended have left it"
+            self.shared.log.info("page_cache_dropped", bytes=size_bytes, reason=reason)
+
+    async def _sweep(self) -> None:
+        swept = await self.box.pods.sweep(frozenset(parse_placement(place).name for place in self._placements()))
+        self.swept += len(swept)
+        self.shared.counters.count("box_swept", by=len(swept))
+        if swept:
+            self.shared.log.info("pod_cgroups_removed", pods=list(swept))
+
+    # --- the box ----------------------------------------------------------------------------------------------------
+
     def _placements(self) -> list[str]:
         return [s.placement for s in self.shared.inventory.placed if s.placement is not None]
 
@@ -190,39 +163,9 @@ class Reconciler(PodObserver, Struct, eq=False):
             await self._adopt_box(min(boxes, key=lambda box: box.path))
 
     async def _adopt_box(self, box: BoxPath) -> None:
-        if not self.settings.adopt or self.box.path is not None:
+        if not self.adopts or self.box.path is not None:
             return
         try:
-            await self.box.adopt(box, lifted=self.settings.when_off == "release")
+            await self.box.adopt(box, lifted=self.lifts)
         except AdmissionError as error:  # calls must pass all the same
             self.shared.log.error("box_not_adopted", error=str(error))
-
-    async def _release(self) -> None:
-        if self.settings.when_off == "release" and (changes := await self.box.release()):
-            self.shared.log.info("box_released", files=[change.file for change in changes])
-
-    async def _stops_pods(self) -> None:
-        """Stop those that shall; a round follows when those have stopped that took longer than `STOPS_S`."""
-        self._stops = stops = self._stops or asyncio.create_task(self._stop_pods())
-        done, _ = await asyncio.wait((stops,), timeout=STOPS_S)
-        if not done:
-            stops.add_done_callback(lambda _: self._due.set())
-            return
-        self._stops = None
-        stops.result()
-
-    async def _stop_pods(self) -> None:
-        """Stop the pods of the box that shall. Those that are merely to make room for the schedule, or for who switches
-        colocation off, keep to their disruption budgets.
-        """
-        placed = {sandbox.id: sandbox.pod for sandbox in self.shared.inventory.placed}
-        stops_by = self.shared.holds.stops_by
-        self._to_stop = {
-            one: leave for one, leave in self._to_stop.items() if one in placed and leave.setting in stops_by
-        }
-        off = self.settings
-        everything = placed if off.when_off == "evict" else {}
-        wanted = {one: Leave(pod, off.why, off.setting) for one, pod in everything.items()} | self._to_stop
-        patient = everything.keys() - self._to_stop.keys()
-        stands = self.stopper.stands
-        await self.stopper.stop_all({one: leave for one, leave in wanted.items() if stands(leave)}, patient)

@@ -85,18 +85,21 @@ class ServiceChecksSettings(Struct, frozen=True):
     """`active`: offline pods are ours to act on; else nobody is asked. `rules` tell which pods are offline.
 
     `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long is not asked.
+    `queries`: PromQL by the names that checks may use.
     """
 
     active: bool
     rules: OfflineRules
     measured_s: float
+    queries: Mapping[str, str] = {}
 
     @classmethod
     def of(cls, now: NodeSettings) -> "ServiceChecksSettings":
         ladder, detector = ladder_settings(now.config.interference), by_name(DETECTORS)[SERVICE_CHECK]
         tried = (phases(one, detector, ladder) for one in ladder.resources if one.phase_s is not None)
         measured_s = min(one.shortest_s - one.settle_s for one in tried)
-        return cls(now.writes, now.config.colocation.offline_rules(), measured_s)
+        queries = {one.name: one.promql for one in now.config.interference.queries}
+        return cls(now.writes, now.config.colocation.offline_rules(), measured_s, queries)
 
 
 class ServiceChecks(PodObserver, Part, Struct, eq=False):
@@ -135,7 +138,10 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         return cls(ports.shared, ports.services)
 
     def configure(self, now: NodeSettings) -> None:
-        self.settings, self._anew = ServiceChecksSettings.of(now), True
+        settings = ServiceChecksSettings.of(now)
+        if self.settings is not None and settings.queries != self.settings.queries:
+            self._known_well, self._services = self.well, {}
+        self.settings, self._anew = settings, True
 
     def pods_listed(self) -> None:
         self._anew = True
@@ -185,7 +191,7 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         if self._anew:
             self._anew = False
             online = {id: pod for id, pod in inventory.outside.items() if settings.rules.why(pod) is None}
-            known = {id: self._services.get(id) or self._new(id, pod) for id, pod in online.items()}
+            known = {id: self._services.get(id) or self._new(id, pod, settings.queries) for id, pod in online.items()}
             self._services = {id: one for id, one in known.items() if one is not None}
         else:
             self._services = {id: one for id, one in self._services.items() if inventory.runs(id)}
@@ -213,9 +219,9 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         """One whose word is not known, as its answers are too large, is not."""
         return service.pod.uid == self._hurried and service.percent is not None
 
-    def _new(self, id: str, pod: Pod) -> AskedService | None:
+    def _new(self, id: str, pod: Pod, queries: Mapping[str, str]) -> AskedService | None:
         try:
-            check = check_of(pod.annotations, pod.ref)
+            check = check_of(pod.annotations, pod.ref, queries)
         except ValueError as error:
             self.shared.log.warning("service_check_ignored", pod=str(pod.ref), pod_uid=pod.ref.uid, error=str(error))
             return AskedService(pod.ref, None, str(error), owner_of(pod))

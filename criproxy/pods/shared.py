@@ -1,7 +1,5 @@
 """What the parts that look after pods share, so that each is given it as one thing."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
@@ -42,21 +40,3 @@ class PodsShared(Struct, frozen=True):
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""
         return PodStopper(self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock)
-
-
-class Trouble(Struct):
-    """What fails again and again, and is logged once: until it works again, or fails otherwise."""
-
-    last: str = ""
-
-    @contextlib.contextmanager
-    def logged_by(self, log: Callable[[Exception], object]) -> Iterator[None]:
-        """Go on whatever fails within this."""
-        try:
-            yield
-        except Exception as error:
-            if (words := str(error) or type(error).__name__) != self.last:
-                log(error)
-            self.last = words
-        else:
-            self.last = ""

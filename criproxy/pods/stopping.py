@@ -20,8 +20,8 @@ from typing import Final, Protocol
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
-from criproxy.concurrency.clock import Clock
-from criproxy.model import PodRef
+from criproxy.concurrency.clock import Clock, Wake
+from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Runtime
@@ -30,17 +30,23 @@ ON_UNBOUNDED: Final = "colocation.on_unbounded"
 ON_RUNTIME_OVERLOAD: Final = "colocation.on_runtime_overload"
 ON_OVER_LIMIT: Final = "memory.on_over_limit"
 ON_HARM: Final = "interference.on_harm"
+ON_STARVED: Final = "kubernetes.on_starved"
 """The settings by which single pods are stopped."""
 
 ON_DISABLE: Final = "colocation.on_disable"
 ON_CLOSE: Final = "schedule.on_close"
 """Those by which all are."""
 
+STOPS_S: Final = 5.0
+"""How long `PodStopper.stop_all` waits. A stop that hangs (`Runtime.stop` gives up after two minutes) goes on by
+itself: no other pod, and nothing else, waits for it.
+"""
+
 HOLD_S: Final = 300.0
-"""For so long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
+"""How long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
 
 EVICT_S: Final = 10.0
-"""So long an eviction may take to be accepted, before the pod's sandbox is stopped instead."""
+"""How long the API server may take to accept an eviction, before the pod's sandbox is stopped instead."""
 
 
 class BudgetError(Exception):
@@ -58,6 +64,24 @@ class Leave(Struct, frozen=True):
     why: str
     setting: str
     held_off_too: bool = False
+
+
+class StopRequests(Struct, eq=False):
+    """Single pods of the box that shall stop: any part asks for it here, `wake` is set, and `PodStops` does it."""
+
+    wake: Wake = field(default_factory=Wake)
+    _asked: dict[str, Leave] = {}
+    """By sandbox id."""
+
+    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+        """Stop this one by a setting; when it does not stop, it is tried again, while the setting says so."""
+        self._asked.setdefault(sandbox.id, Leave(sandbox.pod, why, setting))
+        self.wake.set()
+
+    def keep(self, placed: Collection[str], stops_by: frozenset[str]) -> dict[str, Leave]:
+        """Forget all but those of these sandboxes and by these settings; returns what is left, by sandbox id."""
+        self._asked = {id: one for id, one in self._asked.items() if id in placed and one.setting in stops_by}
+        return dict(self._asked)
 
 
 class KnownPod(Struct, frozen=True):
@@ -92,6 +116,9 @@ class Evicts(Protocol):
         BudgetError and RefusedError, and nothing else.
         """
 
+    def promised_cores(self) -> float | None:
+        """What pods of this node can have been promised of its CPUs at most, as published; None: nothing was."""
+
     def stopped(self, pod: PodRef, why: str) -> None:
         """Tell Kubernetes that a pod's sandbox is stopped at the runtime. Neither blocks nor raises."""
 
@@ -115,10 +142,12 @@ class PodStopper(Struct):
     _evicted: dict[str, float] = {}
     """Until when each will have ended that was evicted (CLOCK_BOOTTIME)."""
     _told: set[str] = set()
-    """Those of which Kubernetes was told that they are stopped at the runtime."""
+    """Those that Kubernetes knows to be stopped at the runtime."""
     _waiting: set[str] = set()
     """Those whose budget did not let them go, for the log."""
     _noticed: dict[str, asyncio.Task[None]] = {}
+    _under_way: dict[str, asyncio.Task[None]] = {}
+    """What `stop_all` has begun and not seen the end of, by sandbox id."""
 
     @property
     def stopped(self) -> frozenset[str]:
@@ -149,18 +178,37 @@ class PodStopper(Struct):
         return self.holds.stops(one.setting, one.pod, held_off_too=one.held_off_too)
 
     async def stop_all(self, wanted: Mapping[str, Leave], patient: Collection[str] = ()) -> None:
-        """Have these leave, by sandbox id.
+        """Have these leave, by sandbox id: all at once, and each in a task that goes on when it takes longer than
+        `STOPS_S`, until `cease`.
 
         Those that are `patient` wait until their disruption budget lets them go: the next call tries again. Raises what
-        `Runtime.stop` does, after all were tried; of a stop after notice, that is logged.
+        `Runtime.stop` does, after all were tried, of what has ended since the last call; of a stop after notice, that
+        is logged.
         """
         self.forget_others(wanted.keys())
-        leaving = self.leaving | self._stopped
-        # At once: one that will not stop must not keep the others.
-        stops = [self._leave(one, leave, patient=one in patient) for one, leave in wanted.items() if one not in leaving]
-        failures = [error for error in await asyncio.gather(*stops, return_exceptions=True) if error is not None]
+        ended = self._ended()
+        begun = self.leaving | self._stopped | self._under_way.keys() | ended.keys()
+        for one, leave in wanted.items():
+            if one not in begun:
+                self._under_way[one] = asyncio.create_task(self._leave(one, leave, patient=one in patient))
+        if self._under_way:
+            await asyncio.wait(self._under_way.values(), timeout=STOPS_S)
+        tasks = (ended | self._ended()).values()
+        failures = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
         if failures:
             raise failures[0]
+
+    def cease(self) -> None:
+        """Wait for nothing that is under way, but for notice."""
+        for task in self._under_way.values():
+            task.cancel()
+        self._under_way = {}
+
+    def _ended(self) -> dict[str, asyncio.Task[None]]:
+        """What has ended of what was under way, and is so no more."""
+        ended = {one: task for one, task in self._under_way.items() if task.done()}
+        self._under_way = {one: task for one, task in self._under_way.items() if one not in ended}
+        return ended
 
     def forget_others(self, sandboxes: Collection[str]) -> None:
         """What was done to all others does not matter any more."""
@@ -178,7 +226,7 @@ class PodStopper(Struct):
     ) -> tuple[int, bool] | None:
         """Evict the first of these whose budget lets it go: by sandbox id, in their order.
 
-        Returns which, and whether it was evicted. Otherwise it is to be stopped: nobody has answered for it in time,
+        Returns which, and whether it was evicted. Otherwise the caller stops it: nobody has answered for it in time,
         and it may go by that request yet; or it was refused, as were all that no budget holds; or the first was evicted
         before and has not ended: kubelet may be away. None: the budgets hold all of them.
         """
@@ -298,7 +346,7 @@ class Holds(Struct):
         return held_off_too or not self.hold_offs.covers(pod)
 
     def hold(self, pod: PodRef, seconds: float, why: str, setting: str) -> None:
-        """Keep the pod out for so long; `why` follows "it was stopped, as"."""
+        """Keep the pod out for these seconds; `why` follows "it was stopped, as"."""
         now_s = self.clock.boottime_s()
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile

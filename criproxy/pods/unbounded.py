@@ -70,7 +70,7 @@ class WasOnlineFile(Struct):
             return WasOnline(rules, frozenset(outside))
 
     async def write(self, started: WasOnline) -> None:
-        """Whatever fails is told: it is kept for this process all the same."""
+        """A failure is logged: this process remembers it all the same."""
         try:
             await self.worker.run("write which pods were online", lambda: self._write(msgspec.json.encode(started)))
         except (OSError, CgroupError) as error:
@@ -122,6 +122,9 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     def pods_listed(self) -> None:
         self._wake.set()
+
+    def cease(self) -> None:
+        self.stopper.cease()
 
     @property
     def wake(self) -> Wake:

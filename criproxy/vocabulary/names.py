@@ -98,6 +98,11 @@ OCCUPIED: Final = "Occupied"
 AWAY: Final = "Away"
 """criproxy does not run here, or says nothing."""
 
+# --- of Kueue's Workloads --------------------------------------------------------------------------------------------
+
+SUSPENDED: Final = f"{PREFIX}suspended"
+"""An annotation, written by the controller: when it made a Workload inactive, as nodes lend too little for it."""
+
 # --- Koordinator's, which mean the same here -------------------------------------------------------------------------
 # Source: Koordinator, apis/extension/constants.go, resource.go and priority.go.
 

@@ -87,6 +87,20 @@ PRESETS: Final[Mapping[str, Preset]] = {
 MARKS: Final[Mapping[str, tuple[Mark, ...]]] = {name: one.marks for name, one in PRESETS.items() if one.marks}
 NAMES: Final[Mapping[str, ExtendedNames]] = {name: one.names for name, one in PRESETS.items() if one.names}
 
+OLDER: Final = (ExtendedNames("koordinator.sh/batch-cpu", "koordinator.sh/batch-memory"),)
+"""What a system called them before: no node publishes these any more, and the webhook takes them for what they were.
+
+Source: koordinator-sh/koordinator, its documentation of Spark jobs.
+"""
+
+FOREIGN_MARKS: Final = (
+    # volcano-sh/volcano: its documentation of colocation.
+    Mark("volcano.sh/qos-level", "BE", "annotation"),
+    # kubewharf/katalyst-core: its documentation of QoS levels.
+    Mark("katalyst.kubewharf.io/qos_level", "reclaimed_cores", "annotation"),
+)
+"""Annotations that are a mark to another system's own scheduler or agent, and none to nodes or the webhook."""
+
 OWN_MARK: Final = Mark(CLASS, OFFLINE)
 LABELS: Final[Mapping[str, tuple[Mark, ...]]] = {
     "offline": (OWN_MARK,),

@@ -21,23 +21,24 @@ HOST_PATHS: Final = (
 )
 """Folders of the kernel's, kubelet's and runtimes'."""
 
-_ESCAPE: Final = "by that it could leave every bound of the box"
+ESCAPE: Final = "by that it could leave every bound of the box"
+OUTSIDE: Final = "what it does there, no limit of the box holds"
 
 
 def privileged(by: str) -> str:
     """Why such a pod is refused, and what to do; `by` is where an administrator may allow it."""
-    return _refused("privileged", _ESCAPE, by)
+    return _refused("privileged", ESCAPE, by)
 
 
 def host_namespace(name: str, by: str) -> str:
     """The same of a pod in one of `HOST_NAMESPACES`."""
-    return _refused(HOST_NAMESPACES[name], "what it does there, no limit of the box holds", by)
+    return _refused(HOST_NAMESPACES[name], OUTSIDE, by)
 
 
 def host_path(path: str, found: str, by: str) -> str:
     """The same of a hostPath volume that leads to `found`."""
     leads = "" if path == found else f", which leads to {found}"
-    return _refused(f"a hostPath volume of {path}{leads}", _ESCAPE, by)
+    return _refused(f"a hostPath volume of {path}{leads}", ESCAPE, by)
 
 
 def related(path: str, other: str) -> bool:

@@ -14,6 +14,7 @@ import structlog
 from criproxy.concurrency.clock import Clock
 from criproxy.config import OwnFiles
 from criproxy.config.settings import Config, Control, Kubernetes
+from criproxy.control.pod_speed import Feedback
 from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.model import PodRef
 from criproxy.observe.metrics import Metrics
@@ -185,7 +186,7 @@ class Cluster:
                 clock=Clock(),
                 log=structlog.get_logger(),
             )
-            running = asyncio.create_task(part.run(NothingDecided()))
+            running = asyncio.create_task(part.run(NothingDecided(), NothingDecided()))
             async with asyncio.timeout(SOON_S):
                 while (shown := part.status()) is None or not shown.node or shown.trouble:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
@@ -243,11 +244,13 @@ def joined(say: Callable[[str], object], programs: Path | None = None) -> Iterat
 
 
 class NothingDecided:
+    feedback = Feedback(0.5)
+
     def decided(self) -> None:
         return None
 
-    def offline_pods(self) -> int:
-        return 0
+    def offline_uids(self) -> frozenset[str]:
+        return frozenset()
 
 
 def _ref(pod: Any) -> PodRef:

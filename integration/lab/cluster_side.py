@@ -6,6 +6,7 @@ say, the rights of the replicas' account, too.
 
 import base64
 import json
+import os
 import signal
 import socket
 import sys
@@ -30,6 +31,27 @@ def install(plane: ControlPlane) -> None:
     """Apply the manifests. Raises LabError, also when kubectl has a warning for their user."""
     for name in ("base", "koordinator"):
         plane.kubectl("apply", "--warnings-as-errors", "-k", str(MANIFESTS / name))
+
+
+def install_with(plane: ControlPlane, *components: str) -> list[str]:
+    """Apply the base with these components, and return the arguments that the controller has then. Raises LabError."""
+    plane.kubectl("apply", "--warnings-as-errors", "-k", str(kustomization(plane, *components)))
+    where = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/criproxy-controller"
+    (container,) = plane.call("GET", where)["spec"]["template"]["spec"]["containers"]
+    return list(container["args"])
+
+
+def kustomization(plane: ControlPlane, *components: str) -> Path:
+    """The folder of one of a user's own: the base with these components."""
+    folder = plane.directory / "installed"
+    folder.mkdir(exist_ok=True)
+
+    def relative(name: str) -> str:
+        return os.path.relpath(MANIFESTS / name, folder.resolve())
+
+    made = {"resources": [relative("base")], "components": [relative(name) for name in components]}
+    (folder / "kustomization.yaml").write_text(json.dumps(made))
+    return folder
 
 
 def account_config(plane: ControlPlane, account: str, folder: Path, server: str = "") -> Path:
@@ -94,7 +116,7 @@ class Replica:
         self._server = server
         self._folder = plane.directory / name
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self.port,) = free_ports(1)
+        self.port, self.metrics_port = free_ports(2)
         both = plane.authority.sign(name, "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
         self.mount({"tls.crt": both, "tls.key": both})
 
@@ -108,12 +130,19 @@ class Replica:
         """Of both of its processes."""
         return self._folder / "log"
 
-    def start(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:
+    def start(
+        self,
+        env: Mapping[str, str] | None = None,
+        *,
+        before: str = "",
+        controller_arguments: Sequence[str] = ("controller",),
+    ) -> None:
         """`env` is added to its environment, `before` is Python that each process runs first."""
         certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
         webhook = run(["webhook", *certificates, *TRUSTED], self.log, env, before=before)
         config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
-        controller = run(["controller"], self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
+        arguments = [*controller_arguments, "--metrics-port", str(self.metrics_port)]
+        controller = run(arguments, self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)
         self.process = Processes(webhook, controller)
 
     def certify(self, env: Mapping[str, str] | None = None, *, before: str = "") -> None:

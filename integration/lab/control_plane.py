@@ -22,6 +22,8 @@ from integration.programs import build
 
 START_S = 900 if is_throwaway() else 180
 ANSWER_S = 30
+PROFILES = tuple({"schedulerName": name} for name in ("default-scheduler", "koord-scheduler"))
+"""The scheduler as ever, which also goes by the name that Koordinator's manifests give theirs."""
 ADMIN = "/O=system:masters/CN=admin"
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
@@ -134,11 +136,19 @@ class ControlPlane:
         manager = [
             f"--service-account-private-key-file={self.directory / 'pki' / 'accounts.key'}",
             f"--root-ca-file={self.authority.ca}",
+            *("--kube-api-qps=200", "--kube-api-burst=400"),  # Jobs of a second each would wait for its 20
             *([] if lifecycle else ["--controllers=*,-nodelifecycle"]),
         ]
         self._start_client("kube-controller-manager", "manager", manager)
         if scheduler:
-            self._start_client("kube-scheduler", "scheduler", [f"--config={self._scheduler_config()}"])
+            self.start_scheduler()
+
+    def start_scheduler(self, profiles: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """In the place of the one that runs. `profiles`: those of a KubeSchedulerConfiguration; None: `PROFILES`."""
+        if self._is_alive("kube-scheduler"):
+            self._processes["kube-scheduler"].stop()
+        config = self._scheduler_config(PROFILES if profiles is None else profiles)
+        self._start_client("kube-scheduler", "scheduler", [f"--config={config}"])
 
     def start_api(self) -> None:
         """Etcd and the API server, unless they run."""
@@ -216,15 +226,14 @@ class ControlPlane:
         }))  # fmt: skip
         return file
 
-    def _scheduler_config(self) -> Path:
-        """The scheduler as ever, which also goes by the name that Koordinator's manifests give theirs."""
+    def _scheduler_config(self, profiles: Sequence[Mapping[str, Any]]) -> Path:
         file = self.directory / "scheduler.json"
         file.write_text(json.dumps({
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(self.directory / "kube-scheduler.conf")},
             "leaderElection": {"leaderElect": False},
-            "profiles": [{"schedulerName": name} for name in ("default-scheduler", "koord-scheduler")],
+            "profiles": list(profiles),
         }))  # fmt: skip
         return file
 

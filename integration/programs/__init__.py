@@ -1,1 +1,1 @@
-"""Programs of today that the tests start, built from Go modules: Kubernetes, etcd, containerd, the CRI's own tests."""
+"""Programs of today that the tests start, built from Go modules: Kubernetes, etcd, containerd, CRI's tests, Kueue."""

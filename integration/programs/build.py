@@ -2,12 +2,13 @@
 
 Each folder beside this file is a Go module of ours that requires one project; its go.sum pins all that its programs are
 made of. Programs are kept in ${XDG_CACHE_HOME:-~/.cache}/criproxy/programs, by what went into them, until nobody has
-used them for a week. On two cores Kubernetes 1.37 takes 13 minutes, the others one to three. $KUBERNETES names the
-version: 1.37, or 1.34.
+used them for a week. On two cores Kubernetes 1.37 takes 13 minutes, Kueue four, the others one to three. $KUBERNETES
+names the version: 1.37, or 1.34.
 """
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -39,6 +40,8 @@ class Module:
     packages: Mapping[str, str]
     tests: tuple[str, ...] = ()
     """Those of the programs that are test programs (`go test -c`)."""
+    manifests: str = ""
+    """The folder of the required module whose manifests are kept beside the programs; "": none."""
 
     def flags(self) -> list[str]:
         """What the linker is told: without a version Kubernetes calls itself v0.0.0-master, which clients refuse."""
@@ -52,7 +55,8 @@ class Module:
     def key(self) -> str:
         """Of what goes into the programs."""
         files = sorted((HERE / self.folder).iterdir())
-        content = b"\0".join([*(file.read_bytes() for file in files), repr((self.packages, self.tests)).encode()])
+        made = (self.packages, self.tests, *([self.manifests] if self.manifests else []))
+        content = b"\0".join([*(file.read_bytes() for file in files), repr(made).encode()])
         return hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -68,6 +72,7 @@ def _kubernetes(version: str) -> Module:
 
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
+_KUEUE = "sigs.k8s.io/kueue"
 MODULES = (
     *map(_kubernetes, VERSIONS),
     Module("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "."}),
@@ -82,12 +87,14 @@ MODULES = (
         _CONTAINERD,
         {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
     ),
+    Module("kueue", _KUEUE, {"kueue": f"{_KUEUE}/cmd/kueue"}, manifests="config/components"),
 )
 SETS: Mapping[str, Sequence[str]] = {
     "kubelet": ("kubelet",),
     "control-plane": (*KUBERNETES, "etcd"),
     "cri-tools": ("crictl", "critest"),
     "containerd": ("containerd", "containerd-shim-runc-v2", "ctr"),
+    "kueue": ("kueue",),
 }
 """What is asked for, by the words of integration/setup."""
 
@@ -108,6 +115,11 @@ def find(program: str) -> Path:
         raise LabError(f"{program} is not built ({path} is not there): integration/setup {name}")
     cache.use(path.parent)
     return path
+
+
+def manifests(program: str) -> Path:
+    """The manifests of a program that is built. Raises LabError, with the remedy, when it is not."""
+    return find(program).parent / "manifests"
 
 
 def build(programs: Sequence[str]) -> None:
@@ -154,10 +166,26 @@ def _build(module: Module, wanted: Sequence[str]) -> None:
             "GOCACHE": str(objects),
         }
         try:
+            if module.manifests:
+                _keep_manifests(module, go, environment, directory)
             for program in missing:
                 _compile(module, program, go, environment, directory)
         finally:
             shutil.rmtree(objects, ignore_errors=True)
+
+
+def _keep_manifests(module: Module, go: Path, environment: Mapping[str, str], directory: Path) -> None:
+    command = [str(go), "mod", "download", "-json", module.requires]
+    done = subprocess.run(
+        command, cwd=HERE / module.folder, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise LabError(f"{' '.join(command)} failed in {HERE / module.folder}: {done.stdout}")
+    source = Path(json.loads(done.stdout)["Dir"]) / module.manifests
+    shutil.rmtree(directory / "manifests", ignore_errors=True)
+    shutil.copytree(source, directory / "manifests", copy_function=shutil.copyfile)
+    for folder in (directory / "manifests", *(directory / "manifests").rglob("*/")):
+        folder.chmod(0o755)  # the module's are read-only
 
 
 def _compile(module: Module, program: str, go: Path, environment: Mapping[str, str], directory: Path) -> None:

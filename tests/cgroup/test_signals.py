@@ -6,12 +6,13 @@ import itertools
 import os
 import shutil
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from criproxy.cgroup import run_queue
+from criproxy.cgroup import pod_stalls, run_queue
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect, detect_signals
 from criproxy.cgroup.driver import CgroupError
@@ -26,6 +27,7 @@ from criproxy.model.signals import (
     MemoryRoom,
     Missing,
     PidsRoom,
+    PodStall,
     RunQueue,
     Stall,
     ThreadTimes,
@@ -228,21 +230,57 @@ def test_own_limits_are_of_every_cgroup_below_kubepods(node: Node) -> None:
     assert found.online_s == (None if node.version == 1 else 1.5)
 
 
-@pytest.mark.parametrize("name", ["poda", "podb-2", "kubepods-burstable-podc_3.slice"])
-def test_own_limits_come_with_the_waiting_of_pods_alone(v2: Node, name: str) -> None:
-    pod = f"{ONLINE}/burstable/{name}"
-    v2.make(pod)
-    v2.make(f"{pod}/cri-containerd-pod.scope")
-    for path in (ONLINE, f"{ONLINE}/burstable", pod, f"{pod}/cri-containerd-pod.scope"):
-        v2.write("cpu", f"{path}/cpu.pressure", SOME)
-
-    waits = v2.read(own_limits=True).own_limits.waits
-
-    assert (waits[pod].some_s, set(waits) - {POD}) == (2.5, {pod} - {POD})
+PODS = {"a": (f"{ONLINE}/besteffort/poda", POD), "b": (f"{ONLINE}/podb",)}
 
 
-def test_own_limits_without_pressure_come_without_waiting(unpressed: Node) -> None:
-    assert unpressed.read(own_limits=True).own_limits.waits == {}
+def uids(node: Node, pods: Mapping[str, Sequence[str]]) -> set[str]:
+    """Those of the pods that can be read."""
+    found = node.reader.read(BOX, own_limits=False, pods=pods).pods
+    assert not isinstance(found, Missing)
+    return set(found)
+
+
+def test_each_pod_is_read_where_it_is(node: Node) -> None:
+    if node.version == 2:
+        node.write("cpu", f"{POD}/cpu.pressure", SOME)
+
+    reading = node.reader.read(BOX, own_limits=False, pods=PODS)
+
+    stall = None if node.version == 1 else Stall(node.clock.monotonic_s(), 2.5)
+    assert reading.pods == {"a": PodStall(POD, stall)}
+
+
+def test_pod_that_goes_is_left_out_and_its_file_closed(v2: Node) -> None:
+    v2.write("cpu", f"{POD}/cpu.pressure", SOME)
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        v2.reader.read(BOX, own_limits=False, pods=PODS)
+    kept = len(os.listdir("/proc/self/fd"))
+    reading = v2.reader.read(BOX, own_limits=False, pods={})
+
+    assert (kept - opened, reading.pods) == (1, {})
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_pod_whose_pressure_can_not_be_read_is_left_out(v2: Node) -> None:
+    v2.make(f"{ONLINE}/podb")
+    for path, text in ((POD, "nonsense"), (f"{ONLINE}/podb", SOME)):
+        v2.write("cpu", f"{path}/cpu.pressure", text)
+
+    assert uids(v2, PODS) == {"b"}
+    v2.write("cpu", f"{POD}/cpu.pressure", SOME)
+    assert uids(v2, PODS) == {"a", "b"}
+
+
+def test_no_more_pods_are_read_than_may_be(v2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_stalls, "MOST_PODS", 1)
+    for pod in ("a", "b"):
+        v2.make(f"{ONLINE}/burstable/pod{pod}")
+        v2.write("cpu", f"{ONLINE}/burstable/pod{pod}/cpu.pressure", SOME)
+    pods = {pod: (f"{ONLINE}/burstable/pod{pod}",) for pod in ("a", "b")}
+
+    assert uids(v2, pods) == {"a"}
+    assert uids(v2, {"b": pods["b"]}) == {"b"}
 
 
 def test_own_limits_leave_out_a_pod_that_vanishes_amid_the_reading(node: Node) -> None:
@@ -422,6 +460,20 @@ def test_run_queue_of_one_cgroup_is_looked_through_once(v1: Node, monkeypatch) -
     v1.read()
 
     assert len(walks) == 1
+
+
+def test_run_queue_keeps_a_thread_of_each_cgroup_beside_one_with_many(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, pods=("a", "b"))
+    hungry, victim = range(100, 200), 900
+    node.threads(CONTAINER, *hungry)
+    node.threads(f"{ONLINE}/burstable/podb/c", victim)
+    for second in range(1, 20):
+        for tid in hungry:
+            node.thread(tid, 10**9 * second, 10**9 * second)
+        node.thread(victim, 10**6 * second, 10**6 * second)
+        found = node.read().run_queue.threads
+
+    assert victim in found
 
 
 def test_run_queue_takes_the_beginning_of_a_long_list_of_threads(v1: Node, monkeypatch) -> None:

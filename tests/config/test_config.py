@@ -577,3 +577,29 @@ def test_bypass_that_is_neither_is_refused_with_both_named(value: str) -> None:
     assert [error.key for error in loaded.errors] == ["proxy.bypass_after_s"]
     assert 'expected a number from 1 to 3_600, or "never"' in str(loaded.errors[0])
     assert loaded.config.proxy.bypass == 10.0
+
+
+REMOTE = '[observe]\nremote_address = "0.0.0.0:9465"\n'
+TLS = 'tls_certificate = "/etc/c.crt"\ntls_key = "/etc/c.key"\n'
+
+
+@pytest.mark.parametrize("way", ['token_file = "/etc/tokens"', 'client_ca = "/etc/ca.crt"'])
+def test_a_remote_address_takes_a_certificate_and_a_way_to_be_let_in(way: str) -> None:
+    loaded = read(f"{REMOTE}{TLS}{way}")
+    assert not loaded.errors
+    assert loaded.config.observe.remote_host_port == ("0.0.0.0", 9465)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        pytest.param(f'{REMOTE}token_file = "/t"', "tls_certificate and observe.tls_key", id="no-tls"),
+        pytest.param(f'{REMOTE}tls_key = "/k"\ntoken_file = "/t"', "observe.tls_key", id="key-alone"),
+        pytest.param(f"{REMOTE}{TLS}", "observe.token_file or observe.client_ca", id="no-authentication"),
+        pytest.param(f'{REMOTE.replace("9465", "0")}{TLS}client_ca = "/a"', "from 1 to 65535", id="no-port"),
+        pytest.param(f'{REMOTE.replace("0.0.0.0", "0.0.0.999")}{TLS}client_ca = "/a"', "0.0.0.0", id="no-ip"),
+    ],
+)  # fmt: skip
+def test_a_remote_address_without_is_an_error_with_a_remedy(text: str, remedy: str) -> None:
+    (error,) = read(text).errors
+    assert error.key == "observe.remote_address" and remedy in error.remedy

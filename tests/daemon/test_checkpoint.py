@@ -7,19 +7,24 @@ import re
 import stat
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
+from criproxy.concurrency.clock import Clock, Wake
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.interference.ladder import LadderSettings, Rung, Transition
 from criproxy.control.interference.responder import Move, Responder
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.checkpoint import MAX_AGE_S, MOST_BYTES, Checkpointer, CheckpointFile, Remembered
+from criproxy.daemon.round import Round
 from criproxy.pods.interference import InterferenceState
 from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
+from tests.fakes.waiting import until
 
 
 @pytest.fixture
@@ -49,6 +54,35 @@ def states(clock):
 def unsigned(file):
     """The file's text as a criproxy wrote it that knew no checksum."""
     return re.sub(r'"crc32":"[0-9a-f]{8}",', "", file.path.read_text())
+
+
+class Memory:
+    """What was learned, by all of which is known `states`; what comes back to it is `restored`, in order."""
+
+    def __init__(self, states=None):
+        self.states = states or Remembered({})
+        self.restored: list[tuple[object, float]] = []
+        self.waits: list[bool] = []
+        self.harm = SimpleNamespace(
+            checkpoint=lambda: self.states.interference, restore=lambda *what: self.restored.append(what)
+        )
+
+    def predictors(self):
+        return self.states.predictors
+
+    def restore(self, *what):
+        self.restored.append(what)
+
+    def wait_for_checkpoint(self, waits):
+        self.waits.append(waits)
+
+
+def keeper(file, states=None):
+    return Checkpointer(file, Memory(states), Wake())
+
+
+def round_of(part, clock, log):
+    return Round([part], FakeCounters(), clock, log)
 
 
 def with_one_sample(states):
@@ -82,17 +116,16 @@ def test_ladder_that_another_version_has_written_costs_nobody_the_rest(file, sta
     assert log.names() == ["interference_starts_cold"]
 
 
-def test_hurry_saves_at_once(file, states):
-    checkpointer = Checkpointer(file)
+def test_hurry_saves_at_once(file, states, log):
+    checkpointer = keeper(file, states)
 
     async def main():
-        hurried = asyncio.create_task(checkpointer.run_hurried(lambda: states))
-        checkpointer.hurry()
-        for _ in range(1000):
-            if file.path.exists():
-                break
-            await asyncio.sleep(0.01)
-        hurried.cancel()
+        running = asyncio.create_task(round_of(checkpointer, Clock(), log).run())
+        await asyncio.sleep(0.01)
+        assert not file.path.exists()
+        checkpointer.hurries.set()
+        await until(file.path.exists)
+        running.cancel()
 
     asyncio.run(main())
     assert file.load() == (states, 0.0)
@@ -265,25 +298,28 @@ def test_checkpoint_old_file_is_never_written_into(file, states):
 
 def test_checkpointer_writes_each_minute(file, states, clock, log):
     clock.stop_after = 4
-    with pytest.raises(Stop):
-        asyncio.run(Checkpointer(file).run(lambda: states))
+    with pytest.raises(BaseExceptionGroup) as ended:
+        asyncio.run(round_of(keeper(file, states), clock, log).run())
+    assert ended.group_contains(Stop)
     assert clock.slept == [60.0] * 4
     assert json.loads(file.path.read_text())["boottime_s"] == 1000.0 + 180.0
 
 
 def test_checkpointer_failure_is_logged_once_until_it_works(file, states, clock, log):
     file.path.parent.write_text("a file where the directory should be")
-    checkpointer = Checkpointer(file)
+    checkpointer = keeper(file, states)
+    round = round_of(checkpointer, clock, log)
     for _ in range(3):
-        asyncio.run(checkpointer.save(lambda: states))
-    assert log.names() == ["checkpoint_failed"]
+        asyncio.run(round.look(checkpointer))
+    assert log.names() == ["look_failed"]
+    assert f"{file.path} can't be written" in checkpointer.failure
     file.path.parent.unlink()
-    asyncio.run(checkpointer.save(lambda: states))
+    asyncio.run(round.look(checkpointer))
     assert file.load()[0] == states
     assert json.loads(file.path.read_text())["wall_s"] == clock.wall
     file.path.with_name("predictor.json.tmp").mkdir()
-    asyncio.run(checkpointer.save(lambda: states))
-    assert log.names() == ["checkpoint_failed", "checkpoint_failed"]
+    asyncio.run(round.look(checkpointer))
+    assert log.names() == ["look_failed", "look_succeeded", "look_failed"]
 
 
 class SlowDisk:
@@ -318,14 +354,14 @@ def slow_disk(monkeypatch):
 
 def test_last_checkpoint_waits_for_no_fsync_and_is_not_overwritten_by_one_before(file, states, clock, log, slow_disk):
     later = with_one_sample(states)
-    given = [states, later]
-    checkpointer = Checkpointer(file)
+    checkpointer = keeper(file, states)
 
     async def main():
-        each_minute = asyncio.create_task(checkpointer.save(lambda: given.pop(0)))
+        each_minute = asyncio.create_task(checkpointer.look())
         await asyncio.to_thread(slow_disk.entered.wait)
         each_minute.cancel()  # as the end of the process does
-        await checkpointer.save_last(lambda: given.pop(0))
+        checkpointer.memory.states = later
+        await checkpointer.save_last()
 
     asyncio.run(main())
     assert file.load()[0] == later
@@ -340,7 +376,7 @@ def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, state
     monkeypatch.setattr("criproxy.daemon.checkpoint.LAST_S", 0.05)
     monkeypatch.setattr(CheckpointFile, "write", lambda *_, **__: freed.wait())
     try:
-        asyncio.run(Checkpointer(file).save_last(lambda: states))  # which joins asyncio's threads
+        asyncio.run(keeper(file, states).save_last())  # which joins asyncio's threads
         assert log.names() == ["checkpoint_given_up"]
     finally:
         freed.set()
@@ -348,21 +384,21 @@ def test_last_checkpoint_of_a_disk_that_hangs_altogether_is_given_up(file, state
 
 def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file, states, clock, log, monkeypatch):
     file.write(states)
-    freed, load, restored = threading.Event(), file.load, []
-    waits: list[bool] = []
+    freed, load = threading.Event(), file.load
     monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
-    checkpointer = Checkpointer(file)
+    checkpointer = keeper(file)
+    memory = checkpointer.memory
 
     async def main():
-        loading = asyncio.create_task(checkpointer.load(lambda *what: restored.append(what), waits.append))
+        loading = asyncio.create_task(checkpointer.load())
         await asyncio.wait((loading,), timeout=0.05)
-        assert (restored, waits) == ([], [True])
-        await checkpointer.save(lambda: Remembered({}))
+        assert (memory.restored, memory.waits) == ([], [True])
+        await checkpointer.look()
         freed.set()
         await loading
 
     asyncio.run(main())
-    assert (restored, waits) == ([(states, 0.0)], [True, False])
+    assert (memory.restored, memory.waits) == ([(states.predictors, 0.0)], [True, False])
 
 
 def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever_and_undoes_nothing_when_it_comes(
@@ -370,21 +406,30 @@ def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever_and_undoes_n
 ):
     kept = Remembered(states.predictors, InterferenceState(responder().state()))
     file.write(kept)
-    restored = []
-    freed, load, goes_on = threading.Event(), file.load, asyncio.Event()
+    freed, load = threading.Event(), file.load
     monkeypatch.setattr("criproxy.daemon.checkpoint.WAITED_FOR_S", 0.01)
     monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
 
-    def wait(waits: bool):
-        if not waits:
-            goes_on.set()
+    checkpointer = keeper(file)
+    memory = checkpointer.memory
 
     async def main():
-        loading = asyncio.create_task(Checkpointer(file).load(lambda *what: restored.append(what), wait))
-        await goes_on.wait()
+        loading = asyncio.create_task(checkpointer.load())
+        await until(lambda: memory.waits == [True, False])
         freed.set()
         await loading
 
-    asyncio.run(asyncio.wait_for(main(), 30))
-    assert restored == [(states, 0.0)]
+    asyncio.run(main())
+    assert memory.restored == [(states.predictors, 0.0)]
     assert log.names() == ["interference_starts_cold"]
+
+
+@pytest.mark.parametrize("predictors", [True, False], ids=["all", "the-ladder-alone"])
+def test_what_the_file_holds_is_restored_but_for_what_a_predecessor_has_passed_on(file, states, predictors):
+    kept = InterferenceState(responder().state())
+    file.write(Remembered(states.predictors, kept))
+    checkpointer = keeper(file)
+
+    asyncio.run(checkpointer.load(predictors=predictors))
+
+    assert checkpointer.memory.restored == [(states.predictors, 0.0)] * predictors + [(kept, 0.0)]

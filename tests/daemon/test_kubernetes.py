@@ -5,15 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.config import OwnFiles
 from criproxy.config.settings import Config, Control, ResourceTable
 from criproxy.config.settings import Kubernetes as Settings
 from criproxy.control.interference.ladder import Rung, Transition
+from criproxy.control.pod_speed import Feedback
 from criproxy.control.policy import PolicyState, StaticSettings, decide
+from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.kubernetes import KubernetesPart, load_first, policy_file, publish_settings
 from criproxy.kube.extended_resources import ExtendedResource, resources_called
-from criproxy.model import PodRef
+from criproxy.model import CPU, Bounds, PodRef, ResourceDecision, ResourcePrediction
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
@@ -33,15 +36,29 @@ JOB = PodRef("uid-a", "default", "a")
 
 class Offering:
     def __init__(self, clock):
-        self.clock, self.modes, self.pods = clock, Modes({}), 0
+        self.clock, self.modes, self.pods = clock, Modes({}), frozenset[str]()
 
     def decided(self):
         sample = snapshot(self.clock.boottime_s(), (4.0, 2.0, 0.5, 1.5), (8 * GIB, 4 * GIB, GIB, 3 * GIB))
         settings = laws(cpu=StaticSettings(1.5), memory=StaticSettings(GIB))
         return sample, decide(sample, predictions(None, None), PolicyState(), settings)[0], self.modes
 
-    def offline_pods(self):
+    def offline_uids(self):
         return self.pods
+
+
+class OpenBox(Offering):
+    """Of 4 cores, online may use 3.5 within the hour."""
+
+    def decided(self):
+        sample, decision, modes = super().decided()
+        predicted = ResourcePrediction(2.0, hour=3.5, recent=1.5)
+        cpu = ResourceDecision(4.0, "open", Bounds(0.1, None, 0.0, 0.9), predicted, open=True)
+        return sample, replace(decision, resources={**decision.resources, CPU: cpu}), modes
+
+
+class Measures:
+    feedback = Feedback(0.5)
 
 
 class Bench:
@@ -54,6 +71,7 @@ class Bench:
             kubernetes=Settings(enabled=True, kubeconfig=str(kubeconfig), publish=publish),
         )
         self.metrics, self.offering = Metrics("1", shown=(KubernetesPart,)), Offering(self.clock)
+        self.measures = Measures()
         own = OwnFiles(self.file)
         load_first(own, dry_run=dry_run)
         self.part = KubernetesPart(
@@ -71,7 +89,7 @@ class Bench:
 
     def run(self, scenario):
         async def beside():
-            running = asyncio.create_task(self.part.run(self.offering))
+            running = asyncio.create_task(self.part.run(self.offering, self.measures))
             try:
                 async with asyncio.timeout(20):
                     return await scenario()
@@ -95,13 +113,29 @@ def test_node_of_the_certificate_publishes_what_is_decided_and_0_when_it_is_off(
     async def scenario():
         await until(lambda: batch_cpu(api) == "1500" and bench.part.status().published)
         shown = bench.part.status()
-        bench.offering.modes, bench.offering.pods = Modes({Mode.DISABLED: ""}), 2
+        bench.offering.modes, bench.offering.pods = Modes({Mode.DISABLED: ""}), frozenset({"a", "b"})
         await until(lambda: batch_cpu(api) == "0")
         return shown
 
     shown = bench.run(scenario)
     assert (shown.node, shown.trouble, shown.published["kubernetes.io/batch-cpu"]) == ("node1", "", 1500)
     assert "disabled" in bench.part.status().why and bench.part.status().why.endswith("that run on: 2")
+
+
+def test_open_box_publishes_by_the_forecast_and_by_what_pods_got_of_it(bench, api):
+    bench.offering = OpenBox(bench.clock)
+
+    async def scenario():
+        before = bench.part.promised_cores()
+        await until(lambda: batch_cpu(api) == "1000")
+        bench.measures.feedback = Feedback(0.5, 2.0)
+        await until(lambda: batch_cpu(api) == "500" and bench.part.promised_cores() == 0.5)
+        return before, bench.part.why()
+
+    before, why = bench.run(scenario)
+    assert before is None, "nothing was published yet"
+    assert "1.00 x (4.00 cores - 3.50 cores that online may use within the hour), so that pods keep 50%" in why
+    assert "2.00 x moved by what they got" in why
 
 
 def test_switching_off_the_publishing_withdraws_what_was_published_once(bench, api):
@@ -415,3 +449,9 @@ def test_names_are_those_of_the_preset_or_ones_own():
     assert publish_settings(Settings(names="mid")).resources == resources_called("mid")
     found = publish_settings(Settings(names="mid", resources=(own,)))
     assert (found.resources, found.off) == ((ExtendedResource("example.com/spare-cpu", "cpu", 1000),), "")
+
+
+def test_speed_and_watermark_of_the_config_are_published_by():
+    found = publish_settings(Settings(cpu_watermark_ratio=1.0, speed_ratio=0.8))
+    assert found.open_box == OpenBoxSettings(watermark_ratio=1.0, speed_ratio=0.8)
+    assert publish_settings(Settings()).open_box == OpenBoxSettings()

@@ -16,8 +16,10 @@ footprint.settle()
 print(json.dumps([sorted(sys.modules), sorted(m.__file__ for n, m in sys.modules.items() if n.startswith("criproxy"))]))
 """
 
-SWITCHED_ON = "criproxy.kube."
-"""Imported at once where Kubernetes is switched on, and nowhere else: see `test_node_side_needs_no_further_import`."""
+SWITCHED_ON = ("criproxy.kube.", "criproxy.observe.remote")
+"""Imported at once where Kubernetes, or a remote address, is switched on, and nowhere else: see
+`test_node_side_needs_no_further_import`.
+"""
 
 FALLBACKS = (
     "criproxy.fronts.grpc.server",

@@ -7,7 +7,7 @@ A seeded scheduler decides what becomes of each await. SCHEDULES says how many t
 import asyncio
 import os
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +16,13 @@ import pytest
 from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.clock import Clock, Wake
 from criproxy.concurrency.worker import StuckError
+from criproxy.daemon.checkpoint import Checkpointer
 from criproxy.daemon.register import PARTS
 from criproxy.daemon.round import Round
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.part import Part
+from criproxy.pods.stopping import StopRequests
+from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
 
@@ -67,10 +70,11 @@ class Anybody:
     processes: ClassVar[dict[str, object]] = {}
     placed = running_pods = (POD,)
     path = "/offline"
+    kubelet_path = Path("/var/lib/kubelet")
     version = 2
 
     def __init__(self, chance: random.Random, clock: Clock) -> None:
-        self._chance, self.clock = chance, clock
+        self._chance, self.clock, self.stops = chance, clock, StopRequests()
 
     def __getattr__(self, name: str) -> "Anybody":
         if name.startswith("__"):
@@ -120,12 +124,19 @@ async def life(round: Round, part: Part, chance: random.Random) -> None:
     await round.close()
 
 
-@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
-def test_part_ends_at_once_whatever_becomes_of_each_of_its_awaits(kind: type[Part], tmp_path: Path) -> None:
+def checkpointer(anybody: Any) -> Part:
+    return Checkpointer(anybody, anybody, Wake(), anybody)
+
+
+MADE = {kind.__name__: kind.made for kind in PARTS} | {"Checkpointer": checkpointer}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE.keys())
+def test_part_ends_at_once_whatever_becomes_of_each_of_its_awaits(make: Callable[[Any], Part]) -> None:
     for seed in range(SCHEDULES):
         chance, clock, log = random.Random(seed), Turns(), FakeLog()
-        part = kind.made(Anybody(chance, clock))  # type: ignore[arg-type]
-        round = Round([part], clock, log)
+        part = make(Anybody(chance, clock))
+        round = Round([part], FakeCounters(), clock, log)
         round.configure(SETTINGS[-1]())
         try:
             asyncio.run(life(round, part, chance))

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from criproxy.concurrency.clock import Clock, Wake
 from criproxy.daemon.register import PARTS
-from criproxy.daemon.round import LATE_S, Round
+from criproxy.daemon.round import LATE_S, UNREADY_S, Round
 from criproxy.pods.part import Part
+from criproxy.pods.stopping import StopRequests
 from tests.fakes.clock import FakeClock
+from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
 from tests.fakes.waiting import until
@@ -66,18 +69,19 @@ def fail() -> None:
 
 def test_part_that_hangs_or_fails_keeps_no_other_from_its_looks_and_all_cease_at_the_end() -> None:
     hangs, fails, well = Looks(lambda: asyncio.sleep(NEVER_S)), Looks(fail, 0.001), Looks(pause_s=0.001)
-    log = FakeLog()
-    run(Round([hangs, fails, well], Clock(), log), lambda: fails.looks >= 3 and well.looks >= 3)
+    log, counters = FakeLog(), FakeCounters()
+    run(Round([hangs, fails, well], counters, Clock(), log), lambda: fails.looks >= 3 and well.looks >= 3)
 
     assert (hangs.looks, hangs.ceased, fails.ceased, well.ceased) == (1, 1, 1, 1)
     assert [(event, fields["error"]) for _, event, fields in log.events] == [("look_failed", "no such file")]
+    assert len(counters.of("part_looks_failed")) >= 3
     assert list(fails.problems()) == ["looking failed, and is tried again: no such file"]
 
 
 def test_look_that_succeeds_again_is_told_and_is_no_problem_any_more() -> None:
     log = FakeLog()
     part = Looks(fail)
-    round = Round([part], Clock(), log)
+    round = Round([part], FakeCounters(), Clock(), log)
     asyncio.run(round.look(part))
     part.what = lambda: None
     asyncio.run(round.look(part))
@@ -92,7 +96,7 @@ def test_part_that_waits_to_be_woken_looks_once_for_each_time_that_it_was() -> N
     seen = []
 
     async def go() -> None:
-        running = asyncio.create_task(Round([part], Clock(), FakeLog()).run())
+        running = asyncio.create_task(Round([part], FakeCounters(), Clock(), FakeLog()).run())
         for _ in range(2):
             await asyncio.sleep(0.02)
             seen.append(part.looks)
@@ -109,7 +113,7 @@ def test_wake_ends_a_long_pause() -> None:
     part = Looks(pause_s=NEVER_S)
 
     async def go() -> None:
-        running = asyncio.create_task(Round([part], Clock(), FakeLog()).run())
+        running = asyncio.create_task(Round([part], FakeCounters(), Clock(), FakeLog()).run())
         await asyncio.sleep(0.01)
         part.wake.set()
         await until(lambda: part.looks >= 2)
@@ -117,6 +121,17 @@ def test_wake_ends_a_long_pause() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(go())
+
+
+def test_first_look_comes_after_a_while_or_when_it_is_woken() -> None:
+    class Later(Looks):
+        FIRST_S = NEVER_S
+
+    waits, woken = Later(), Later()
+    woken.wake.set()
+    run(Round([waits, woken], FakeCounters(), Clock(), FakeLog()), lambda: woken.looks)
+
+    assert (waits.looks, woken.looks) == (0, 1)
 
 
 def test_one_that_fails_to_cease_or_close_keeps_no_other_from_it() -> None:
@@ -127,7 +142,7 @@ def test_one_that_fails_to_cease_or_close_keeps_no_other_from_it() -> None:
         close = cease
 
     last = Looks()
-    round = Round([Stubborn(), last], Clock(), FakeLog())
+    round = Round([Stubborn(), last], FakeCounters(), Clock(), FakeLog())
     run(round, lambda: last.looks == 1)
     asyncio.run(round.close())
 
@@ -143,7 +158,7 @@ async def stray() -> None:
 def test_cancel_that_nobody_asked_for_is_a_failure_and_ends_no_looks() -> None:
     part = Looks(stray, 0.001)
     log = FakeLog()
-    run(Round([part], Clock(), log), lambda: part.looks >= 3)
+    run(Round([part], FakeCounters(), Clock(), log), lambda: part.looks >= 3)
 
     assert [(event, fields["error"]) for _, event, fields in log.events] == [
         ("look_failed", "it was cancelled, though nobody has cancelled it")
@@ -153,7 +168,7 @@ def test_cancel_that_nobody_asked_for_is_a_failure_and_ends_no_looks() -> None:
 
 def test_look_that_does_not_end_is_a_problem_and_a_metric() -> None:
     part, clock = Looks(lambda: asyncio.sleep(NEVER_S)), FakeClock()
-    round = Round([part], clock, FakeLog())
+    round = Round([part], FakeCounters(), clock, FakeLog())
     seen = []
 
     def until() -> bool:
@@ -171,6 +186,36 @@ def test_look_that_does_not_end_is_a_problem_and_a_metric() -> None:
     assert round.failing() == {name: 0.0}
 
 
+def test_part_that_fails_on_and_on_makes_criproxy_unready_until_a_look_succeeds() -> None:
+    part, clock = Looks(fail), FakeClock()
+    round = Round([part], FakeCounters(), clock, FakeLog())
+    said = []
+    for what in (fail, fail, lambda: None, fail):
+        part.what = what
+        asyncio.run(round.look(part))
+        said.append(round.unready())
+        clock.advance(UNREADY_S + 1.0)
+
+    words = f"{Looks.NAME} has failed for 91 s: `criproxy status` says of what"
+    assert said == [None, words, None, None]
+    assert round.unready() is not None
+
+
+def test_look_that_does_not_end_makes_criproxy_unready() -> None:
+    part, clock = Looks(lambda: asyncio.sleep(NEVER_S)), FakeClock()
+    round = Round([part], FakeCounters(), clock, FakeLog())
+    said = []
+
+    def until() -> bool:
+        if part.looks:
+            said.append(round.unready())
+            clock.advance(UNREADY_S + 1.0)
+        return len(said) == 2
+
+    run(round, until)
+    assert said == [None, f"{Looks.NAME} has waited for 91 s for an answer"]
+
+
 def names(part: Any) -> list[str]:
     return [part.NAME, *(one.name for one in (*part.GAUGES, *part.COUNTERS))]
 
@@ -184,6 +229,7 @@ class Nobody:
     """Stands for every port, and does not answer: what is asked of it waits for ever."""
 
     processes: ClassVar[dict[str, object]] = {}
+    clock, stops, kubelet_path = Clock(), StopRequests(), Path("/var/lib/kubelet")
 
     def __getattr__(self, name: str) -> "Nobody":
         return Nobody()
@@ -205,7 +251,7 @@ class Nobody:
 def test_each_part_can_be_made_configured_begun_ceased_begun_anew_and_closed(kind: type[Part]) -> None:
     """On a node where nothing answers; twice, as after a hand-over that failed."""
     part = kind.made(Nobody())  # type: ignore[arg-type]
-    round = Round([part], Clock(), FakeLog())
+    round = Round([part], FakeCounters(), Clock(), FakeLog())
     for now in (
         node_settings(dry_run=True),
         node_settings(pass_through=True),

@@ -7,7 +7,18 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.resctrl import CacheLimits
 from criproxy.config import Config
-from criproxy.config.settings import Colocation, Control, Cpu, Cpuset, Guard, Interference, Io, Memory, Network
+from criproxy.config.settings import (
+    Colocation,
+    Control,
+    Cpu,
+    Cpuset,
+    Guard,
+    Interference,
+    Io,
+    Kubernetes,
+    Memory,
+    Network,
+)
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.interference.detectors import DETECTORS, by_name
 from criproxy.control.interference.ladder import LadderSettings, doubled_s, phases
@@ -24,10 +35,11 @@ from criproxy.pods.disk_bounds import DisksUse
 from criproxy.pods.disk_keeping import keeper_asked
 from criproxy.pods.interference import answer_asked
 from criproxy.pods.part import NodeSettings, Stage
+from criproxy.pods.pod_stops import all_leave
 from criproxy.pods.policy_settings import loop_settings, policy, predictor
 from criproxy.pods.proactive_reclaim import reclaim_asked
 from criproxy.pods.service_checks import ServiceChecksSettings
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_UNBOUNDED
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, ON_UNBOUNDED
 
 GIB = 1 << 30
 
@@ -40,6 +52,11 @@ def guard(config: Config) -> GuardLaw | None:
 def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> NodeSettings:
     config = Config(colocation=colocation)
     return NodeSettings(config, Timetable(config).stage(0.0), pass_through, dry_run)
+
+
+def when_off(now: NodeSettings) -> str | None:
+    """What becomes of the pods in the box; None: nothing."""
+    return "release" if now.lifts else "evict" if all_leave(now) else None
 
 
 @pytest.mark.parametrize(
@@ -64,32 +81,43 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     bad = NodeSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     safe = policy(Config())
     assert loop_settings(bad).policy.resources == safe.resources
-    assert (loop_settings(bad).dry_run, of.reconciler(bad).adopt, of.reconciler(bad).when_off) == (False, True, None)
+    assert (loop_settings(bad).dry_run, bad.adopts, when_off(bad)) == (False, True, None)
     assert not bad.modes.writes
     assert of.guard(bad).law is None
     dry = replace(bad, dry_run=True)
-    assert (loop_settings(dry).dry_run, of.reconciler(dry).adopt) == (True, False)
+    assert (loop_settings(dry).dry_run, dry.adopts) == (True, False)
 
 
 @pytest.mark.parametrize(
     ("config", "dry_run", "active", "stops_by"),
     [
         pytest.param(
-            Config(colocation=Colocation(enabled=True)), False, True, {ON_OVER_LIMIT, ON_HARM}, id="by-default"
+            Config(colocation=Colocation(enabled=True)),
+            False,
+            True,
+            {ON_OVER_LIMIT, ON_HARM, ON_STARVED},
+            id="by-default",
         ),
         pytest.param(
             Config(colocation=Colocation(enabled=True), memory=Memory(on_over_limit="report")),
             False,
             True,
-            {ON_HARM},
+            {ON_HARM, ON_STARVED},
             id="report",
         ),
         pytest.param(
             Config(colocation=Colocation(enabled=True), interference=Interference(on_harm="close")),
             False,
             True,
-            {ON_OVER_LIMIT},
+            {ON_OVER_LIMIT, ON_STARVED},
             id="close",
+        ),
+        pytest.param(
+            Config(colocation=Colocation(enabled=True), kubernetes=Kubernetes(on_starved="report")),
+            False,
+            True,
+            {ON_OVER_LIMIT, ON_HARM},
+            id="starved-report",
         ),
         pytest.param(Config(), False, False, set(), id="off"),
         pytest.param(Config(colocation=Colocation(enabled=True)), True, False, set(), id="dry-run"),
@@ -131,9 +159,9 @@ def test_parts_do_what_the_table_of_modes_says(
     parts = NodeSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
     owners = {bool(one) for one in (of.guard(parts).law, parts.relieves, parts.modes.writes)}
-    intercept, reconciler, (writes,) = of.admission(parts), of.reconciler(parts), owners
+    intercept, (writes,) = of.admission(parts), owners
     applies = not loop_settings(parts).dry_run
-    found = (intercept.enabled, intercept.dry_run, applies, writes, reconciler.when_off, reconciler.adopt)
+    found = (intercept.enabled, intercept.dry_run, applies, writes, when_off(parts), parts.adopts)
     assert found == expected
     assert (parts.modes.new_pod is NewPod.REFUSED) == (intercept.enabled and not dry_run and stage is CLOSED)
     assert (parts.modes.limits is LimitsUse.KEPT) == dry_run
@@ -257,14 +285,14 @@ def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evictin
     assert of.guard(held_off).law is None
     assert held_off.stops_by == {ON_OVER_LIMIT}
     assert held_off.relieves
-    assert (of.reconciler(held_off).when_off, of.reconciler(held_off).adopt) == (None, True)
+    assert (when_off(held_off), held_off.adopts) == (None, True)
     assert not of.box(given).hands_off
 
 
 def test_hold_off_stops_nothing_that_a_dry_run_or_a_switch_that_is_off_would_not() -> None:
     for one in (settings(Colocation(enabled=True), dry_run=True), settings(Colocation(enabled=False))):
         held_off = replace(one, held_off="repair")
-        assert (held_off.relieves, held_off.stops_by, of.reconciler(held_off).when_off) == (False, frozenset(), None)
+        assert (held_off.relieves, held_off.stops_by, when_off(held_off)) == (False, frozenset(), None)
         assert held_off.modes.new_pod is one.modes.new_pod
 
 

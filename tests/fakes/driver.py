@@ -32,6 +32,8 @@ class FakeFiles:
     def read(self, row: KernelFile, path: str) -> Any:
         if row is rows.EFFECTIVE_CPUS:
             return frozenset(self._driver.idle_s)
+        if row is rows.CPU_PRESSURE:
+            return {"some": self._driver.waited_s.get(path, 0.0)}
         used_s = self._driver.used_s.get(path, 0.0)
         return used_s * 1e9 if self.version == 1 else {"usage_usec": used_s * 1e6}
 
@@ -74,6 +76,7 @@ class FakeDriver:
         self.isolated = ""
         self.idle_s: dict[int, float] = {}
         self.used_s: dict[str, float] = {}
+        self.waited_s: dict[str, float] = {}
         self.busy: set[str] = set()
         self.fail_on: set[str] = set()
         self.gate = threading.Event()

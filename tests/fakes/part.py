@@ -10,11 +10,12 @@ from criproxy.model.shown import Shows
 from criproxy.pods.part import NodeSettings, Part, Stage
 from criproxy.pods.policy_settings import policy
 from tests.fakes.clock import FakeClock
+from tests.fakes.counters import FakeCounters
 
 
-def node_settings(text: str = "", **changed: Any) -> NodeSettings:
-    """By a config file with this text, in which colocation is on. `changed`: other fields."""
-    loaded = parse(f"colocation.enabled = true\n{text}".encode(), "config.toml")
+def node_settings(text: str = "", *, enabled: bool = True, **changed: Any) -> NodeSettings:
+    """By a config file with this text. `enabled`: colocation is on. `changed`: other fields."""
+    loaded = parse(f"colocation.enabled = {str(enabled).lower()}\n{text}".encode(), "config.toml")
     assert not loaded.errors, loaded.errors
     return NodeSettings(
         **{
@@ -28,7 +29,7 @@ def node_settings(text: str = "", **changed: Any) -> NodeSettings:
 
 
 def round_of(part: Part, log: Any, clock: Any = None) -> Round:
-    return Round([part], clock or FakeClock(), log)
+    return Round([part], FakeCounters(), clock or FakeClock(), log)
 
 
 def look(part: Part, log: Any) -> None:

@@ -127,6 +127,7 @@ ALL_IN_THE_CLUSTER_S_HAND: dict[str, dict[str, object]] = {
         "seccomp": False,
         "verified_only": True,
     },
+    "interference": {"queries": [{"name": "all", "promql": "count({__name__=~'.+'})"}]},
     "pids": {"max_ratio": 1.0},
 }
 """Every pod of the node would be offline, stopped as it runs outside the box, and kept from nothing."""

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from criproxy.control.publication import Lendable
 from criproxy.kube.extended_resources import (
-    ALLOCATED_S,
     QUIET_S,
+    SHED_S,
     Offer,
     OnNode,
     Published,
     PublishSettings,
     due,
+    ended,
     needs_allocated,
     offer,
     publication,
@@ -40,6 +41,7 @@ from criproxy.vocabulary.published import annotation_of, names_of
 GIB = 2**30
 BATCH_CPU, BATCH_MEMORY = (resource.name for resource in resources_called("batch"))
 SETTINGS = PublishSettings()
+PODS = frozenset({"a", "b"})
 BOUNDS = Bounds(floor=0.1, ceiling=None, reserve=0.0, watermark_ratio=0.9)
 SAMPLE = ResourceSample(capacity=16.0, node=4.0, box=1.0, online=3.0)
 
@@ -54,7 +56,7 @@ def offered(cores=4.0, size=8 * GIB, **fields):
 
 def taken(one, last=None, now_s=0.0, allocated=(), luck=0.0):
     made = publication(one, dict(allocated), last, SETTINGS, "")
-    return published(made, now_s, luck)
+    return published(made, one.pods, last, now_s, luck)
 
 
 # --- how much --------------------------------------------------------------------------------------------------------
@@ -213,11 +215,22 @@ def test_pods_are_asked_for_when_a_name_comes_anew_as_they_may_have_been_promise
     assert needs_allocated(offered(4.0), taken(offered(4.0)), PublishSettings(resources_called("crane")))
 
 
-def test_number_that_pods_hold_up_is_looked_at_again():
-    last = taken(offered(1.0), taken(offered(4.0)), now_s=0.0, allocated={BATCH_CPU: 3000}.items())
-    assert ask(offered(1.0), last, ALLOCATED_S - 1.0) == ""
-    assert "may have ended" in ask(offered(1.0), last, ALLOCATED_S)
-    assert needs_allocated(offered(1.0), last, SETTINGS)
+def test_number_that_pods_hold_up_is_looked_at_again_when_one_has_ended():
+    last = taken(offered(1.0, pods=PODS), taken(offered(4.0)), allocated={BATCH_CPU: 3000}.items())
+    fewer, others = offered(1.0, pods=frozenset({"a"})), offered(1.0, pods=PODS | {"c"})
+    assert ask(offered(1.0, pods=PODS), last) == ask(others, last) == ""
+    assert ask(fewer, last) == "a pod has ended while more is published than can be lent"
+    assert needs_allocated(fewer, last, SETTINGS)
+    assert ended(fewer, last) == {"b"}
+
+
+def test_ends_of_pods_are_written_at_once_no_more_often_than_their_time():
+    held_up = {BATCH_CPU: 3000}.items()
+    first = taken(offered(1.0, pods=PODS), allocated=held_up)
+    made = publication(offered(1.0, pods=frozenset({"a"})), dict(held_up), first, SETTINGS, ask(offered(1.0), first))
+    last = published(made, frozenset({"a"}), first, 100.0, 0.0)
+    assert ask(offered(1.0), last, 100.0 + SHED_S - 1.0) == ""
+    assert ask(offered(1.0), last, 100.0 + SHED_S)
 
 
 @given(st.floats(0, 64), st.floats(0, 64), st.integers(0, 64_000), st.booleans(), st.booleans())
@@ -243,14 +256,14 @@ def test_other_names_take_the_place_of_the_old_ones():
     assert due(offered(), None, last, other, 100.0) == "other names are to be published"
     made = publication(offered(), {}, last, other, "")
     assert made.quantities == {BATCH_CPU: None, BATCH_MEMORY: None, "gocrane.io/cpu": 4, "gocrane.io/memory": 8 * GIB}
-    assert set(published(made, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
+    assert set(published(made, frozenset(), None, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
 
 
 def test_names_that_an_earlier_process_has_left_go_with_the_first_publication():
     made = publication(offered(), {}, None, SETTINGS, "", left=("gocrane.io/cpu", BATCH_CPU))
     assert made.quantities == {"gocrane.io/cpu": None, BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
     assert made.publishes == NAMES
-    assert published(made, 0.0, 0.0).publishes == NAMES
+    assert published(made, frozenset(), None, 0.0, 0.0).publishes == NAMES
 
 
 def test_names_are_left_to_others_where_nothing_is_to_be_published():

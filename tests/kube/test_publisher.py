@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from criproxy.control.publication import Lendable
-from criproxy.kube.extended_resources import Offer, PublishSettings, resources_called
+from criproxy.kube.extended_resources import SHED_S, Offer, PublishSettings, resources_called
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.publisher import STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
@@ -120,8 +120,29 @@ def test_number_does_not_sink_below_what_pods_were_promised(bench, api):
     assert bench.look(60)[BATCH_CPU] == "2500"
     assert "what pods were promised, above 1000" in bench.condition()["message"]
     del api.pods[0]
-    assert bench.look(31)[BATCH_CPU] == "1000"
+    assert bench.look(391)[BATCH_CPU] == "1000"
     assert api.seen("GET", "/api/v1/pods")[-1].query["fieldSelector"] == "spec.nodeName=node1"
+
+
+def test_what_a_pod_leaves_at_its_end_is_taken_back_before_the_api_server_knows_of_the_end(bench, api):
+    api.pods = [pod(name, "1500") for name in "abc"]
+    bench.source.lend(1.0, pods=frozenset({"uid-a", "uid-b", "uid-c"}))
+    before = bench.look()[BATCH_CPU]
+    bench.source.lend(1.0, pods=frozenset({"uid-b", "uid-c"}))
+    first = bench.look(30)[BATCH_CPU]
+    bench.source.lend(1.0, pods=frozenset({"uid-c"}))
+    soon = bench.look(SHED_S - 1)[BATCH_CPU]
+    del api.pods[0]
+    assert (before, first, soon) == ("4500", "3000", "3000"), "each costs a report"
+    assert bench.look(1)[BATCH_CPU] == "1500"
+
+
+def test_end_of_a_pod_costs_no_report_where_all_that_is_published_can_be_lent(bench, api):
+    bench.source.lend(4.0, pods=frozenset({"uid-a"}))
+    bench.look()
+    bench.source.lend(4.0)
+    bench.look(60)
+    assert bench.patches() == 1
 
 
 def test_number_stays_when_pods_cannot_be_asked_for(bench, api):
@@ -139,7 +160,7 @@ def test_held_node_lends_just_what_pods_were_promised_and_says_so(bench, api):
     assert bench.look(60)[BATCH_CPU] == "3000"
     assert bench.condition()["reason"] == "Held"
     api.pods = []
-    assert bench.look(60)[BATCH_CPU] == "0"
+    assert bench.look(391)[BATCH_CPU] == "0"
 
 
 def test_withheld_is_zero_at_once_and_comes_back(bench, api):
@@ -156,17 +177,17 @@ def test_withheld_is_zero_at_once_and_comes_back(bench, api):
 
 def test_node_that_lends_nothing_says_whether_offline_pods_run_on(bench):
     bench.look()
-    bench.source.lend(4.0, withheld="disabled", pods=2)
+    bench.source.lend(4.0, withheld="disabled", pods=frozenset({"uid-a", "uid-b"}))
     bench.look(1)
     assert bench.condition()["reason"] == "Occupied"
     assert bench.condition()["message"] == "0 of each, as nothing is lent: disabled; offline pods that run on: 2"
-    bench.source.lend(4.0, withheld="disabled", pods=1)
+    bench.source.lend(4.0, withheld="disabled", pods=frozenset({"uid-a"}))
     bench.look(30)
     assert bench.patches() == 2, "each that leaves is not worth a patch"
     bench.source.lend(4.0, withheld="disabled")
     bench.look(30)
     assert (bench.condition()["reason"], bench.patches()) == ("Withheld", 3)
-    bench.source.lend(4.0, pods=2)
+    bench.source.lend(4.0, pods=frozenset({"uid-a", "uid-b"}))
     bench.look(30)
     assert bench.condition()["reason"] == "Lending"
 
@@ -180,7 +201,7 @@ def test_node_that_lends_again_lends_no_less_than_its_pods_were_promised(bench, 
     bench.source.lend(1.0)
     assert bench.look(30)[BATCH_CPU] == "3000"
     api.pods = []
-    assert bench.look(31)[BATCH_CPU] == "1000"
+    assert bench.look(391)[BATCH_CPU] == "1000"
 
 
 def test_what_was_decided_long_ago_counts_no_more(bench, clock):

@@ -101,6 +101,23 @@ def test_what_is_no_quantity_is_an_error(quantity: str) -> None:
         pytest.param('\ufeff{"evictionHard": {"a": "1%"}}', {"a": "1%"}, id="json-behind-a-byte-order-mark"),
         pytest.param("\ufeffevictionHard: {a: 1%}\n", {"a": "1%"}, id="byte-order-mark"),
         pytest.param("---\nevictionHard: {a: 1%}\n...\n", {"a": "1%"}, id="document"),
+        pytest.param("evictionHard:\n  a: >-\n    1%\n", {"a": "1%"}, id="folded"),
+        pytest.param("{kind: KubeletConfiguration,\n evictionHard: {a: 1%}}", {"a": "1%"}, id="flow-alone"),
+        pytest.param('{"evictionHard": {"a": "1%"}}  # made\n', {"a": "1%"}, id="json-before-a-comment"),
+        pytest.param("  evictionHard:\n    a: 1%\n", {"a": "1%"}, id="indented"),
+        pytest.param('"eviction\\x48ard": {a: 1%}\n', {"a": "1%"}, id="escape-in-a-key"),
+        pytest.param("--- {evictionHard: {a: 1%}}\n", {"a": "1%"}, id="behind-a-document's-begin"),
+        pytest.param("--- # x\nevictionHard: {a: 1%}\n", {"a": "1%"}, id="a-comment-behind-it"),
+        pytest.param("a: &x\n  b: 1%\nevictionHard: *x\n", {"b": "1%"}, id="alias"),
+        pytest.param(
+            "evictionSoft: &x {a: 1%}\nevictionHard:\n  <<: *x\n  b: 2%\n", {"a": "1%", "b": "2%"}, id="merge"
+        ),
+        pytest.param("evictionHard:\n  {\n  a:\n    1%,\n  }\n", {"a": "1%"}, id="flow-below-its-key"),
+        pytest.param("evictionHard:\r\n  a: 1%\r\n", {"a": "1%"}, id="ends-of-windows"),
+        pytest.param("evictionHard:\n  a: '1%' # x\n  b: \"2\\u0025\"\n", {"a": "1%", "b": "2%"}, id="quotes"),
+        pytest.param("odd: !!x\n  y: [\nevictionHard: {a: 1%}\n", {"a": "1%"}, id="another-key-that-is-not-understood"),
+        pytest.param("note: |\n  evictionHard: {b: 1%}\n", None, id="in-a-text"),
+        pytest.param("note: 'x\n\n  evictionHard: {b: 1%}'\n", None, id="in-quotes"),
         pytest.param("clusterDNS:\n- 10.96.0.10\nevictionHard: {a: 1%}\n", {"a": "1%"}, id="list-at-the-edge"),
     ],
 )
@@ -139,20 +156,20 @@ def test_long_configuration_file_costs_next_to_nothing(text: str) -> None:
     [
         "evictionHard: *hard\n",
         "evictionHard: [1]\n",
-        "evictionHard:\n  memory.available: >\n    1Gi\n",
+        "evictionHard:\n  memory.available:\n",
+        "evictionHard:\n  memory.available: 1Gi\n   nodefs.available: 5%\n",
+        "evictionHard:\n\tmemory.available: 1Gi\n",
+        "evictionHard: {memory.available: 1Gi\n",
         '{"evictionHard": 1}',
         "{",
-        "{kind: KubeletConfiguration, evictionHard: {memory.available: 1Gi}}",
-        '{"evictionHard": {"memory.available": "1Gi"}}  # JSON has no comments\n',
-        "  evictionHard:\n    memory.available: 1Gi\n",
         "? evictionHard\n: {memory.available: 1Gi}\n",
         "!!str evictionHard: {memory.available: 1Gi}\n",
-        '"eviction\\x48ard": {memory.available: 1Gi}\n',
+        "evictionHard: !!map {memory.available: 1Gi}\n",
         "port: 1\n<<: *hard\n",
-        "--- {evictionHard: {memory.available: 1Gi}}\n",
         "port: 1\n---\nevictionHard: {memory.available: 1Gi}\n",
         "evictionHard: {memory.available: 1Gi}\nevictionHard: {memory.available: 2Gi}\n",
         "e\x00v\x00i\x00",
+        "- evictionHard: {memory.available: 1Gi}\n",
     ],
 )
 def test_what_is_written_otherwise_is_an_error(text: str) -> None:
@@ -163,9 +180,9 @@ def test_what_is_written_otherwise_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("soft", "why"),
     [
-        pytest.param("evictionSoft: *soft\n", "evictionSoft is written in a way", id="alias"),
-        pytest.param("evictionSoft: &soft {memory.available: 3Gi}\n", "evictionSoft is written in a way", id="anchor"),
-        pytest.param("evictionSoft:\n  memory.available: >-\n    3Gi\n", "evictionSoft is written", id="folded"),
+        pytest.param("evictionSoft: *soft\n", "evictionSoft: line 2 is written in a way", id="alias"),
+        pytest.param("evictionSoft: !!map {memory.available: 3Gi}\n", "evictionSoft: line 2 is written", id="tag"),
+        pytest.param("evictionSoft:\n  memory.available: |+\n    3Gi\n", "evictionSoft: line 3 is", id="kept-lines"),
         pytest.param("evictionSoft: {memory.available: much}\n", "'much' in evictionSoft", id="no-quantity"),
     ],
 )

@@ -13,8 +13,7 @@ from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from criproxy.observe.exposition import Histogram, Registry, Value
-from criproxy.observe.metrics import add_process_metrics
+from criproxy.observe.exposition import Histogram, Registry, Value, add_process_metrics
 
 NUMBERS = st.floats(allow_nan=False) | st.sampled_from([math.inf, -math.inf, 0.0, 1.0, 5.0])
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]) | st.sampled_from('\\"\n'), max_size=8)

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from criproxy.observe import client, http, log, why
+from criproxy.observe import client, http, log, routes, why
 from criproxy.observe.status import from_json
 from criproxy.observe.why import Why
 from tests.answering import HOST, Answers, Served, answering
@@ -308,3 +308,13 @@ def test_port_is_free_again_after_its_end(path: Path) -> None:
     served.end()
     socket.create_server((HOST, served.port)).close()
     assert not path.exists()
+
+
+def test_metrics_come_without_what_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "_JUDGE_S", 0.05)
+    hangs, said = threading.Event(), list[str]()
+    ill = replace(WELL, judge=lambda: hangs.wait(20) and None, not_judged=lambda: said.append("not judged"))
+    with answering(path, ill) as served:
+        assert served.ask("/metrics")[:2] == (200, b"m 1\n")
+        hangs.set()
+    assert said == ["not judged"]

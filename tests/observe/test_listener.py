@@ -181,13 +181,11 @@ def test_file_that_somebody_has_removed_is_made_anew_when_it_opens_again(tmp_pat
     asyncio.run(run())
 
 
-def test_connections_come_at_a_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("criproxy.observe.listener._PACE_S", 0.1)
-
+def test_connections_come_at_a_pace(tmp_path: Path) -> None:
     async def run() -> None:
         came: list[socket.socket] = []
         address = UnixAddress(tmp_path / "s")
-        mine = listener(address)
+        mine = Listener(address, structlog.get_logger(), pace_s=0.1)
         mine.open(came.append)
         clients = [connect(address) for _ in range(20)]
         began_s = asyncio.get_running_loop().time()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 import criproxy
@@ -128,3 +129,16 @@ def test_dropped_lines_of_the_log_are_counted_as_they_are_asked_for() -> None:
     dropped = [3, 5]
     metrics = Metrics("1", lambda: dropped.pop(0))
     assert [samples(metrics)["criproxy_log_lines_dropped_total"] for _ in range(2)] == [3.0, 5.0]
+
+
+def test_what_came_of_a_tick_is_counted_by_the_next() -> None:
+    metrics = Metrics("1")
+    cpu = SNAPSHOT.of["cpu"]
+    assert samples(metrics)["criproxy_prediction_exceeded_total{resource=cpu}"] == 0
+    now = replace(SNAPSHOT, t_s=SNAPSHOT.t_s + 2.0, of={**SNAPSHOT.of, "cpu": replace(cpu, online=2.2, box=0.75)})
+    metrics.passed(SNAPSHOT, DECISION, now)  # which says 2.1 cores, and nothing of memory
+    metrics.passed(SNAPSHOT, DECISION, replace(now, of={**now.of, "cpu": replace(cpu, online=2.1, box=0.75)}))
+    found = samples(metrics)
+    assert found["criproxy_prediction_exceeded_total{resource=cpu}"] == 1
+    assert found["criproxy_prediction_exceeded_total{resource=memory}"] == 0
+    assert found["criproxy_box_cpu_seconds_total"] == 3.0

@@ -24,7 +24,7 @@ from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.daemon.bypass import Bypass, BypassStatus
 from criproxy.daemon.kubernetes import KubernetesPart, KubernetesStatus
-from criproxy.model import UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
+from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limits, PodRef, Sandbox
 from criproxy.model.modes import TABLE, Mode, Modes, in_words
 from criproxy.model.shown import Gauge
 from criproxy.observe import why
@@ -35,6 +35,7 @@ from criproxy.observe.recorder import Recorder
 from criproxy.observe.report import Reporter
 from criproxy.observe.status import ConfigStatus, Status, from_json, to_json
 from criproxy.observe.status_text import render
+from criproxy.pods.cpu_assignments import NOBODY_BOUND
 from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.hold_offs import HoldOff, HoldOffs, HoldOffStatus
 from criproxy.pods.interference import InterferenceWatch
@@ -115,7 +116,8 @@ class Bench:
         self.interference = Showing(InterferenceWatch, HARM, closed="")
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
-        self.cpu_manager = Showing(CpuManager, problem="")
+        of_box: Any = SimpleNamespace(contradicted="", state=NOBODY_BOUND)
+        self.cpu_manager = CpuManager(Path("/nowhere"), of_box, self.box, self.clock, None, None)  # type: ignore[arg-type]
         self.hold_offs = no_hold_offs(self.clock)
         self.log_writer = Showing(LogWriter, missing=0)
         self.no_cgroups = "rootless"
@@ -226,15 +228,48 @@ def test_readiness_is_the_runtime_s_and_tells_its_problem() -> None:
     assert bench.metric("criproxy_runtime_ready") == 0
 
 
+def test_part_that_does_not_do_its_work_makes_criproxy_unready_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    monkeypatch.setattr(FakePart, "unready", lambda _: "a part has failed for 91 s")
+    assert bench.endpoints.unready() == "a part has failed for 91 s"
+    assert bench.endpoints.unready() not in bench.status().problems, "the part says more there"
+
+
 # --- status --------------------------------------------------------------------------------------------------------
 
 
 def test_status_tells_the_boxs_cpus_and_what_is_wrong_with_them() -> None:
     bench = Bench()
     bench.box.cpus = "0,2-3"
-    bench.cpu_manager.problem = "kubelet's file is not to be read"
+    bench.cpu_manager.failure = "kubelet's file is not to be read"
     assert bench.status().box.cpus == "0,2-3"
-    assert "kubelet's file is not to be read" in bench.status().problems
+    problem = f"{CpuManager.NAME} failed, and is tried again: kubelet's file is not to be read"
+    assert problem in bench.status().problems
+
+
+@pytest.mark.parametrize(
+    ("attached", "shown"), [("yes", 1.0), ("no", 0.0), pytest.param("unknown", math.nan, id="unknown")]
+)
+def test_metrics_tell_how_many_problems_there_are_and_whether_kubelet_uses_it(attached: Any, shown: float) -> None:
+    bench = Bench()
+    assert math.isnan(bench.metric("criproxy_problems")), "it was not looked yet"
+    bench.attachment = AttachStatus(attached, "", "kubelet uses another one" if attached == "no" else "")
+    bench.link.ready, bench.link.problem = False, "no answer"
+    bench.endpoints.judge()
+    assert bench.metric("criproxy_attached") == pytest.approx(shown, nan_ok=True)
+    assert bench.metric("criproxy_problems") == len(bench.status().problems) > 0
+    bench.endpoints.not_judged()
+    assert math.isnan(bench.metric("criproxy_attached")) and math.isnan(bench.metric("criproxy_problems"))
+
+
+def test_ticks_have_the_recorder_count_what_came_of_the_one_before() -> None:
+    bench = Bench()
+    bench.tick()
+    bench.clock.advance(1.0)
+    bench.recorder.ticked(replace(SNAPSHOT, t_s=SNAPSHOT.t_s + 4.0), decision(), (), 0.01)
+    assert bench.metric("criproxy_box_cpu_seconds_total") == SNAPSHOT.of[CPU].box * 4.0
 
 
 def test_status_metrics_and_problems_have_what_a_part_shows() -> None:
@@ -281,7 +316,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3")]
+    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3", None)]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 

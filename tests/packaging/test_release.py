@@ -1,6 +1,7 @@
 """packaging/release in a repository of its own: when it refuses, and what it makes. Stubs stand for its builders."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -68,7 +69,10 @@ class Repository:
         self.write("committed", "committed\n")
         self.write(".gitignore", "dist/\n")
         (self.root / "packaging/deb/build").chmod(0o755)
-        shutil.copy(CHECKOUT / "packaging/release", self.root / "packaging")
+        for name in ("release", "sbom"):
+            shutil.copy(CHECKOUT / "packaging" / name, self.root / "packaging")
+        for name in ("requirements.lock", "cluster/requirements.lock"):
+            self.write(name, (CHECKOUT / name).read_text())
         self.git("init", "-q")
         self.commit()
 
@@ -108,13 +112,55 @@ def test_release_has_wheels_packages_image_sums_and_a_tag_that_says_what_changed
     out = repository.root / "dist/release/0.2.0"
     debs = {f"criproxy_0.2.0~{release}_amd64.deb" for release in ("bookworm", "trixie", "forky")}
     wheels = {"criproxy-0.2.0-py3-none-any.whl", "criproxy_cluster-0.2.0-py3-none-any.whl"}
-    made = {*debs, *wheels, "criproxy-cluster-0.2.0.tar"}
+    carried = {"criproxy-0.2.0.cdx.json", "criproxy-cluster-0.2.0.cdx.json"}
+    made = {*debs, *wheels, *carried, "criproxy-cluster-0.2.0.tar"}
     assert {file.name for file in out.iterdir()} == {*made, "SHA256SUMS"}
     sums = dict(line.split("  ")[::-1] for line in (out / "SHA256SUMS").read_text().splitlines())
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in made}
     assert repository.tags == ["v0.2.0"]
     message = repository.git("tag", "-l", "--format=%(contents)", "v0.2.0")
     assert message.strip() == "criproxy 0.2.0\n\n### Added\n\n- A thing."
+
+
+def test_release_says_what_each_distribution_carries(repository: Repository) -> None:
+    assert repository.release("trixie").returncode == 0
+    out = repository.root / "dist/release/0.2.0"
+    for name, lock in (("criproxy", "requirements.lock"), ("criproxy-cluster", "cluster/requirements.lock")):
+        text = (CHECKOUT / lock).read_text()
+        found = json.loads((out / f"{name}-0.2.0.cdx.json").read_text())
+        assert (found["bomFormat"], found["metadata"]["component"]["version"]) == ("CycloneDX", "0.2.0")
+        pins = {f"{one['name']}=={one['version']}" for one in found["components"]}
+        assert pins == set(re.findall(r"^[^\s#]+==[^\s;]+", text, re.MULTILINE))
+        assert sum(len(one["hashes"]) for one in found["components"]) == text.count("--hash=sha256:")
+        assert found["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in found["components"]]
+
+
+@pytest.mark.parametrize(
+    "line", ["msgspec>=0.18", "msgspec==0.22.0", "-r other.lock"], ids=["a-range", "without-hashes", "another-file"]
+)
+def test_what_is_no_lock_is_no_bill_of_materials(tmp_path: Path, line: str) -> None:
+    lock = tmp_path / "some.lock"
+    lock.write_text(f"# Made.\n{line}\n")
+    command = [str(CHECKOUT / "packaging/sbom"), "criproxy", "0.2.0", str(lock)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"sbom: {lock}: " in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
+def test_signed_release_has_signatures_that_hold(repository: Repository, tmp_path: Path) -> None:
+    home = tmp_path / "gnupg"
+    home.mkdir(mode=0o700)
+    env = {**repository.env, "GNUPGHOME": str(home)}
+    gpg = ["gpg", "--batch", "--passphrase", ""]
+    subprocess.run([*gpg, "--quick-generate-key", "test@localhost", "ed25519", "sign"], env=env, check=True)
+    refused = repository.release("--sign", "nobody", GNUPGHOME=str(home))
+    assert "gpg has no secret key nobody" in refused.stderr
+    done = repository.release("--sign", "test@localhost", "trixie", GNUPGHOME=str(home))
+    assert done.returncode == 0, done.stderr
+    sums = repository.root / "dist/release/0.2.0/SHA256SUMS"
+    subprocess.run(["gpg", "--verify", f"{sums}.asc", sums], env=env, check=True)
+    subprocess.run(["git", "tag", "-v", "v0.2.0"], cwd=repository.root, env=env, check=True)
 
 
 def test_release_is_of_what_is_committed(repository: Repository) -> None:
@@ -131,7 +177,15 @@ def test_dry_run_says_what_it_would_run_and_makes_nothing(repository: Repository
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("release: ")]
     for number, words in enumerate(
-        (" wheel ", " wheel .*/cluster", "deb/build .*trixie", "cluster.image", "SHA256SUMS")
+        (
+            " wheel ",
+            " wheel .*/cluster",
+            "deb/build .*trixie",
+            "cluster.image",
+            "sbom criproxy 0",
+            "sbom .*cluster",
+            "SHA256SUMS",
+        )
     ):
         assert re.search(words, said[number])
     assert "git tag -a v0.2.0" in said[-1]

@@ -30,7 +30,8 @@ from criproxy.pods.eviction import (
 )
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, BudgetError, Evicts, Holds, KnownPod
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, BudgetError, Evicts, Holds, KnownPod
+from criproxy.vocabulary.names import EVICTION_ENABLED
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
 from tests.fakes.hold_offs import held_off, no_hold_offs
@@ -67,6 +68,7 @@ class Bench:
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     marked: tuple[ListedSandbox, ...] = ()
     lists: asyncio.Event | None = None
+    began_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT]))
@@ -114,7 +116,9 @@ class Bench:
             await self.lists.wait()
         listed = [*((one.id, one) for one in self.running_pods), ("ended", LARGE)]
         return [
-            ListedSandbox(id, one.pod, one.placement or "", True, self.labels.get(id, {}), {}, 100.0)
+            ListedSandbox(
+                id, one.pod, one.placement or "", True, self.labels.get(id, {}), {}, self.began_s.get(id, 100.0)
+            )
             for id, one in listed
         ]
 
@@ -428,8 +432,58 @@ class Api:
             raise BudgetError("none")
         return self.ends_s
 
+    def promised_cores(self) -> float | None:
+        return None
+
     def stopped(self, pod: PodRef, why: str) -> None:
         pass
+
+
+STARVED = EvictionOrder(CPU, "", False, frozenset(), "pods starve")
+
+
+def starving(api: Api | None, **fields: Any) -> Bench:
+    bench = Bench(evicts=api, **fields)
+    bench.holds.configure(frozenset([ON_STARVED]))
+    return bench
+
+
+@pytest.mark.parametrize(("began_s", "first"), [({"s1": 10.0, "s2": 20.0}, "job2"), ({"s1": 20.0, "s2": 10.0}, "job1")])
+def test_where_pods_starve_the_youngest_is_evicted_whoever_uses_most(began_s: dict[str, float], first: str) -> None:
+    api = Api("job1", "job2")
+    bench = starving(api, began_s=began_s)
+    assert bench.evict(STARVED, ON_STARVED) is not None
+
+    assert [name for name, _, _ in api.asked] == [first]
+    assert (bench.stopped, bench.killed) == ([], [])
+    assert bench.counted == [("evictions", CPU)]
+    why = next(iter(bench.eviction.last.values()))
+    used_s = bench.cores[f"/offline/podu{first[-1]}"] * bench.clock.boottime_s()
+    assert f"pods starve; it loses its work of {used_s:.0f} s of CPU time, but for what it has saved" in why
+    assert "it is the youngest" in why
+
+
+@pytest.mark.parametrize(
+    "api",
+    [
+        pytest.param(None, id="no Kubernetes"),
+        pytest.param(Api(away=True), id="no answer"),
+        pytest.param(Api(), id="budgets keep all"),
+    ],
+)
+def test_where_pods_starve_none_is_stopped_at_the_runtime(api: Api | None) -> None:
+    bench = starving(api)
+    assert bench.evict(STARVED, ON_STARVED) is None
+
+    assert (bench.stopped, bench.killed, bench.counted) == ([], [], [])
+
+
+def test_pod_that_says_so_does_not_go_for_others_that_starve() -> None:
+    api = Api("job1", "job2")
+    bench = starving(api, labels={"s1": {EVICTION_ENABLED: "false"}, "s2": {EVICTION_ENABLED: "false"}})
+    assert bench.evict(STARVED, ON_STARVED) is None
+
+    assert api.asked == []
 
 
 def test_in_an_emergency_the_pod_that_its_budget_lets_go_is_killed_and_the_api_waited_for_half_a_second() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
+from criproxy.control.pod_speed import Feedback
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     CpuSpent,
@@ -25,6 +26,7 @@ from criproxy.model.signals import (
     MemoryRoom,
     Missing,
     OwnLimits,
+    PodStall,
     SignalReading,
     Stall,
     Throttling,
@@ -36,7 +38,7 @@ from criproxy.pods.eviction import EvictionState
 from criproxy.pods.interference import NO_HIGH, NO_IO_MAX, InterferenceSettings, InterferenceState, InterferenceWatch
 from criproxy.pods.service_checks import AskedService
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, Holds
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.hold_offs import no_hold_offs
 from tests.fakes.log import FakeLog
@@ -56,7 +58,6 @@ class Node:
     waits: Callable[[Mapping[str, float]], float] = lambda shares: 0.0
     own_s: float = 0.0
     own_complete: bool = True
-    free_s: float = 0.0
     disk: DiskCounters | Missing = NONE
     io_waits: float = 0.0
     seen: HarmSeen = field(default_factory=HarmSeen)
@@ -70,14 +71,17 @@ class Node:
     disk_limits: dict[str, DiskRate | None] = field(default_factory=dict)
     fails: Exception | None = None
     cpi: Callable[[Mapping[str, float]], float] | None = None
-    counted: Collection[str] | None = None
+    counts_work: bool = False
+    online: Collection[str] = ()
+    pod_waits: dict[str, Callable[[Mapping[str, float]], float]] = field(default_factory=dict)
+    """Of each pod, by its uid, as `waits`."""
     work: Work = field(default_factory=lambda: Work(0, 0))
     meanwhile: Callable[[], object] = lambda: None
     _some_s: float = 0.0
     _io_s: float = 0.0
     _memory_s: float = 0.0
     _throttled_s: float = 0.0
-    _free_s: float = 0.0
+    _pods_s: dict[str, float] = field(default_factory=dict)
 
     async def reads(self, what: str, job: Callable[[Any, str], Any]) -> Any:
         return job(self, "/offline")
@@ -85,9 +89,11 @@ class Node:
     async def writes(self, what: str, job: Callable[[Any, str], Any], *, apart: str = "") -> Any:
         return job(self, "/offline")
 
-    def of_box(self, box: str, *, own_limits: bool, counted: Collection[str] | None = None) -> SignalReading:
+    def of_box(
+        self, box: str, *, own_limits: bool, online: Collection[str] = (), counts_work: bool = False
+    ) -> SignalReading:
         self.readings.append(own_limits)
-        self.counted = counted
+        self.online, self.counts_work = online, counts_work
         self.meanwhile()
         if self.fails:
             raise self.fails
@@ -95,10 +101,11 @@ class Node:
         self._some_s += self.waits(self.seen.shares)
         self._io_s += self.io_waits
         self._throttled_s += self.own_s
-        of = {"/kubepods/a": Throttling(self._throttled_s, now_s)}
-        self._free_s += self.free_s
-        waits = {"/kubepods/podb": Stall(now_s, self._free_s)}
-        own = OwnLimits(now_s, of, now_s, self.own_complete, waits) if own_limits else None
+        of = {"/kubepods/poda": Throttling(self._throttled_s, now_s)}
+        for uid, waits in self.pod_waits.items():
+            self._pods_s[uid] = self._pods_s.get(uid, 0.0) + waits(self.seen.shares)
+        pods = {uid: PodStall(f"/kubepods/pod{uid}", Stall(now_s, some_s)) for uid, some_s in self._pods_s.items()}
+        own = OwnLimits(now_s, of, now_s, self.own_complete) if own_limits else None
         return SignalReading(
             cpu=Stall(now_s, self._some_s),
             memory=self._memory(now_s),
@@ -110,9 +117,10 @@ class Node:
             pids=NONE,
             cpu_use=NONE if self.uses is None else self._spent(now_s, self.uses),
             own_limits=own,
+            pods=pods,
             cpu_idle=True,
             disk_limits=self.disk_limits,
-            work=None if counted is None else self._worked(now_s),
+            work=self._worked(now_s) if counts_work else None,
         )
 
     def _spent(self, now_s: float, uses: tuple[float, float, float]) -> CpuSpent:
@@ -164,11 +172,29 @@ class Relief:
         return "too much of it" if self.too_much_s > after_s else ""
 
 
+@dataclass
+class Speeds:
+    """`starve`: why one is to go. `asked`: how many were to."""
+
+    starve: str = ""
+    asked: int = 0
+    feedback: Feedback | None = None
+
+    def why_one_is_to_go(self) -> str:
+        return self.starve
+
+    def one_was_to_go(self) -> None:
+        self.asked += 1
+
+    def restore(self, saved: Feedback | None) -> None:
+        self.feedback = saved
+
+
 class Bench:
     def __init__(self, settings: InterferenceSettings = ON, pods: int = 1) -> None:
-        self.clock, self.log, self.relief = FakeClock(), FakeLog(), Relief()
+        self.clock, self.log, self.relief, self.speeds = FakeClock(), FakeLog(), Relief(), Speeds()
         self.node = Node(self.clock)
-        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM]))
+        self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM, ON_STARVED]))
         self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
         self.words: tuple[ServiceSignal, ...] = ()
         self.asked: tuple[AskedService, ...] = ()
@@ -193,8 +219,8 @@ class Bench:
         node: Any = self.node
         shared = PodsShared(port, port, self.holds, port, self.clock, self.log, tells=port)
         relief: Any = self.relief
-        disks = DiskBounds(shared, node)
-        return InterferenceWatch(shared, node, node, relief, port, port, disks, self.save, settings, 0)
+        disks, speeds = DiskBounds(shared, node), cast(Any, self.speeds)
+        return InterferenceWatch(shared, node, node, relief, port, port, disks, speeds, self.save, settings, 0)
 
     def signals(self) -> tuple[ServiceSignal, ...]:
         return self.words
@@ -333,6 +359,49 @@ def test_pod_goes_by_the_setting_for_it_where_the_box_can_not_be_reclaimed_to_it
     assert bench.moves() == []
 
 
+def test_pod_goes_by_the_setting_for_it_where_pods_starve_and_the_next_waits() -> None:
+    bench = Bench()
+    bench.speeds.starve = "1 of 2 offline pods starve for CPU"
+    bench.looks(8)
+
+    ((order, setting),) = bench.orders
+    assert (order.resource, order.starved, setting) == (CPU, True, ON_STARVED)
+    assert order.reason == "1 of 2 offline pods starve for CPU, for 5 s by now"
+    assert bench.moves() == [], "nobody is harmed"
+    assert bench.speeds.asked == 1
+
+
+@pytest.mark.parametrize("goes", [("job",), None])
+def test_pods_that_starve_cost_no_more_than_the_budget(goes: tuple[str, ...] | None) -> None:
+    bench = Bench()
+    bench.goes, bench.speeds.starve = goes, "pods starve for CPU"
+    bench.looks(500)
+    budget = bench.watch.settings.ladder.budget
+
+    if goes:
+        assert len(bench.orders) == budget.of(emergency=False)
+    assert bench.speeds.asked == len(bench.orders)
+
+
+def test_pod_does_not_go_for_those_that_starve_where_that_is_only_reported() -> None:
+    bench = Bench()
+    bench.holds.configure(frozenset([ON_OVER_LIMIT, ON_HARM]))
+    bench.speeds.starve = "pods starve for CPU"
+    bench.looks(30)
+
+    assert bench.orders == []
+
+
+def test_restart_keeps_how_what_pods_get_has_moved_what_is_published() -> None:
+    bench = Bench()
+    bench.speeds.feedback = Feedback(0.5, 6.0)
+    written = msgspec.json.encode(bench.watch.checkpoint())
+    bench.speeds.feedback = None
+    bench.made(ON).restore(msgspec.json.decode(written, type=InterferenceState), 0.0)
+
+    assert bench.speeds.feedback == Feedback(0.5, 6.0)
+
+
 def test_box_is_given_back_where_what_is_left_of_the_signal_is_no_harm() -> None:
     """9 % is within the hysteresis below the bar: what was 50 % by the box is 9 % by online's own doing now."""
     bench = Bench()
@@ -359,7 +428,7 @@ def test_online_that_waits_for_its_own_limits_is_no_harm_and_the_guard_is_told()
 
 def test_pod_that_waits_for_the_box_is_heard_beside_one_that_waits_for_its_own_limit() -> None:
     bench = Bench()
-    bench.node.waits, bench.node.own_s, bench.node.free_s = (lambda _: 0.5), 3.0, 0.4
+    bench.node.waits, bench.node.own_s, bench.node.pod_waits = (lambda _: 0.5), 3.0, {"b": lambda _: 0.4}
     bench.looks(7)
 
     assert bench.moves()[:1] == [(CPU, "tried")]
@@ -997,6 +1066,58 @@ def test_evidence_for_cpu_is_as_old_as_the_last_value() -> None:
     assert (bench.node.seen.cpu_seen_s, bench.node.seen.cpu_idle) == (bench.clock.now, True)
 
 
+# --- pods by themselves ----------------------------------------------------------------------------------------------
+
+
+def waiting_for_itself(bench: Bench) -> None:
+    """An online pod that always waits for 0.4 of its time, whatever the box has, and one that hardly waits."""
+    bench.outside = {name: Pod(PodRef(f"u-{name}", "shop", name)) for name in ("accomplice", "victim")}
+    bench.node.pod_waits = {"u-accomplice": lambda _: 0.4, "u-victim": lambda _: 0.01}
+    bench.node.waits = lambda _: 0.41
+
+
+def harmed_by_the_box(bench: Bench) -> None:
+    bench.node.pod_waits["u-victim"] = by_the_box
+    bench.node.waits = lambda shares: 1.0 - 0.6 * (1.0 - by_the_box(shares))
+
+
+def test_victim_is_found_beside_a_pod_that_waits_as_much_by_itself() -> None:
+    bench = Bench()
+    waiting_for_itself(bench)
+    bench.looks(3600)
+    before = bench.moves()
+    harmed_by_the_box(bench)
+    bench.looks(60)
+
+    assert "squeezed" not in [rung for _, rung in before]
+    assert bench.innocent[3599], "what the one waits for is known not to be the box's doing"
+    assert False in bench.innocent[3600:]
+    found = bench.watch.status().moves
+    assert (CPU, "squeezed") in [(one.transition.resource, one.transition.after.value) for one in found]
+    assert {one.transition.signal for one in found if one.transition.after.value == "squeezed"} == {"pod_pressure"}
+
+
+def test_pod_that_waits_by_itself_is_tried_ever_more_seldom() -> None:
+    bench = Bench()
+    waiting_for_itself(bench)
+    bench.looks(600)
+    tried = sum(names[:2] == ("ladder_transitions", CPU) and names[2] == "tried" for names in bench.counted)
+    bench.looks(3600)
+    later = sum(names[:2] == ("ladder_transitions", CPU) and names[2] == "tried" for names in bench.counted) - tried
+
+    assert (0 < tried <= 12, later) == (True, 0)
+
+
+def test_pod_that_its_own_limit_stops_is_no_victim() -> None:
+    bench = Bench()
+    bench.outside = {"s": Pod(PodRef("a", "shop", "limited"))}
+    bench.node.pod_waits, bench.node.own_s = {"a": lambda _: 0.9}, 0.5
+    bench.node.waits = lambda _: 0.05
+    bench.looks(60)
+
+    assert bench.moves() == []
+
+
 # --- cycles per instruction ------------------------------------------------------------------------------------------
 
 
@@ -1015,7 +1136,7 @@ def test_box_that_slows_down_an_online_service_is_tried_and_squeezed_by_its_cycl
     bench.looks(45)
 
     assert before == []
-    assert bench.node.counted == ("u9",)
+    assert (bench.node.counts_work, bench.node.online) == (True, ("u9",))
     assert bench.moves()[:2] == [(CPU, "tried"), (CPU, "squeezed")]
     assert bench.watch.status().moves[-1].transition.signal == "cpi"
 
@@ -1037,7 +1158,7 @@ def test_nothing_is_counted_unless_it_is_asked_for() -> None:
     busy_with(bench, lambda _: 1.0)
     bench.looks(3)
 
-    assert bench.node.counted is None
+    assert (bench.node.counts_work, bench.node.online) == (False, ("u9",))
     assert not [one for one in bench.watch.status().signals if one.name == "cpi"]
 
 

@@ -289,6 +289,31 @@ def test_running_pods_leave_out_those_that_have_ended_while_placed_keeps_them() 
     assert [sandbox.id for sandbox in inventory.placed] == ["a", "b"]
 
 
+def _ids(inventory: Inventory) -> tuple[list[str], list[str]]:
+    return [one.id for one in inventory.placed], [one.id for one in inventory.running_pods]
+
+
+def test_pods_of_the_box_are_those_of_now_after_each_change_whoever_has_asked_before() -> None:
+    async def go() -> None:
+        gate = Gate(_in_state(_sandboxes("a", "b"), a=READY, b=NOT_READY), _containers())
+        gate.open.set()
+        inventory = inventory_of(gate, Cgroups())
+        assert _ids(inventory) == ([], [])
+        await inventory.sandbox("b")
+        assert _ids(inventory) == (["b"], [])
+        await inventory.refresh()
+        assert _ids(inventory) == (["a", "b"], ["a"])
+        inventory.sandbox_started(Sandbox("c", POD, PLACE))
+        assert _ids(inventory) == (["a", "b", "c"], ["a", "c"])
+        inventory.sandbox_stopped("a")
+        assert _ids(inventory) == (["a", "b", "c"], ["c"])
+        inventory.sandbox_removed("c")
+        assert _ids(inventory) == (["a", "b"], [])
+        assert inventory.placed is inventory.placed
+
+    asyncio.run(go())
+
+
 def _pod_sandbox(sandbox_id: str, state: int, placement: str = "") -> cri.PodSandbox:
     return cri.PodSandbox(
         id=sandbox_id.encode(),

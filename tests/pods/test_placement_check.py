@@ -94,7 +94,7 @@ class Bench:
         self.check = PlacementCheck(
             PodsShared(node, node, self.holds, self, self.clock, structlog.get_logger()),  # type: ignore[arg-type]
             node,  # type: ignore[arg-type]
-            self,
+            self,  # type: ignore[arg-type]
         )
 
     def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from criproxy.cgroup.driver import CgroupError, ContainerLimits
 from criproxy.model import Asked, PodRef, Sandbox
+from criproxy.pods import pod_limits
 from criproxy.pods.pod_limits import AGAIN_S, SOON_S, AskedOfContainer, PodLimitsUpkeep, settle_containers
 from criproxy.pods.runtime import ListedContainer, Running
 from tests.fakes.box import FakeBox
@@ -68,6 +69,34 @@ def test_all_pods_are_looked_at_when_they_are_listed() -> None:
     bench.part.pods_listed()
     assert bench.looks() == [("carry", {"poda", "podb"}), OF_A]
     assert bench.looks() == []
+
+
+def carried(orders: list[object]) -> frozenset[str]:
+    return frozenset().union(*(order[1] for order in orders if isinstance(order, tuple)))
+
+
+def test_of_many_pods_each_has_its_turn_and_none_waits_that_could_not_be_given_its_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pod_limits, "AT_ONCE", 2)
+    bench = Bench(*(sandbox(uid) for uid in "abcde"))
+    turns = []
+    for turn in range(5):
+        bench.box.error = "podb: EBUSY" if turn == 3 else ""
+        bench.part.pods_listed()
+        turns.append("".join(sorted(name[-1] for name in carried(bench.looks()))))
+    assert turns == ["abcde", "ab", "cd", "ae", "abce"], "all at first; then two by turns, and those that failed"
+
+
+def test_turns_go_on_as_pods_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_limits, "AT_ONCE", 2)
+    bench = Bench(*(sandbox(uid) for uid in "abcde"))
+    turns = []
+    for placed in ("abcde", "abcde", "acefgh", "gh", "abgh", ""):
+        bench.inventory.placed = tuple(sandbox(uid) for uid in placed)
+        bench.part.pods_listed()
+        turns.append("".join(sorted(name[-1] for name in carried(bench.looks()))))
+    assert turns == ["abcde", "ab", "ce", "gh", "ab", ""]
 
 
 def test_container_that_starts_gets_what_its_pod_asks_for_it_and_another_costs_nothing() -> None:

@@ -1,7 +1,6 @@
 """Rounds of the reconciler between a scripted runtime and a box that keeps its orders."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,28 +8,24 @@ import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_box
 from criproxy.model import PodRef, Sandbox
-from criproxy.pods.reconciler import AGAIN_S, EVERY_S, Reconciler, ReconcilerSettings
+from criproxy.pods.part import NodeSettings
+from criproxy.pods.reconciler import AFTER_REMOVAL_S, AGAIN_S, EVERY_S, Reconciler
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import (
-    ON_CLOSE,
-    ON_DISABLE,
-    ON_RUNTIME_OVERLOAD,
-    ON_UNBOUNDED,
-    BudgetError,
-    Evicts,
-    Holds,
-    KnownPod,
-)
+from criproxy.pods.stopping import Holds
 from tests.fakes.box import FakeBox
+from tests.fakes.clock import FakeClock
 from tests.fakes.counters import FakeCounters
-from tests.fakes.hold_offs import held_off
+from tests.fakes.hold_offs import no_hold_offs
+from tests.fakes.part import node_settings
 from tests.fakes.pods import FakePodsRuntime
 
-ON = ReconcilerSettings(when_off=None, adopt=True)
-RELEASE = replace(ON, when_off="release")
-EVICT = replace(ON, when_off="evict")
+ON = node_settings()
+RELEASE = node_settings(enabled=False)
+EVICT = node_settings("colocation.on_disable = 'evict'", enabled=False)
+DRY_RUN = node_settings(dry_run=True)
 
 
 def sandbox(uid: str, box: str = "/offline") -> Sandbox:
@@ -39,64 +34,30 @@ def sandbox(uid: str, box: str = "/offline") -> Sandbox:
 
 @dataclass
 class Bench:
-    settings: ReconcilerSettings = ON
+    settings: NodeSettings = ON
     runtime: FakePodsRuntime = field(default_factory=FakePodsRuntime)
     box: FakeBox = field(default_factory=FakeBox)
     counters: FakeCounters = field(default_factory=FakeCounters)
-    times: Iterable[float] = ()
-    held_off: tuple[str, ...] = ()
-    evicts: Evicts | None = None
 
     def __post_init__(self) -> None:
-        self._times = iter(self.times)
-        stops_by = frozenset([ON_DISABLE, ON_CLOSE, ON_UNBOUNDED, ON_RUNTIME_OVERLOAD])
-        holds = Holds(self, held_off(self, *self.held_off), stops_by)  # type: ignore[arg-type]
-        shared = PodsShared(self.runtime, self.runtime, holds, self.counters, self, structlog.get_logger(), self.evicts)  # type: ignore[arg-type]
-        self.reconciler = Reconciler(
-            self.settings,
-            shared,
-            self.box,  # type: ignore[arg-type]
-            shared.stopper(),
-        )
+        self.clock = FakeClock()
+        holds = Holds(self.clock, no_hold_offs(self.clock))
+        runtime, log = self.runtime, structlog.get_logger()
+        shared = PodsShared(runtime, runtime, holds, self.counters, self.clock, log)  # type: ignore[arg-type]
+        self.reconciler = Reconciler(shared, self.box)  # type: ignore[arg-type]
+        self.reconciler.configure(self.settings)
 
-    def boottime_s(self) -> float:
-        return next(self._times, 0.0)
+    def round(self, lists: bool = False) -> None:
+        asyncio.run(self.reconciler.round(lists=lists))
 
-    async def sleep(self, seconds: float, slack_s: float = 0.0, wake: object = None) -> None:
-        await asyncio.sleep(seconds)
+    def look(self) -> tuple[int, int]:
+        """How many rounds, and how many of them with a listing, there were by then."""
+        asyncio.run(self.reconciler.look())
+        return len(self.counters.of("box_swept")), self.runtime.lists
 
-    def round(self, refresh: bool = False) -> None:
-        asyncio.run(self.reconciler.round(refresh=refresh))
-
-    def run_until(self, condition: Callable[[], bool]) -> None:
-        """Run with a removal pending whenever it looks."""
-
-        async def go() -> None:
-            task = asyncio.create_task(self.reconciler.run())
-            while not condition():
-                self.reconciler.pod_removed(sandbox("a"))
-                await asyncio.sleep(0)
-            task.cancel()
-
-        asyncio.run(asyncio.wait_for(go(), 60))
-
-
-async def _ends(task: asyncio.Task[None]) -> bool:
-    """Whether a task that is cancelled ends, and by that."""
-    task.cancel()
-    await asyncio.wait([task], timeout=5)
-    return task.cancelled()
-
-
-def test_reconciler_that_is_cancelled_as_something_happens_ends() -> None:
-    async def go() -> bool:
-        reconciler = Bench().reconciler
-        task = asyncio.create_task(reconciler.run())
-        await asyncio.sleep(0.01)
-        reconciler.configure(ON)
-        return await _ends(task)
-
-    assert asyncio.run(go())
+    def looks_after(self, seconds: float) -> tuple[int, int]:
+        self.clock.advance(seconds + 1e-6)
+        return self.look()
 
 
 # --- adoption ------------------------------------------------------------------------------------------------------
@@ -108,12 +69,10 @@ def test_reconciler_that_is_cancelled_as_something_happens_ends() -> None:
         pytest.param(ON, [("adopt", "/offline", False)], id="on"),
         pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
         pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
-        pytest.param(ReconcilerSettings(None, adopt=False), [], id="config-not-known"),
+        pytest.param(DRY_RUN, [], id="dry-run"),
     ],
 )
-def test_box_of_another_process_is_taken_over_without_a_pod_in_it(
-    settings: ReconcilerSettings, orders: list[object]
-) -> None:
+def test_box_of_another_process_is_taken_over_without_a_pod_in_it(settings: NodeSettings, orders: list[object]) -> None:
     bench = Bench(settings)
     asyncio.run(bench.reconciler.take_over(parse_box("/offline")))
     assert bench.runtime.lists == 0
@@ -126,10 +85,10 @@ def test_box_of_another_process_is_taken_over_without_a_pod_in_it(
         pytest.param(ON, [("adopt", "/offline", False)], id="on"),
         pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
         pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
-        pytest.param(ReconcilerSettings(None, adopt=False), [], id="config-not-known"),
+        pytest.param(DRY_RUN, [], id="dry-run"),
     ],
 )
-def test_connected_adopts_the_box_of_running_pods(settings: ReconcilerSettings, orders: list[object]) -> None:
+def test_connected_adopts_the_box_of_running_pods(settings: NodeSettings, orders: list[object]) -> None:
     bench = Bench(settings, FakePodsRuntime((sandbox("a"), sandbox("b"))))
     asyncio.run(bench.reconciler.connected())
     assert bench.runtime.lists == 1
@@ -140,15 +99,6 @@ def test_connected_without_offline_pods_adopts_nothing() -> None:
     bench = Bench()
     asyncio.run(bench.reconciler.connected())
     assert bench.box.orders == []
-
-
-def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
-    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox(error="no systemd"))
-    asyncio.run(bench.reconciler.connected())
-    bench.box.error = ""
-    bench.round()
-    bench.round()
-    assert bench.box.orders == [("adopt", "/offline", False)] * 2
 
 
 def test_connected_passes_the_failure_of_a_list_on() -> None:
@@ -171,187 +121,55 @@ def test_round_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
     bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
     assert bench.box.orders == []
-    bench.round(refresh=True)
+    bench.round(lists=True)
     assert bench.box.orders == [("reap", {"a"})]
 
 
 def test_round_sweeps_nothing_while_lists_do_not_hold() -> None:
     bench = Bench(runtime=FakePodsRuntime(ready=False), box=FakeBox("/offline"))
-    bench.round(refresh=True)
+    bench.round(lists=True)
     assert (bench.runtime.lists, bench.box.known) == (0, None)
-
-
-def test_round_sweeps_nothing_when_its_list_fails_and_tells_so_once() -> None:
-    bench = Bench(runtime=FakePodsRuntime(down=True), box=FakeBox("/offline"))
-    with structlog.testing.capture_logs() as log:
-        bench.round(refresh=True)
-        bench.round(refresh=True)
-    assert bench.box.known is None
-    assert [entry["event"] for entry in log] == ["upkeep_failed"]
-    bench.runtime.down = False
-    bench.round(refresh=True)
-    assert bench.box.known == frozenset()
 
 
 # --- the switch ----------------------------------------------------------------------------------------------------
 
 
-def test_round_while_on_leaves_pods_and_limits_alone() -> None:
+def test_round_while_on_leaves_limits_alone() -> None:
     bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()
-    assert (bench.box.orders, bench.runtime.stopped) == ([], [])
+    assert bench.box.orders == []
 
 
 def test_release_needs_no_runtime() -> None:
     bench = Bench(RELEASE, FakePodsRuntime((sandbox("a"),), ready=False), FakeBox("/offline"))
     bench.round()
-    assert (bench.box.orders, bench.runtime.stopped) == (["release"], [])
+    assert bench.box.orders == ["release"]
 
 
-def test_evict_stops_each_pod_once() -> None:
-    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
+def test_box_is_adopted_once_and_a_refusal_is_tried_again_without_holding_up_the_runtime() -> None:
+    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox(error="no systemd"))
+    asyncio.run(bench.reconciler.connected())
+    bench.box.error = ""
     bench.round()
     bench.round()
-    assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
-    assert bench.box.orders == []
+    assert bench.box.orders == [("adopt", "/offline", False)] * 2
 
 
-def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
-    names = "abcdef"
-    runtime = FakePodsRuntime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
-    bench = Bench(EVICT, runtime, FakeBox("/offline", empty=("podgone",)))
-    bench.round()
-    assert sorted(runtime.stopped) == ["sandbox-b", "sandbox-c", "sandbox-e", "sandbox-f"]
-    assert bench.counters.of("box_swept") == [1]
-    runtime.stubborn.clear()
-    bench.round()
-    assert sorted(runtime.stopped) == [f"sandbox-{name}" for name in names]
+def test_round_sweeps_nothing_when_its_list_fails() -> None:
+    bench = Bench(runtime=FakePodsRuntime(down=True), box=FakeBox("/offline"))
+    with pytest.raises(ConnectionError):
+        bench.round(lists=True)
+    assert bench.box.known is None
+    bench.runtime.down = False
+    bench.round(lists=True)
+    assert bench.box.known == frozenset()
 
 
-def test_stop_that_hangs_keeps_no_limit_from_being_lifted_and_is_asked_for_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Hangs(FakePodsRuntime):
-        async def stop(self, sandbox_id: str) -> None:
-            await super().stop(sandbox_id)
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr("criproxy.pods.reconciler.STOPS_S", 0.01)
-    bench = Bench(EVICT, Hangs((sandbox("a"),)), FakeBox("/offline"))
-
-    async def go() -> None:
-        await bench.reconciler.round(refresh=False)
-        await bench.reconciler.round(refresh=False)
-        bench.reconciler.configure(RELEASE)
-        await bench.reconciler.round(refresh=False)
-
-    asyncio.run(go())
-    assert (bench.box.orders, bench.runtime.stopped) == (["release"], ["sandbox-a"])
-
-
-def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
-    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"),)), FakeBox("/offline"))
-    for settings in (EVICT, ON, EVICT):
-        bench.reconciler.configure(settings)
-        bench.round()
-    assert bench.runtime.stopped == ["sandbox-a"] * 2
-
-
-# --- single pods -----------------------------------------------------------------------------------------------------
-
-
-def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
-    bench = Bench(ON, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"))
-    with structlog.testing.capture_logs() as log:
-        for _ in range(2):
-            bench.reconciler.stop(sandbox("a"), "it is outside the box", ON_UNBOUNDED)
-            bench.round()
-    assert bench.runtime.stopped == ["sandbox-a"]
-    assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
-        ("stop", "batch/job-a", "it is outside the box")
-    ]
-
-
-def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
-    bench = Bench(ON, FakePodsRuntime((sandbox("a"),), stubborn={"sandbox-a"}), FakeBox("/offline"))
-    bench.reconciler.stop(sandbox("a"), "why", ON_UNBOUNDED)
-    bench.round()
-    bench.runtime.stubborn.clear()
-    bench.round()
-    assert bench.runtime.stopped == ["sandbox-a"]
-    bench.runtime.placed = ()
-    bench.round()
-    bench.runtime.placed = (sandbox("a"),)
-    bench.round()
-    assert bench.runtime.stopped == ["sandbox-a"]
-
-
-# --- tending -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [ON, RELEASE, EVICT], ids=["on", "release", "evict"])
-def test_box_is_tended_whatever_the_switch_says(settings: ReconcilerSettings) -> None:
-    bench = Bench(settings, box=FakeBox("offline.slice", 2))
-    bench.box.driver.anchors = ("kubepods-criproxy.slice",)
-    with structlog.testing.capture_logs() as logs:
-        asyncio.run(bench.reconciler.tend_once())
-    assert bench.box.driver.log == [("keep_anchors", "offline.slice")]
-    assert [log["event"] for log in logs] == ["anchors_changed"]
-
-
-def test_tending_that_fails_goes_on_and_is_logged_once() -> None:
-    bench = Bench(box=FakeBox("offline.slice", 2, error="no systemd"))
-
-    async def tend() -> None:
-        for _ in range(3):
-            await bench.reconciler.tend_once()
-
-    with structlog.testing.capture_logs() as logs:
-        asyncio.run(tend())
-    assert bench.box.jobs == ["tend"] * 3
-    assert [log["event"] for log in logs] == ["anchors_failed"]
-
-
-@pytest.mark.parametrize(
-    ("version", "path"),
-    [
-        pytest.param(2, None, id="no-box"),
-        pytest.param(2, "/offline", id="without-systemd"),
-        pytest.param(1, "offline.slice", id="v1"),
-    ],
-)
-def test_tending_where_nothing_needs_an_anchor_asks_nobody(version: int, path: str | None) -> None:
-    bench = Bench(box=FakeBox(path, version))
-    asyncio.run(bench.reconciler.tend_once())
-    assert bench.box.jobs == []
-
-
-# --- the schedule --------------------------------------------------------------------------------------------------
-
-
-def test_run_lists_again_soon_after_a_removal_but_not_for_each_of_many() -> None:
-    bench = Bench(times=(t / 4 * AGAIN_S for t in range(1_000_000)))
-    bench.run_until(lambda: bench.runtime.lists >= 2)
-    assert len(bench.counters.of("box_swept")) > bench.runtime.lists, "rounds after a removal alone do not list"
-
-
-def test_run_goes_on_after_a_round_that_failed() -> None:
-    bench = Bench(runtime=FakePodsRuntime(down=True), times=(t * EVERY_S for t in range(1_000_000)))
-    bench.run_until(lambda: bench.runtime.lists >= 2)
-
-
-def test_pod_that_does_not_stop_keeps_nothing_else_from_being_done() -> None:
-    bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)))
-    bench.runtime.stubborn = {sandbox("a").id}
-    bench.reconciler.stop(sandbox("a"), "why", ON_UNBOUNDED)
-    bench.round(refresh=True)
-
-
-def test_pod_that_criproxy_is_held_off_is_not_stopped_and_the_others_are() -> None:
-    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), held_off=("b",))
-    bench.reconciler.stop(sandbox("b"), "it printed", ON_RUNTIME_OVERLOAD)
-    bench.round(refresh=True)
-    assert bench.runtime.stopped == ["sandbox-a"]
+def test_limits_are_lifted_though_the_list_fails() -> None:
+    bench = Bench(RELEASE, FakePodsRuntime(down=True), FakeBox("/offline"))
+    with pytest.raises(ConnectionError):
+        bench.round(lists=True)
+    assert bench.box.orders == ["release"]
 
 
 def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> None:
@@ -360,7 +178,7 @@ def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> N
     asyncio.run(bench.reconciler.connected())
     assert (bench.box.shares, bench.box.mid) == ({"poda": 2048, "podb": 0}, ("poda",))
     bench.runtime.placed = (sandbox("b"),)
-    bench.round(refresh=True)
+    bench.round(lists=True)
     assert (bench.box.shares, bench.box.mid) == ({"podb": 0}, ())
 
 
@@ -370,32 +188,52 @@ def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_
     with capture_logs() as logs:
         bench.round()
         bench.box.error = "no systemd"
-        bench.round()
-        bench.round()
-    assert bench.box.drops == [frozenset({"poda"})] * 3
+        with pytest.raises(CgroupError):
+            bench.round()
+    assert bench.box.drops == [frozenset({"poda"})] * 2
     assert bench.counters.of("page_cache_dropped_bytes") == [5]
     assert [entry["event"] for entry in logs].count("page_cache_dropped") == 1
-    assert [entry["event"] for entry in logs].count("page_cache_stays") == 1
     assert bench.box.known == frozenset({"poda", "podb"})
+    assert len(bench.counters.of("box_swept")) == 2
 
 
-class NoBudget:
-    """Lets no pod go."""
-
-    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
-        return {}
-
-    async def evict(
-        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
-    ) -> float | None:
-        raise BudgetError("minAvailable 1")
-
-    def stopped(self, pod: PodRef, why: str) -> None:
-        pass
+# --- when ------------------------------------------------------------------------------------------------------------
 
 
-def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
-    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), FakeBox("/offline"), evicts=NoBudget())
-    bench.reconciler.stop(sandbox("b"), "it runs outside the box", ON_UNBOUNDED)
-    bench.round()
-    assert bench.runtime.stopped == ["sandbox-b"]
+def test_rounds_follow_events_a_moment_later_and_each_minute_all_is_listed() -> None:
+    bench = Bench()
+    assert bench.look() == (0, 0)
+    assert bench.reconciler.pause_s == pytest.approx(AFTER_REMOVAL_S)
+    assert bench.looks_after(AFTER_REMOVAL_S) == (1, 0)
+    assert bench.reconciler.pause_s == pytest.approx(AGAIN_S), "after what happened, it lists soon"
+    assert bench.looks_after(AGAIN_S) == (2, 1)
+    assert bench.reconciler.pause_s == pytest.approx(EVERY_S)
+    assert bench.looks_after(EVERY_S / 2) == (2, 1)
+    assert bench.looks_after(EVERY_S / 2) == (3, 2)
+
+
+def test_removals_that_go_on_and_on_keep_the_listing_from_nothing_and_are_not_listed_each() -> None:
+    bench = Bench()
+    bench.look()
+    for _ in range(4 * int(AGAIN_S)):
+        bench.reconciler.pod_removed(sandbox("a"))
+        rounds, lists = bench.looks_after(0.25)
+    assert (rounds, lists) == (4 * int(AGAIN_S), 0)
+    assert bench.looks_after(0.25)[1] == 1
+
+
+def test_round_that_fails_is_followed_by_others() -> None:
+    bench = Bench(runtime=FakePodsRuntime(down=True))
+    bench.looks_after(AFTER_REMOVAL_S)
+    for tries in (1, 2):
+        with pytest.raises(ConnectionError):
+            bench.looks_after(EVERY_S)
+        assert bench.runtime.lists == tries
+
+
+def test_reconciler_that_begins_anew_lists_a_minute_later_and_not_at_once() -> None:
+    bench = Bench()
+    bench.looks_after(AFTER_REMOVAL_S)
+    bench.reconciler.cease()
+    assert bench.looks_after(2 * EVERY_S) == (1, 0)
+    assert bench.reconciler.pause_s == pytest.approx(EVERY_S)

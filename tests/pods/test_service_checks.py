@@ -1,7 +1,7 @@
 """Who is asked, how often, how many at once, and what is known afterwards."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from criproxy.pods.service_checks import (
     TooLargeError,
 )
 from tests.fakes.clock import FakeClock
-from tests.fakes.part import round_of
+from tests.fakes.part import node_settings, round_of
 from tests.fakes.waiting import until
 
 RULES = OfflineRules((DEFAULT_RULE,))
@@ -50,6 +50,7 @@ class Bench:
     containers: tuple[ListedContainer, ...] = ()
     active: bool = True
     measured_s: float = 2.0
+    queries: Mapping[str, str] = field(default_factory=lambda: {"x": "max(x)"})
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
@@ -62,7 +63,7 @@ class Bench:
         self.checks = ServiceChecks(shared, self, self.settings())
 
     def settings(self, active: bool | None = None) -> ServiceChecksSettings:
-        return ServiceChecksSettings(self.active if active is None else active, RULES, self.measured_s)
+        return ServiceChecksSettings(self.active if active is None else active, RULES, self.measured_s, self.queries)
 
     def watch(self, observer: PodObserver) -> None:
         pass
@@ -177,6 +178,23 @@ def test_word_of_a_query_is_as_old_as_its_answer_may_be() -> None:
         asked_s = bench.clock.boottime_s()
         await bench.seconds(2)
         assert [one.asked_s for one in bench.checks.signals()] == [asked_s - 20.0]
+
+    run(test)
+
+
+def test_query_that_the_node_names_anew_is_asked_without_another_list_of_pods() -> None:
+    async def test() -> None:
+        bench = Bench({"s1": pod("web", '{"prometheus": {"query": "x", "lag_s": 0}, "threshold": 100}')}, queries={})
+        with capture_logs() as logs:
+            await bench.seconds(2)
+        (service,) = bench.checks.services()
+        assert (bench.asked, [one["event"] for one in logs]) == ([], ["service_check_ignored"])
+        assert "no query is named 'x' in interference.queries of this node" in service.problem
+        bench.checks.configure(node_settings("[[interference.queries]]\nname = 'x'\npromql = 'max(x)'\n"))
+        await bench.seconds(2)
+        assert bench.percents() == [50.0]
+        (service,) = bench.checks.services()
+        assert str(service.check.asked if service.check else "") == "query max(x)"
 
     run(test)
 

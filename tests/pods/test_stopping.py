@@ -137,6 +137,53 @@ def test_pod_that_asks_for_notice_has_it_before_it_is_stopped_and_keeps_nobody_w
     asyncio.run(test())
 
 
+def test_stop_that_hangs_is_asked_for_once_and_keeps_no_other_pod_until_all_ceases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hangs(Pods):
+        async def stop(self, sandbox_id: str) -> None:
+            await super().stop(sandbox_id)
+            if sandbox_id == "s1":
+                await asyncio.Event().wait()
+
+    async def test() -> None:
+        pods = Hangs()
+        stopper = PodStopper(pods, structlog.get_logger(), pods, stopping())  # type: ignore[arg-type]
+        await stopper.stop_all({"s1": WANTED["s1"]})
+        await stopper.stop_all(WANTED)
+        assert (pods.did, stopper.stopped) == ([("stop", "s1"), ("stop", "s2")], {"s2"})
+        stopper.cease()
+        await settled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    monkeypatch.setattr("criproxy.pods.stopping.STOPS_S", 0.01)
+    asyncio.run(test())
+
+
+def test_stop_that_fails_late_is_raised_by_the_next_call_and_tried_again_by_the_one_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(Pods):
+        async def stop(self, sandbox_id: str) -> None:
+            self.did.append(("stop", sandbox_id))
+            await self.ended.wait()
+            raise ConnectionError("it does not stop")
+
+    async def test() -> None:
+        pods = Late()
+        stopper = PodStopper(pods, structlog.get_logger(), pods, stopping())  # type: ignore[arg-type]
+        await stopper.stop_all({"s1": WANTED["s1"]})
+        pods.ended.set()
+        await settled()
+        for tries in (1, 2):
+            with pytest.raises(ConnectionError):
+                await stopper.stop_all({"s1": WANTED["s1"]})
+            assert len(pods.did) == tries
+
+    monkeypatch.setattr("criproxy.pods.stopping.STOPS_S", 0.01)
+    asyncio.run(test())
+
+
 class Told:
     """Kubernetes, which lets no pod go, and what it was told of."""
 
@@ -149,6 +196,9 @@ class Told:
     async def evict(
         self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
     ) -> float | None:
+        return None
+
+    def promised_cores(self) -> float | None:
         return None
 
     def stopped(self, pod: PodRef, why: str) -> None:

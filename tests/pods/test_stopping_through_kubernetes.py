@@ -47,6 +47,9 @@ class Node:
     async def stop(self, sandbox_id: str) -> None:
         self.ended.append(sandbox_id)
 
+    def promised_cores(self) -> float | None:
+        return None
+
     def stopped(self, pod: PodRef, why: str) -> None:
         self.told.append(pod.name)
 

@@ -36,10 +36,12 @@ HOSTILE = {
 def test_hostile_manifest_is_refused_in_a_moment(text: str) -> None:
     began_s = time.thread_time()
     with pytest.raises(UnreadableManifestError):
-        list(flattened(documents(text.encode(), yaml)))
+        list(flattened([one.value for one in documents(text.encode(), yaml)]))
     assert time.thread_time() - began_s < 5.0
 
 
 def test_aliases_that_stand_for_little_are_read() -> None:
-    text = b"a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]\n"
-    assert documents(text, yaml) == [{"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": [{"x": 1}, {"x": 1}]}]
+    text = b"a: &a {x: 1}\nb: {<<: *a, z: 2}\nc: [*a, *a]\n"
+    assert [one.value for one in documents(text, yaml)] == [
+        {"a": {"x": 1}, "b": {"x": 1, "z": 2}, "c": [{"x": 1}, {"x": 1}]}
+    ]

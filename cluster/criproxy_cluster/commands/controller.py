@@ -15,26 +15,46 @@ from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.controller.leader import Leader
 from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
+from criproxy_cluster.metrics import ControllerMetrics
+from criproxy_cluster.metrics_server import serve
+from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
 from criproxy_cluster.requests import prepare
 
 END_S: Final = 5
 """All parts have ended: no longer after that does the process go on."""
 
 
-async def run(client: AsyncClient, log: FilteringBoundLogger) -> None:
-    """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew."""
+async def run(
+    client: AsyncClient,
+    log: FilteringBoundLogger,
+    metrics_port: int | None = None,
+    quota: QuotaSettings | None = None,
+) -> None:
+    """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew.
+
+    `quota` None: Kueue is left alone.
+    """
+    metrics = ControllerMetrics()
 
     async def lead() -> None:
         """Each time with nothing from the time before: others have led since, or nobody could be heard."""
         settle()  # what was known then goes before as much is read again
-        await Controller(client, log).run()
+        keeper = None if quota is None else QuotaKeeper(client, quota, log)
+        metrics.work = controller = Controller(client, log, metrics, keeper)
+        try:
+            await controller.run()
+        finally:
+            metrics.work = None
 
     told = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         with suppress(RuntimeError, ValueError):  # only the main thread gets signals
             asyncio.get_running_loop().add_signal_handler(name, told.set)
     me = f"{socket.gethostname()}-{os.getpid()}"
-    async with beside(Leader(client, client.namespace, me, lead, log).run()):
+    leader = Leader(client, client.namespace, me, lead, log)
+    metrics.leads, metrics.trouble = (lambda: leader.leads), (lambda: leader.troubled)
+    shown = () if metrics_port is None else (serve(metrics_port, metrics.render, log),)
+    async with beside(leader.run(), *shown):
         await told.wait()
 
 
@@ -51,15 +71,15 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                     task.cancel()
 
 
-def main() -> int:
-    asyncio.run(_run(begin()))
+def main(metrics_port: int | None = None, quota: QuotaSettings | None = None) -> int:
+    asyncio.run(_run(begin(), metrics_port, quota))
     return 0
 
 
-async def _run(log: FilteringBoundLogger) -> None:
+async def _run(log: FilteringBoundLogger, metrics_port: int | None, quota: QuotaSettings | None) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
         prepare(client)
         try:
-            await run(client, log)
+            await run(client, log, metrics_port, quota)
         finally:
             signal.alarm(END_S)  # whoever goes on though it was cancelled

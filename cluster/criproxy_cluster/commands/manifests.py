@@ -2,18 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from criproxy_cluster.vocabulary.manifests import MOST_BYTES, UnreadableManifestError, documents
+from criproxy_cluster.vocabulary.manifests import MOST_BYTES, Document, UnreadableManifestError, documents
 
 
 class ManifestError(ValueError):
     """The file can't be read or converted; the message names it and the remedy."""
 
 
-def read_documents(file: str) -> list[Any]:
+def read_documents(file: str) -> list[Document]:
     """The documents of a YAML or JSON file, without empty ones. Raises ManifestError."""
     try:
         if file == "-":

@@ -9,6 +9,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
+from criproxy_cluster.metrics import WebhookMetrics
 from criproxy_cluster.webhook.app import WebhookAnswers
 from criproxy_cluster.webhook.certificates import ServerCertificate
 from criproxy_cluster.webhook.conversion import ConversionSettings
@@ -27,7 +28,9 @@ class WebhookSettings(Struct, frozen=True):
 async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
     """Until SIGTERM, and what follows it."""
     certificate = ServerCertificate(settings.certificates, log)
-    front = Front(WebhookAnswers(settings.conversion, certificate, log), certificate.context, log)
+    metrics = WebhookMetrics()
+    front = Front(WebhookAnswers(settings.conversion, certificate, log, metrics), certificate.context, log)
+    metrics.front, metrics.certificate = front, certificate
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, front.end)
     settle()  # what connections leave is looked for often, and soon found

@@ -26,7 +26,8 @@ the leader changes more often than each `node_law.TRUST_S` (8 minutes), no node 
 
 import asyncio
 import time
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from lightkube.core.async_client import AsyncClient
 from lightkube.types import PatchType
@@ -38,8 +39,9 @@ from criproxy_cluster.controller.node_law import Judgement
 from criproxy_cluster.controller.policies import PolicyError, parsed
 from criproxy_cluster.controller.queue import Queue, Urgency
 from criproxy_cluster.memory import settle
-from criproxy_cluster.objects import Json, view
-from criproxy_cluster.requests import Trouble, trouble_of
+from criproxy_cluster.metrics import ControllerMetrics
+from criproxy_cluster.objects import Json, NodeObject, view
+from criproxy_cluster.requests import Trouble, patch
 from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
 from criproxy_cluster.vocabulary.watching import Item
 
@@ -52,12 +54,35 @@ MOST_REST_S: Final = 2.0
 STATUS_S: Final = 1.0
 
 
+class Listener(Protocol):
+    """Who else hears of nodes, and works while this controller does. None of it may block or raise."""
+
+    def see(self, node: NodeObject, labels: Mapping[str, str]) -> None:
+        """It is there, or has changed. `labels` are its own, as they are kept in any case."""
+
+    def forget(self, name: str) -> None: ...
+
+    def forget_all_but(self, names: set[str]) -> None:
+        """All nodes were listed."""
+
+    async def run(self) -> None:
+        """From the first list on, until cancelled."""
+
+
 class Controller:
     """See `run`."""
 
-    def __init__(self, client: AsyncClient, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        log: FilteringBoundLogger,
+        metrics: ControllerMetrics | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         self._client = client
+        self._listener = listener
         self._log = log
+        self._metrics = metrics or ControllerMetrics()
         self._fleet = Fleet()
         self._nodes = Hearing()
         self._queue = Queue()
@@ -83,6 +108,8 @@ class Controller:
                 parts.create_task(self._wake())
                 parts.create_task(self._tell())
                 parts.create_task(self._write_statuses())
+                if self._listener is not None:
+                    parts.create_task(self._listen(self._listener))
                 for _ in range(PROMPT_WRITERS):
                     parts.create_task(self._write_promptly())
                 for _ in range(BACKGROUND_WRITERS):
@@ -90,6 +117,17 @@ class Controller:
         finally:
             self._queue.close()
             self._statuses.close()
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def lengths(self) -> dict[str, int]:
+        return {"nodes": len(self._queue), "policies": len(self._statuses)}
+
+    def known(self) -> tuple[int, int, int]:
+        return len(self._fleet), len(self._fleet.policy_names() | self._problems.keys()), len(self._problems)
+
+    def unheard_s(self) -> float:
+        return self._nodes.deaf_s(time.monotonic())
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
@@ -133,8 +171,14 @@ class Controller:
         for node in self._fleet.set_policy(name, None):
             self._queue.put(node, Urgency.ROLL_OUT)
 
+    async def _listen(self, listener: Listener) -> None:
+        await self._nodes_seen.wait()
+        await listener.run()
+
     def _nodes_listed(self, names: set[str]) -> None:
         self._fleet.forget_all_but(names)
+        if self._listener is not None:
+            self._listener.forget_all_but(names)
         settle()
         self._nodes_seen.set()
 
@@ -143,15 +187,19 @@ class Controller:
         if item.event == "DELETED":
             self._fleet.forget(name)
             self._queue.forget(name)
-        elif item.value is None:
+            if self._listener is not None:
+                self._listener.forget(name)
             return
-        elif item.event == "LISTED":
-            self._fleet.see(view(item.value))
+        if item.value is None:
+            return
+        seen = view(item.value)
+        changed = self._fleet.see(seen)
+        if self._listener is not None:
+            self._listener.see(item.value, seen.labels)
+        if item.event == "LISTED":
             self._queue.put(name, Urgency.ROLL_OUT)
-        else:
-            changed = self._fleet.see(view(item.value))
-            if self._is_to_be_written(name):  # if all that is new is its report, it may wait for its turn in a roll-out
-                self._queue.put(name, Urgency.CHANGED if changed else Urgency.ROLL_OUT)
+        elif self._is_to_be_written(name):  # if all that is new is its report, it may wait for its turn in a roll-out
+            self._queue.put(name, Urgency.CHANGED if changed else Urgency.ROLL_OUT)
 
     async def _wake(self) -> None:
         """Look at nodes whose time has come."""
@@ -192,27 +240,22 @@ class Controller:
         if judgement is None or not judgement.writes:
             self._queue.done(name)
             return
+        what = f"node {name}"
         try:
             if judgement.patch:
-                await self._patch(f"node {name}", NodeResource, name, judgement.patch, PatchType.MERGE)
+                await patch(self._client, NodeResource, name, judgement.patch, PatchType.MERGE, what=what)
             if judgement.status:
-                await self._patch(f"node {name}", NodeStatusResource, name, judgement.status, PatchType.STRATEGIC)
+                await patch(self._client, NodeStatusResource, name, judgement.status, PatchType.STRATEGIC, what=what)
         except Trouble as trouble:
+            self._metrics.wrote("nodes", ok=False)
             if trouble.code == 404:
                 self._queue.done(name)
             elif self._queue.failed(name, urgency) == 3:
                 self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")
         else:
+            self._metrics.wrote("nodes", ok=True)
             self._queue.done(name)
             self._log.info("node_written", node=name, what=judgement.why)
-
-    async def _patch(self, what: str, kind: Any, name: str, patch: Any, patch_type: PatchType) -> None:
-        """The answer is not read: it may hold whatever a policy or a node does. Raises Trouble."""
-        client: Any = self._client._client
-        headers = {"Content-Type": patch_type.value}
-        request = client.prepare_request("patch", res=kind, name=name, obj=patch, headers=headers)
-        with trouble_of(what):
-            client.raise_for_status(await client.send(client.build_adapter_request(request)))
 
     async def _take_turn(self) -> None:
         """Waits, so that no more than `WRITES_PER_S` begin."""
@@ -236,15 +279,17 @@ class Controller:
                 self._statuses.done(name)
                 continue
             # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
-            patch = [{"op": "add", "path": "/status", "value": status}]
+            whole = [{"op": "add", "path": "/status", "value": status}]
             try:
-                await self._patch(f"status of {name}", PolicyStatusResource, name, patch, PatchType.JSON)
+                await patch(self._client, PolicyStatusResource, name, whole, PatchType.JSON, what=f"status of {name}")
             except Trouble as trouble:
+                self._metrics.wrote("policies", ok=False)
                 if trouble.code == 404:
                     self._statuses.done(name)
                 elif self._statuses.failed(name, urgency) == 3:
                     self._log.warning("status_not_written", policy=name, error=str(trouble), consequence="tried again")
             else:
+                self._metrics.wrote("policies", ok=True)
                 self._statuses.done(name)
                 self._written[name] = status
 

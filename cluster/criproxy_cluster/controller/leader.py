@@ -111,6 +111,11 @@ class Leader:
         """Whether this replica may act as the leader, now."""
         return lease_law.leads(self._known, _now_s())
 
+    @property
+    def troubled(self) -> bool:
+        """Whether the Lease could not be read or written the last time."""
+        return bool(self._trouble)
+
     async def run(self) -> None:
         """Until cancelled, or its work fails; then the Lease is given back, so that another one need not wait."""
         try:

@@ -47,16 +47,26 @@ class Review(Struct, frozen=True, rename="camel"):
     request: Question
 
 
-def answer(body: bytes | bytearray, settings: ConversionSettings) -> bytes:
-    """The AdmissionReview with the response, as JSON. Raises ReviewError."""
+class Answered(Struct, frozen=True):
+    """The AdmissionReview with the response, as JSON; `outcome`: converted, unchanged or refused."""
+
+    body: bytes
+    outcome: str
+
+
+def answer(body: bytes | bytearray, settings: ConversionSettings) -> Answered:
+    """Raises ReviewError."""
     try:
         review = msgspec.json.decode(body, type=Review)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReviewError(f"it is no AdmissionReview: {str(error)[:200]}") from error
     if review.api_version != VERSION or review.kind != "AdmissionReview":
         raise ReviewError(f"it is {review.kind} of {review.api_version}, not AdmissionReview of {VERSION}")
-    response = {"uid": review.request.uid, **_verdict(review.request, settings)}
-    return msgspec.json.encode({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
+    verdict = _verdict(review.request, settings)
+    outcome = "refused" if not verdict["allowed"] else "converted" if "patch" in verdict else "unchanged"
+    response = {"uid": review.request.uid, **verdict}
+    said = msgspec.json.encode({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
+    return Answered(said, outcome)
 
 
 def _verdict(question: Question, settings: ConversionSettings) -> dict[str, Any]:

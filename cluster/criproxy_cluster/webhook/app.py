@@ -1,9 +1,11 @@
 """What the webhook serves: reviews, and whether it is well. What is answered to a review is `admission`'s."""
 
+import time
 from typing import Final, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
+from criproxy_cluster.metrics import TEXT, WebhookMetrics
 from criproxy_cluster.webhook.admission import ReviewError, answer
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.front import Reply
@@ -24,10 +26,17 @@ class IsReady(Protocol):
 
 
 class WebhookAnswers:
-    def __init__(self, settings: ConversionSettings, readiness: IsReady, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        settings: ConversionSettings,
+        readiness: IsReady,
+        log: FilteringBoundLogger,
+        metrics: WebhookMetrics | None = None,
+    ) -> None:
         self._settings = settings
         self._readiness = readiness
         self._log = log
+        self._metrics = metrics or WebhookMetrics()
 
     @property
     def most_bytes(self) -> int:
@@ -41,20 +50,29 @@ class WebhookAnswers:
                 return Reply(200, b"ok\n")
             case "GET" | "HEAD", "/readyz":
                 return self._ready(ending)
-            case _, "/convert" | "/healthz" | "/readyz":
+            case "GET" | "HEAD", "/metrics":
+                return Reply(200, self._metrics.registry.render(), TEXT)
+            case _, "/convert" | "/healthz" | "/readyz" | "/metrics":
                 return _wrong(405, f"{path} has no such method")
             case _:
-                return _wrong(404, f"there are {CONVERT}, /healthz and /readyz")
+                return _wrong(404, f"there are {CONVERT}, /healthz, /readyz and /metrics")
 
     def _convert(self, body: bytes | bytearray) -> Reply:
+        began_s = time.perf_counter()
+        outcome, reply = self._reviewed(body)
+        self._metrics.reviewed(outcome, time.perf_counter() - began_s)
+        return reply
+
+    def _reviewed(self, body: bytes | bytearray) -> tuple[str, Reply]:
         try:
-            return Reply(200, answer(body, self._settings), "application/json")
+            answered = answer(body, self._settings)
+            return answered.outcome, Reply(200, answered.body, "application/json")
         except ReviewError as error:
             self._log.warning("review_not_read", error=str(error))
-            return _wrong(400, str(error))
+            return "unreadable", _wrong(400, str(error))
         except Exception as error:  # a fault of ours must not take the replica with it
             self._log.error("review_failed", exc_info=error)
-            return _wrong(500, f"{type(error).__name__}: {error}")
+            return "failed", _wrong(500, f"{type(error).__name__}: {error}")
 
     def _ready(self, ending: bool) -> Reply:
         if ending:

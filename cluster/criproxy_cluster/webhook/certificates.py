@@ -5,12 +5,15 @@ old ones go on: nobody is cut off. What can't be loaded is logged, and the last 
 """
 
 import asyncio
+import math
 import ssl
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from structlog.typing import FilteringBoundLogger
+
+from criproxy_cluster.webhook.validity import validity
 
 LOOK_S: Final = 20.0
 FIRST_S: Final = 1.0
@@ -30,6 +33,8 @@ class ServerCertificate:
         self._log = log
         self._loaded: Pair | None = None
         self._trouble = ""
+        self.holds: tuple[float, float] = (math.nan, math.nan)
+        """From when until when what is loaded holds, in seconds since 1970; NaN: not known."""
 
     @property
     def ready(self) -> bool:
@@ -67,3 +72,7 @@ class ServerCertificate:
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
                 context.load_cert_chain(*files)
         self._loaded = certificate, key
+        try:
+            self.holds = validity(certificate)
+        except ValueError:
+            self.holds = (math.nan, math.nan)

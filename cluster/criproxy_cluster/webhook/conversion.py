@@ -51,7 +51,7 @@ from criproxy_cluster.vocabulary.names import (
     OFFLINE,
     RESOURCES,
 )
-from criproxy_cluster.vocabulary.presets import LABELS, NAMES, ExtendedNames
+from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
 from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_users, refusal
 
@@ -158,7 +158,9 @@ def keeps_requests(pod: Json) -> bool:
 
 def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
     """What the author should know of a pod that is converted all the same."""
-    if not is_offline(pod) or keeps_requests(pod):
+    if not is_offline(pod):
+        return _unmarked(pod)
+    if keeps_requests(pod):
         return ()
     plain = sorted({"cpu", "memory"} & _table(_table(pod.get("spec"), "spec").get("overhead"), "spec.overhead").keys())
     if not plain:
@@ -167,6 +169,27 @@ def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
         f"spec.overhead: {' and '.join(plain)} of the pod's RuntimeClass still count as online's: give the "
         f"RuntimeClass an overhead in {settings.names.cpu} and {settings.names.memory}",
     )
+
+
+def _unmarked(pod: Json) -> tuple[str, ...]:
+    """Of a pod that means to be offline, and has no label that says so: as the admission policy `unmarked` says it."""
+    meta, spec = _table(pod.get("metadata"), "metadata"), _table(pod.get("spec"), "spec")
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
+    if MIRROR in annotations:
+        return ()
+    remedy = f"give it the label {CLASS}: {OFFLINE}"
+    found = [
+        f"metadata.annotations[{mark.key}] = {mark.value} alone converts no pod: {remedy}"
+        for mark in (*(one for marks in MARKS.values() for one in marks), *FOREIGN_MARKS)
+        if mark.of == "annotation" and annotations.get(mark.key) == mark.value
+    ]
+    asked = {
+        name
+        for where, container in _containers(spec, "containers")
+        for name in _table(_table(container.get("resources"), where).get("requests"), where).keys() & _EXTENDED
+    }
+    found += [f"it asks for {name}, and has no mark of an offline pod: {remedy}" for name in sorted(asked)]
+    return tuple(found)
 
 
 # --- resources -------------------------------------------------------------------------------------------------------
@@ -258,7 +281,7 @@ def _asked(table: Json, where: str, settings: ConversionSettings, extended: Coll
     """
     found: Asked = {}
     plain = [(what, what, 0) for what in ("cpu", "memory") if what not in extended]
-    for what, name, per_core in (*_named((settings.names, *NAMES.values())), *plain):
+    for what, name, per_core in (*_named((settings.names, *NAMES.values(), *OLDER)), *plain):
         if what not in found and name in table:
             found[what] = _understood(what, name, per_core, table[name], f"{where}[{name}]")
     return found
@@ -270,7 +293,7 @@ def _named(presets: Any) -> Iterator[tuple[str, str, int]]:
         yield "memory", names.memory, 0
 
 
-_EXTENDED: Final = {name: what for what, name, _ in _named(NAMES.values())}
+_EXTENDED: Final = {name: what for what, name, _ in _named((*NAMES.values(), *OLDER))}
 _KNOWN: Final = frozenset({"cpu", "memory", *_EXTENDED})
 
 

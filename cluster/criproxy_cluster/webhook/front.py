@@ -168,6 +168,8 @@ class Front:
         self._cut_s = self._shed_s = float("-inf")
         self.port = 0
         """0 until it listens."""
+        self.cuts = 0
+        """How many connections were cut, as there were too many."""
 
     def end(self) -> None:
         self._end.set()
@@ -236,6 +238,7 @@ class Front:
         task.remove_done_callback(self._open.pop)
         self.holds(connection, 0)
         connection.cut = True
+        self.cuts += 1
         task.cancel()
         if (now_s := asyncio.get_running_loop().time()) - self._shed_s >= SHED_LOGGED_S:
             self._shed_s = now_s
@@ -276,6 +279,11 @@ class Front:
                 transport.abort()
             elif not begun:
                 made.close()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
 
     # --- what connections share -------------------------------------------------------------------------------------
 

@@ -85,14 +85,14 @@ def test_plain_words_stay_what_kubectl_takes_them_for(tmp_path, capsys):
     found = yaml.load(run(["convert", str(file)], capsys)[1], Loader=yaml.BaseLoader)  # as it is written
     assert found["metadata"]["creationTimestamp"] == "2024-01-01T00:00:00Z"
     assert found["metadata"]["annotations"] == {"day": "2024-01-01"}
-    assert found["spec"]["containers"][0]["args"] == ["53:53", "20:30:40.5", "=", "16", "1.5", "12"]
+    assert found["spec"]["containers"][0]["args"] == ["53:53", "20:30:40.5", "=", "0x10", "1.5", "12"]
 
 
 def test_json_from_the_input_is_converted(monkeypatch, capsys):
     data = json.dumps({"kind": "Pod", **yaml.safe_load(POD)}).encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
-    assert "kubernetes.io/batch-cpu: '1000'" in run(["convert", "-"], capsys)[1]
+    assert 'kubernetes.io/batch-cpu: "1000"' in run(["convert", "-"], capsys)[1]
 
 
 def test_resources_that_yaml_has_once_for_two_containers_are_converted_in_both(tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_resources_that_yaml_has_once_for_two_containers_are_converted_in_both(t
 WRONG = {
     "a quantity": (
         "kind: Job\n" + indented(POD.replace('"1"', "1s"), ("spec", "template")),
-        "Job : spec.template.spec",
+        "Job: spec.template.spec",
     ),
     "no template": ("kind: Job\nspec: {}\n", "template: it is missing"),
     "no object": ("- 1\n", "is no object"),
@@ -131,3 +131,58 @@ def test_what_is_wrong_is_said_with_the_file(text, message, tmp_path, capsys):
 
 def test_a_file_that_is_not_there_is_said(tmp_path, capsys):
     assert "can't be read" in run(["convert", str(tmp_path / "none")], capsys)[2]
+
+
+OTHERS = {
+    "Volcano": "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: x}\nspec:\n  tasks:\n  - template:\n"
+    "      spec: {containers: [{name: c}]}\n",
+    "Spark": "apiVersion: sparkoperator.k8s.io/v1beta2\nkind: SparkApplication\nmetadata: {name: x}\n"
+    "spec: {driver: {}}\n",
+    "Ray": "apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {name: x}\nspec:\n  rayClusterSpec:\n"
+    "    headGroupSpec: {template: {spec: {containers: [{name: c}]}}}\n",
+    "Flink": "apiVersion: flink.apache.org/v1beta1\nkind: FlinkDeployment\nmetadata: {name: x}\nspec: {image: i}\n",
+    "PyTorch": "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: x}\nspec:\n  pytorchReplicaSpecs:\n"
+    "    Worker: {template: {spec: {containers: [{name: c}]}}}\n",
+    "JobSet": "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: x}\nspec:\n  replicatedJobs:\n"
+    "  - template: {spec: {template: {spec: {containers: [{name: c}]}}}}\n",
+    "Argo": "apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nmetadata: {name: x}\nspec:\n"
+    "  templates: [{container: {image: i}}]\n",
+}
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_others_kinds_stay_as_they_are_and_are_named_and_the_pod_beside_them_is_converted(text, tmp_path, capsys):
+    file = tmp_path / "all.yaml"
+    file.write_text(f"{text}---\nkind: Pod\n{POD}---\nkind: Service\nmetadata: {{name: s}}\n")
+
+    code, out, err = run(["convert", str(file)], capsys)
+
+    made = list(yaml.safe_load_all(out))
+    assert (code, made[0]) == (0, yaml.safe_load(text))
+    assert "kubernetes.io/batch-cpu" in made[1]["spec"]["containers"][0]["resources"]["requests"]
+    kind = made[0]["kind"]
+    assert err == (
+        f"criproxy-cluster: {file}: {kind} x: it stays as it is; the webhook converts its pods when they are made\n"
+    )
+
+
+def test_list_of_one_kind_is_converted_and_its_items_stay_without_their_kind(tmp_path, capsys):
+    file = tmp_path / "pods.json"
+    file.write_text(json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [yaml.safe_load(POD)]}))
+
+    (item,) = yaml.safe_load(run(["convert", str(file)], capsys)[1])["items"]
+    assert item["spec"]["priorityClassName"] == "colocation-offline"
+    assert item.keys() == {"metadata", "spec"}
+
+
+def test_what_stays_is_written_as_it_was(tmp_path, capsys):
+    file = tmp_path / "pod.yaml"
+    file.write_text(
+        f"kind: Pod\n{POD}  volumes:\n  - name: v\n    configMap: {{name: 'm', defaultMode: 0777, optional: }}\n"
+        '  nodeSelector: {a: "y", b: 1e3}\n'
+    )
+
+    out = run(["convert", str(file)], capsys)[1]
+    assert "configMap: {name: 'm', defaultMode: 0777, optional: null}" in out
+    assert 'nodeSelector: {a: "y", b: 1e3}' in out
+    assert "cpu: '1'" not in out and "&id" not in out

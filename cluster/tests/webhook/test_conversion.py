@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from criproxy.hooks.batch import asked_by, of_pod
 from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
-from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, MARKS, NAMES, OLDER
 from criproxy_cluster.vocabulary.quantities import amount
 from criproxy_cluster.webhook.conversion import LEAST, MIRROR, ConversionError, ConversionSettings, converted, warnings
 from criproxy_cluster.webhook.jsonpatch import difference
@@ -301,6 +301,55 @@ def test_overhead_stays_with_a_warning():
     assert "RuntimeClass" in warnings(before, BATCH)[0]
     assert warnings(pod(overhead={CPU: "250"}), BATCH) == ()
     assert warnings(pod(), BATCH) == ()
+
+
+@pytest.mark.parametrize("names", OLDER, ids=lambda names: names.cpu)
+def test_names_that_a_system_had_before_are_converted(names):
+    asking = {names.cpu: "1500", names.memory: "1Gi"}
+
+    found = converted(pod(container(requests=asking, limits=asking)), BATCH)
+
+    amounts = {CPU: "1500", MEMORY: str(1 << 30)}
+    assert resources(found) == {"requests": amounts, "limits": amounts}, "no node has the older names"
+    assert converted(found, BATCH) == found
+
+
+@pytest.mark.parametrize(
+    "mark", [one for one in (*(of for marks in MARKS.values() for of in marks), *FOREIGN_MARKS) if one.of != "label"]
+)
+def test_annotation_that_alone_converts_nothing_is_said_with_the_remedy(mark):
+    before = pod(container(requests={"cpu": "1"}), labels={}, annotations={mark.key: mark.value})
+
+    assert converted(before, BATCH) == before
+    (words,) = warnings(before, BATCH)
+    assert mark.key in words and f"{CLASS}: offline" in words
+    assert warnings(pod(labels={}, annotations={mark.key: "another"}), BATCH) == ()
+    assert warnings(pod(annotations={mark.key: mark.value}), BATCH) == (), "with the label, it is converted"
+
+
+@pytest.mark.parametrize("name", [name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows])
+def test_unmarked_pod_that_asks_for_what_nodes_lend_is_said_with_the_remedy(name):
+    (words,) = warnings(pod(container(requests={name: "2000"}), labels={}), BATCH)
+    assert words.startswith(f"it asks for {name}") and f"{CLASS}: offline" in words
+
+
+@given(
+    requests=st.fixed_dictionaries(
+        {}, optional={"cpu": st.sampled_from(["1", "2500m"]), "memory": st.just("2Mi"), CPU: st.just("1000")}
+    )
+)
+def test_pods_of_one_owner_are_equal_and_no_spread_or_pod_affinity_is_added(requests):
+    """A scheduler that scores equal pods once (KEP-5598) goes by their values; these two would keep it from it."""
+    one, other = (
+        converted({**made, "metadata": {**made["metadata"], "name": name, "uid": name}}, BATCH)
+        for name, made in ((name, pod(container(requests=requests), owner="job")) for name in ("a", "b"))
+    )
+
+    assert one["spec"] == other["spec"]
+    assert one["metadata"]["annotations"] == other["metadata"]["annotations"]
+    assert one["metadata"]["labels"] == other["metadata"]["labels"]
+    assert "topologySpreadConstraints" not in one["spec"]
+    assert one["spec"].get("affinity", {}).keys() <= {"nodeAffinity"}
 
 
 # --- who, and where --------------------------------------------------------------------------------------------------

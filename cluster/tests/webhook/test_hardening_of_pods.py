@@ -17,7 +17,7 @@ def asked(spec, *, labels=OFFLINE, namespace="batch", settings=NONE):
     pod = {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [{"name": "c"}], **spec}}
     request = {"uid": "u1", "operation": "CREATE", "namespace": namespace, "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    return json.loads(answer(json.dumps(body).encode(), ConversionSettings(hardening=settings)))["response"]
+    return json.loads(answer(json.dumps(body).encode(), ConversionSettings(hardening=settings)).body)["response"]
 
 
 def volume(path):

@@ -68,7 +68,13 @@ def test_a_review_is_answered_over_tls(tmp_path, log):
             assert found.status_code == 200 and found.json()["response"]["patchType"] == "JSONPatch"
             refused = await post(client, server.port, b"{")
             assert refused.status_code == 400
-            for path, status in (("/healthz", 200), ("/readyz?verbose", 200), ("/other", 404), ("/convert", 405)):
+            for path, status in (
+                ("/healthz", 200),
+                ("/readyz?verbose", 200),
+                ("/metrics", 200),
+                ("/other", 404),
+                ("/convert", 405),
+            ):
                 url = f"https://127.0.0.1:{server.port}{path}"
                 assert (await client.get(url, extensions={"sni_hostname": NAME})).status_code == status
                 assert (await client.head(url, extensions={"sni_hostname": NAME})).status_code in (status, 405)

@@ -22,7 +22,7 @@ def offline(**resources):
 
 
 def response(body):
-    found = json.loads(answer(body, SETTINGS))
+    found = json.loads(answer(body, SETTINGS).body)
     assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert found["response"].pop("uid") == "u1"
     return found["response"]

@@ -12,7 +12,7 @@ import contextlib
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -27,6 +27,8 @@ DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 UNNAMED: Final = "a flag of its command line"
 """Where an endpoint is from whose flag no file names, such as one that was taken out since kubelet has started."""
 
+_IMAGE_KEY: Final = "imageServiceEndpoint"
+_HEALTHZ_KEYS: Final = ("healthzBindAddress", "healthzPort")
 DEFAULT_HEALTHZ: Final = ("127.0.0.1", 10248)
 _PREFIXES: Final = "@-:+!|"
 _KUBELET: Final = re.compile(r"kubelet([._-].*)?")
@@ -68,7 +70,7 @@ class NodeKubelet(Struct, frozen=True):
     `command` is the unit's without our drop-in, None: it has none, or several. `files` are those that may name the
     endpoint, the last one with the last word. `image_endpoint` "": that of the runtime. `healthz` is a host and a port;
     port 0: it serves none. `has_flag`: it knows the endpoint's flag; `reads_files`: its configuration may set it, too.
-    `remote`: it does not use its built-in dockershim.
+    `remote`: it does not use its built-in dockershim. `unread`: why its configuration is not understood, "": it is.
     """
 
     unit: UnitState
@@ -84,6 +86,7 @@ class NodeKubelet(Struct, frozen=True):
     has_flag: bool
     reads_files: bool
     remote: bool
+    unread: str = ""
 
 
 def look(host: Host) -> NodeKubelet | None:
@@ -105,11 +108,12 @@ def _kubelet(host: Host, unit: UnitState, words: Sequence[str], environment_file
     helps = {line.split()[0]: line for line in host.help_text(_program_path(words)) if line.lstrip().startswith("--")}
     runtime = helps.get("--container-runtime")  # until 1.26, before it read the endpoint from its configuration
     given, kind = flag(words, ENDPOINT_FLAG), flag(words, "--container-runtime")
+    said, unread = _said(host, words)
     default = _DEFAULT.search(helps.get(ENDPOINT_FLAG, ""))
     endpoint, origin = default[1] if default else DEFAULT_ENDPOINT, "kubelet's default"
     if given is not None:
         endpoint, origin = given, _named_by(host, files, socket_path(given)) or UNNAMED
-    elif runtime is None and (found := configured(words, host.root, ENDPOINT_KEY))[0]:
+    elif runtime is None and (found := said[ENDPOINT_KEY])[0]:
         endpoint, origin = found[0], f"{ENDPOINT_KEY} in {found[1]}"
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
     return NodeKubelet(
@@ -119,13 +123,14 @@ def _kubelet(host: Host, unit: UnitState, words: Sequence[str], environment_file
         endpoint,
         origin,
         by_flag=given is not None,
-        image_endpoint=_value_of(host, words, "--image-service-endpoint", "imageServiceEndpoint"),
-        healthz=_healthz(host, words),
+        image_endpoint=_value_of(words, "--image-service-endpoint", said[_IMAGE_KEY]),
+        healthz=_healthz(words, said),
         config_file=posixpath.join("/", config) if config else "",
         config_dir=posixpath.join("/", directory) if directory else "",
         has_flag=not helps or ENDPOINT_FLAG in helps,
         reads_files=runtime is None,
         remote=kind == "remote" if kind is not None else '(default "docker")' not in (runtime or ""),
+        unread=unread,
     )
 
 
@@ -178,14 +183,25 @@ def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:
     return next((path for path, text in texts if socket and renamed(text, socket, "") != text), "")
 
 
-def _value_of(host: Host, words: Sequence[str], name: str, key: str) -> str:
+def _said(host: Host, words: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], str]:
+    """What kubelet's configuration says, and in which file, by key; and why one of the keys can't be read."""
+    said, unread = {}, ""
+    for key in (ENDPOINT_KEY, _IMAGE_KEY, *_HEALTHZ_KEYS):
+        try:
+            said[key] = configured(words, host.root, key)
+        except ValueError as error:
+            said[key], unread = ("", ""), unread or str(error)
+    return said, unread
+
+
+def _value_of(words: Sequence[str], name: str, said: tuple[str, str]) -> str:
     given = flag(words, name)
-    return configured(words, host.root, key)[0] if given is None else given
+    return said[0] if given is None else given
 
 
-def _healthz(host: Host, words: Sequence[str]) -> tuple[str, int]:
-    name = _value_of(host, words, "--healthz-bind-address", "healthzBindAddress")
-    port = _value_of(host, words, "--healthz-port", "healthzPort")
+def _healthz(words: Sequence[str], said: Mapping[str, tuple[str, str]]) -> tuple[str, int]:
+    name = _value_of(words, "--healthz-bind-address", said[_HEALTHZ_KEYS[0]])
+    port = _value_of(words, "--healthz-port", said[_HEALTHZ_KEYS[1]])
     return (
         DEFAULT_HEALTHZ[0] if name in ("", "0.0.0.0", "::") else name,
         int(port) if port.isdigit() else DEFAULT_HEALTHZ[1],

@@ -66,6 +66,8 @@ def _check(kubelet: NodeKubelet, listen: str, before: str) -> None:
             f"{UNIT}: this kubelet uses its built-in dockershim: move the node to containerd or CRI-O "
             "(--container-runtime=remote) first"
         )
+    if kubelet.unread and not kubelet.by_flag:
+        raise NodeError(f"{kubelet.unread}: write it as kubeadm does, so that kubelet's endpoint is known")
     if socket_path(before) is None:
         raise NodeError(f"{UNIT}: its endpoint {before!r} is no unix socket")
     if before.endswith(CRIO_SUFFIX) and not listen.endswith(CRIO_SUFFIX):

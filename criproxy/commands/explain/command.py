@@ -68,7 +68,8 @@ def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...],
     driver, origin = cgroup_driver(root)
     if boxes := _by_name(driver):
         return boxes, f"by {origin}"
-    return DEFAULT_BOXES, "if that is kubelet's: neither a running criproxy nor kubelet's configuration says so"
+    why = origin if not driver and origin else "neither a running criproxy nor kubelet's configuration says so"
+    return DEFAULT_BOXES, f"if that is kubelet's: {why}"
 
 
 def _by_name(driver: str) -> tuple[BoxPath, ...]:

@@ -11,13 +11,15 @@ from msgspec.structs import replace
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest, ManifestCall, ManifestPart
 from criproxy.hooks import HookSettings, offline_chain
+from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import STARTS, Resources
+from criproxy.model import STARTS, Pod
 from criproxy.observe.status_text import printable
 from criproxy.pods.admission import AdmissionSettings, Admit, Facts, Refuse, judge
 from criproxy.pods.inventory import described
-from criproxy.pods.placing import AppliedAdjustment, adjust, asked_of_box, unboundable
+from criproxy.pods.placing import AppliedAdjustment, adjust, unboundable
+from criproxy.vocabulary import unboundable as unboundable_words
 
 _MAX_CELL = 72
 
@@ -106,20 +108,49 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
     yield "CPUs           on as many of the box's as its CPU limit, rounded up; without one on all (cpuset.pin_pods)"
     if (rule := node.hooks.hardening.lets(pod)) is not None:
         yield f"hardening      none, as the node's file lets it (hardening.allow): {rule}"
-    try:
-        asked_of_box(pod, Resources())
-    except ValueError as error:
-        yield f"ignored        {error}"
+    for words in _unbounded(manifest):
+        yield f"not bounded    {words}"
+    if manifest.runtime_class:
+        yield f"runtime        {manifest.runtime_class}: of one that starts virtual machines, see docs/refused.md"
+    yield from _asked(pod)
     yield "pids           kubelet's podPidsLimit, and the box's limit together with all offline pods (pids.max_ratio)"
     yield ""
     yield from _table(list(_rows(manifest, explanation)))
 
 
+def _unbounded(manifest: Manifest) -> Iterator[str]:
+    """What the pod was let have all the same, and what that does to the box's bounds."""
+    asked = [part.security for call in manifest.calls for part in call.parts]
+    if any(one.privileged for one in asked):
+        yield f"it has privileged: {unboundable_words.ESCAPE}"
+    for name, written in unboundable_words.HOST_NAMESPACES.items():
+        if any(name in one.host_namespaces for one in asked):
+            yield f"it has {written}: {unboundable_words.OUTSIDE}"
+    for path in dict.fromkeys(path for one in asked for path in one.host_paths):
+        if any(unboundable_words.related(path, listed) for listed in unboundable_words.HOST_PATHS):
+            yield f"it has a hostPath volume of {path}: {unboundable_words.ESCAPE}"
+
+
+def _asked(pod: Pod) -> Iterator[str]:
+    """What its annotation makes of the pod as a whole."""
+    try:
+        asked = of_pod(asked_by(pod.annotations))
+    except ValueError as error:
+        yield f"ignored        {error}"
+        return
+    parts = (
+        f"CPU shares {asked.cpu_shares}" if asked.cpu_shares else "",
+        f"a memory limit of {asked.memory_bytes >> 20} MiB" if asked.memory_bytes else "",
+        f"{-(-asked.cpu_limit_millicores // 1000)} CPUs to stay on" if asked.cpu_limit_millicores else "",
+    )
+    if any(parts):
+        yield f"by annotation  {', '.join(filter(None, parts))}"
+
+
 def _rows(manifest: Manifest, explanation: Explanation) -> Iterator[tuple[str, str, str, str, str]]:
     yield ("of", "field", "old", "new", "reason")
     for part, changes in explanation.changes:
-        kind = "init container" if part.container in manifest.init_containers else str(part.target)
-        target = f"{kind} {part.container}".rstrip()
+        target = f"{manifest.kinds.get(part.container, '')} {part.target} {part.container}".strip()
         if not changes:
             yield (target, "", "", "", "nothing changes")
         for change in changes:

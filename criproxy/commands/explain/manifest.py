@@ -10,7 +10,7 @@ import yaml
 from msgspec import Struct
 
 from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Security, Target
-from criproxy.vocabulary.manifests import UnreadableManifestError, documents, flattened, pod_of
+from criproxy.vocabulary.manifests import UnreadableManifestError, called, documents, flattened, makes_pods, pod_of
 
 PLACEHOLDER_UID: Final = "UID"
 """Stands for the uid that the API server, or kubelet for a static pod, has not given yet."""
@@ -19,6 +19,9 @@ _PERIOD_US: Final = 100_000
 """Kubelet sends it with each container. Source: kubelet, MilliCPUToQuota."""
 
 MOST_OBJECTS: Final = 1000
+
+_HAS_NONE: Final = "has no pod that is known here, and is passed over"
+_MAKES: Final = "is passed over: explain its pods when they are made (kubectl get pod NAME -o yaml)"
 
 _NOT_ZERO: Final = re.compile(r"[1-9]")
 
@@ -88,6 +91,8 @@ class _RawMetadata(Struct, frozen=True):
 class _RawSpec(Struct, frozen=True):
     containers: tuple[_RawContainer, ...]
     initContainers: tuple[_RawContainer, ...] | None = None
+    ephemeralContainers: tuple[_RawContainer, ...] | None = None
+    runtimeClassName: str | None = None
     resources: _RawResources | None = None
     securityContext: _RawSecurityContext | None = None
     volumes: tuple[_RawVolume, ...] | None = None
@@ -100,7 +105,7 @@ class _RawSpec(Struct, frozen=True):
         shared = {"network": self.hostNetwork, "pid": self.hostPID, "ipc": self.hostIPC}
         namespaces = tuple(name for name, is_shared in shared.items() if is_shared)
         if container is None:
-            every = (*(self.initContainers or ()), *self.containers)
+            every = (*(self.initContainers or ()), *self.containers)  # ephemeral ones come later
             privileged = any(one.securityContext is not None and one.securityContext.privileged for one in every)
             return Security(privileged, namespaces)
         context = container.securityContext or _RawSecurityContext()
@@ -153,11 +158,15 @@ class ManifestCall(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """A Pod as far as criproxy looks at it: the `calls` for its sandbox and its containers, in kubelet's order."""
+    """A Pod as far as criproxy looks at it: the `calls` for its sandbox and its containers, in kubelet's order.
+
+    `kinds`: those of its containers that are no ordinary ones, in words. `runtime_class`: "" for the node's default.
+    """
 
     pod: Pod
-    init_containers: frozenset[str]
+    kinds: Mapping[str, str]
     calls: tuple[ManifestCall, ...]
+    runtime_class: str = ""
 
 
 class ReadManifests(Struct, frozen=True):
@@ -173,7 +182,7 @@ def read_manifests(data: bytes) -> ReadManifests:
     Raises ManifestError, also where there is no pod.
     """
     try:
-        objects = list(islice(flattened(documents(data, yaml)), MOST_OBJECTS + 1))
+        objects = list(islice(flattened([one.value for one in documents(data, yaml)]), MOST_OBJECTS + 1))
     except UnreadableManifestError as error:
         raise ManifestError(str(error)) from error
     if len(objects) > MOST_OBJECTS:
@@ -181,19 +190,12 @@ def read_manifests(data: bytes) -> ReadManifests:
     pods, passed_over = [], []
     for one in objects:
         if (steps := pod_of(one)) is None:
-            passed_over.append(f"{_called(one)} has no pod that is known here, and is passed over")
+            passed_over.append(f"{called(one)} {_MAKES if makes_pods(one) else _HAS_NONE}")
         else:
-            pods.append(_manifest(_template(one, steps)))
+            pods.append(_manifest(_template(one, steps), called(one)))
     if not pods:
         raise ManifestError("; ".join(("there is no Pod in it, nor what makes Pods", *passed_over[:3])))
     return ReadManifests(tuple(pods), tuple(passed_over))
-
-
-def _called(document: Any) -> str:
-    if not isinstance(document, dict):
-        return repr(document)[:80]
-    kind, meta = str(document.get("kind"))[:80], document.get("metadata")
-    return f"{kind} {str(meta.get('name') or '')[:80]}".rstrip() if isinstance(meta, dict) else kind
 
 
 def _template(document: dict[str, Any], steps: tuple[str, ...]) -> Any:
@@ -202,7 +204,7 @@ def _template(document: dict[str, Any], steps: tuple[str, ...]) -> Any:
     for step in steps:
         pod = pod.get(step) if isinstance(pod, dict) else None
     if not isinstance(pod, dict):
-        raise ManifestError(f"{_called(document)}: {'.'.join(steps)} is missing")
+        raise ManifestError(f"{called(document)}: {'.'.join(steps)} is missing")
     maker, meta = document.get("metadata"), pod.get("metadata")
     if not steps or not isinstance(maker, dict) or not isinstance(meta, dict | None):
         return pod
@@ -210,15 +212,16 @@ def _template(document: dict[str, Any], steps: tuple[str, ...]) -> Any:
     return {**pod, "metadata": {**given, **(meta or {})}}
 
 
-def _manifest(document: Any) -> Manifest:
+def _manifest(document: Any, shown: str) -> Manifest:
     try:
         raw = msgspec.convert(document, _RawPod)
     except msgspec.ValidationError as error:
-        raise ManifestError(str(error)) from error
+        quotes = "; a word that is a text needs quotes, for kubectl, too" if "Expected `str" in str(error) else ""
+        raise ManifestError(f"{shown}: {error}{quotes}") from error
     spec = raw.spec
     if not spec.containers:
-        raise ManifestError("spec.containers is empty")
-    inits = spec.initContainers or ()
+        raise ManifestError(f"{shown}: spec.containers is empty")
+    inits, later = spec.initContainers or (), spec.ephemeralContainers or ()
     containers = (*inits, *spec.containers)
     # The pod's own limits go before the sum of its containers'. Source: kubelet, calculateSandboxResources.
     limited = any(one.has_cpu_limit for one in (spec.resources, *(each.resources for each in containers)) if one)
@@ -226,9 +229,11 @@ def _manifest(document: Any) -> Manifest:
     sandbox = ManifestPart(pod, Target.SANDBOX, "", _resources(limited), spec.security(None))
     start = ManifestCall(Operation.RUN_POD_SANDBOX, pod, (sandbox,))
     creates = (
-        ManifestCall(Operation.CREATE_CONTAINER, pod, (_container(pod, one, spec.security(one)),)) for one in containers
+        ManifestCall(Operation.CREATE_CONTAINER, pod, (_container(pod, one, spec.security(one)),))
+        for one in (*containers, *later)
     )
-    return Manifest(pod, frozenset(one.name for one in inits), (start, *creates))
+    kinds = {one.name: kind for kind, those in (("init", inits), ("ephemeral", later)) for one in those}
+    return Manifest(pod, kinds, (start, *creates), spec.runtimeClassName or "")
 
 
 def _container(pod: Pod, raw: _RawContainer, security: Security) -> ManifestPart:

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError, plot, report, signals_command
+from criproxy.commands.simulate.cells import CPU_UNITS, UNITS
 from criproxy.commands.simulate.cluster import command as cluster_command
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.readers import load
@@ -33,16 +34,11 @@ SIGNALS: Final = "--signals"
 CLUSTER: Final = "--cluster"
 """With it, the other options are those of `cluster.command`."""
 
-UNITS: Final = {
-    "cores": 1.0, "millicores": 1e-3,
-    "bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
-}  # fmt: skip
-_CPU_UNITS: Final = ("cores", "millicores")
-
 _EPILOG: Final = """\
 FILE is CSV, plain or gzip, or the JSON answer of a Prometheus range query; - reads standard input. CSV has the columns
-id, t (unix seconds or ISO 8601) and u, in any order, or just these three without a header. Usage is that of the online
-pods alone; on a node without offline pods yet, that is the node's. Ask Prometheus for, say,
+id, t (unix seconds or a date) and u, in any order, or just these three without a header; or a time and a column for
+each node, as Grafana has it; or it is what sadf -d writes. Values may have units (26.6%, 1.5 GiB). Usage is that of the
+online pods alone; on a node without offline pods yet, that is the node's. Ask Prometheus for, say,
   sum by (instance) (rate(node_cpu_seconds_total{mode!~"idle|iowait|steal"}[1m]))
   node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes
 through /api/v1/query_range.
@@ -80,7 +76,7 @@ def parse(arguments: Sequence[str]) -> Options:
         parser.error("standard input can be read only once")
     own = RESOURCES[given.resource].unit
     unit = given.unit or own
-    if (unit in _CPU_UNITS) != (own in _CPU_UNITS):
+    if (unit in CPU_UNITS) != (own in CPU_UNITS):
         parser.error(f"--unit {unit} is none of {given.resource}")
     as_given = {name: getattr(given, name) for name in ("capacity", "family", "brief", "json", "predictions", "plot")}
     sweep = parse_sweep(given.sweep) if given.sweep else None
@@ -217,7 +213,7 @@ def read(chosen: Options) -> tuple[list[Trace], Findings]:
     """The traces of the files, or the example's. Raises SimulateError."""
     if chosen.capacity is None:
         return example(), Findings()
-    return load(chosen.files, chosen.capacity, chosen.family)
+    return load(chosen.files, chosen.capacity, chosen.family, chosen.unit)
 
 
 def replay(traces: Sequence[Trace], plans: tuple[Plan, ...], bar: Bar, *, keep: bool = False) -> list[Replayed]:

@@ -1,6 +1,6 @@
-"""From files to traces: CSV, plain or gzip, and answers of Prometheus; and what each node's capacity is."""
+"""From files to traces: tables and JSON, plain or gzip, answers of Prometheus; and what each node's capacity is."""
 
-import csv
+import codecs
 import gzip
 import io
 import itertools
@@ -8,15 +8,11 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate.tables import Reading, are_rows, read_capacities, read_csv, read_objects
 from criproxy.commands.simulate.trace import Findings, Flaw, Rows, Trace
-
-if TYPE_CHECKING:
-    from _csv import Reader
 
 Capacities = Callable[[str], tuple[float, str] | None]
 """Per id: the capacity, and the family or ""; None when it is not known."""
@@ -39,16 +35,17 @@ _MOST_BLANK: Final = 1000
 """Lines before the first that is not."""
 
 
-def load(paths: Sequence[str], capacity: str, family: str | None) -> tuple[list[Trace], Findings]:
-    """The traces of CSV files and range-query answers. `capacity` is a number, or a file with one per id.
+def load(paths: Sequence[str], capacity: str, family: str | None, unit: str = "cores") -> tuple[list[Trace], Findings]:
+    """The traces of tables and range-query answers. `capacity` is a number, or a file with one per id.
 
-    Raises SimulateError when a file can't be understood, or no row of all is of use.
+    `unit` is that of capacity and usage, where a usage does not say its own. Raises SimulateError when a file can't be
+    understood, or no row of all is of use.
     """
     findings = Findings()
-    capacity_of = capacities(capacity)
+    capacity_of = capacities(capacity, unit)
     rows = Rows(findings)
     for path in paths:
-        _read(path, rows, family)
+        _read(path, Reading(name_of(path), rows, family, unit))
     traces = list(rows.traces(capacity_of))
     if not traces:
         why = "; ".join(findings.lines()) or "there are no rows"
@@ -56,8 +53,8 @@ def load(paths: Sequence[str], capacity: str, family: str | None) -> tuple[list[
     return traces, findings
 
 
-def _read(path: str, rows: Rows, family: str | None) -> None:
-    name, text = name_of(path), pieces(path, rows.findings)
+def _read(path: str, reading: Reading) -> None:
+    name, text = reading.name, pieces(path, reading.rows.findings)
     head = []
     for line in text:
         head.append(line)
@@ -66,13 +63,13 @@ def _read(path: str, rows: Rows, family: str | None) -> None:
         if len(head) > _MOST_BLANK:
             raise SimulateError(f"{name}: begins with more than {_MOST_BLANK} empty lines; give rows of id,t,u")
     whole = itertools.chain(head, text)
-    if head and head[-1].lstrip()[:1] in ("{", "["):
-        read_prometheus(_together(whole, name), name, rows, family)
+    if head and head[-1].lstrip()[:1] in ("{", "[") and "} =>" not in head[-1]:
+        read_json(_together(whole, name), reading)
     else:
-        read_csv(_whole_lines(whole, name), name, rows, family)
+        read_csv(_whole_lines(whole, name), reading)
 
 
-def capacities(text: str) -> Capacities:
+def capacities(text: str, unit: str = "cores") -> Capacities:
     """A number for all nodes; or a file, CSV (id,capacity and perhaps family) or JSON (such rows, or id: capacity).
 
     Raises SimulateError when it is neither.
@@ -80,20 +77,23 @@ def capacities(text: str) -> Capacities:
     try:
         number = float(text)
     except ValueError:
-        return _capacity_file(text).get
+        return _capacity_file(text, unit).get
     if not 0.0 < number < math.inf:
         raise SimulateError(f"--capacity {text}: must be above 0")
     return lambda _id: (number, "")
 
 
-def _capacity_file(path: str) -> dict[str, tuple[float, str]]:
+def _capacity_file(path: str, unit: str) -> dict[str, tuple[float, str]]:
     text = _together(pieces(path, Findings()), path)
     try:
-        content = json.loads(text) if text.lstrip()[:1] in ("{", "[") else list(csv.DictReader(io.StringIO(text)))
-        if isinstance(content, dict):
-            content = [{"id": node_id, "capacity": value} for node_id, value in content.items()]
-        known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
-    except (ValueError, TypeError, KeyError, RecursionError, csv.Error) as error:
+        if text.lstrip()[:1] in ("{", "["):
+            content = json.loads(text)
+            if isinstance(content, dict):
+                content = [{"id": node_id, "capacity": value} for node_id, value in content.items()]
+            known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
+        else:
+            known = read_capacities(text.splitlines(keepends=True), unit)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         why = repr(error)[:300]
         raise SimulateError(f"--capacity {path}: is neither a number nor a file of id,capacity ({why})") from error
     for node_id, (capacity, _) in known.items():
@@ -113,6 +113,17 @@ def _number(value: object) -> float:
 # --- files as text ----------------------------------------------------------------------------------------------------
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+
+_PACKED: Final = {
+    b"PK\x03\x04": "a zip or an Excel workbook: unpack it, or save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook: save the sheet as CSV",
+    b"\xfd7zXZ": "packed with xz: unpack it (xz -d)",
+    b"BZh": "packed with bzip2: unpack it (bzip2 -d)",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it (zstd -d)",
+    b"PAR1": "Parquet: write it as CSV",
+    b"SQLite format 3": "a database: select id,t,u into CSV",
+}
+"""What a file is that begins so, and how it is read."""
 
 
 def name_of(path: str) -> str:
@@ -154,10 +165,15 @@ def pieces(path: str, findings: Findings) -> Iterator[str]:
     """
     try:
         with open(0 if path == "-" else path, "rb", closefd=path != "-") as raw:
-            packed = raw.peek(2)[:2] == _GZIP_MAGIC
-            unpacked = gzip.GzipFile(fileobj=raw) if packed else raw
+            begin = raw.peek(16)
+            for mark, words in _PACKED.items():
+                if begin.startswith(mark):
+                    raise SimulateError(f"{name_of(path)}: is {words}")
+            unpacked = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if begin[:2] == _GZIP_MAGIC else raw
             try:
-                text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
+                wide = unpacked.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+                encoding = "utf-16" if wide else "utf-8-sig"
+                text = io.TextIOWrapper(unpacked, encoding=encoding, errors="replace", newline="")
                 left = MOST_TEXT
                 while piece := text.readline(MOST_LINE + 1):
                     left -= len(piece)
@@ -172,135 +188,49 @@ def pieces(path: str, findings: Findings) -> Iterator[str]:
         raise SimulateError(f"{name_of(path)}: {error.strerror or error}; give a file that can be read") from error
 
 
-# --- CSV --------------------------------------------------------------------------------------------------------------
-
-_NAMES: Final = {
-    "id": (
-        "id", "node", "instance", "host", "hostname", "nodename", "machine", "machine_id", "vm", "vm_id", "server",
-        "pod",
-    ),
-    "t": ("t", "time", "timestamp"),
-    "u": ("u", "usage", "value"),
-}  # fmt: skip
-
-_LOOKED_AT: Final = 10_000
-"""Rows by which it is known what a column says, where none has the name of an id."""
-
-
-def read_csv(lines: Iterable[str], name: str, rows: Rows, family: str | None) -> None:
-    """Add the rows of a file. `family` names the column that the family is taken from, if not `family` itself.
-
-    Without an id column, it is the column of texts that tells rows of one time apart; where there is none, all rows are
-    of one node that has the file's name. Raises SimulateError without the columns, and where that is not clear.
-    """
-    reader = csv.reader(line.replace("\0", "") for line in lines)
-    try:
-        _read_rows(reader, name, rows, family)
-    except csv.Error as error:
-        raise SimulateError(f"{name}:{reader.line_num}: {error}; give rows of id,t,u") from error
-
-
-def _read_rows(reader: "Reader", name: str, rows: Rows, family: str | None) -> None:
-    filled: Iterator[list[str]] = filter(None, reader)
-    first = next(filled, None)
-    if first is None:
-        raise SimulateError(f"{name}: is empty; give rows of id,t,u")
-    rows.begin(lambda _id, number: f"{name}:{number}")
-    if len(first) >= 3 and math.isfinite(_number(first[1]) + _number(first[2])):
-        columns = {"id": 0, "t": 1, "u": 2}
-        filled = itertools.chain([first], filled)
-    else:
-        columns = _columns(first, name, family)
-        if "id" not in columns:
-            looked_at = list(itertools.islice(filled, _LOOKED_AT))
-            filled = itertools.chain(looked_at, filled)
-            if (place := _that_tells_apart(first, looked_at, columns, name)) is not None:
-                columns["id"] = place
-        for place, title in enumerate(first):
-            if place not in columns.values():
-                rows.findings.note(Flaw.OTHER_COLUMN, f"{name}: {title.strip()}")
-    needed = max(place for column, place in columns.items() if column != _FAMILY)
-    only_id = PurePath(name).name.partition(".")[0]
-    for fields in filled:
-        if len(fields) <= needed:
-            rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{reader.line_num}")
-            continue
-        node_id = fields[columns["id"]].strip() if "id" in columns else only_id
-        place = columns.get(_FAMILY, len(fields))
-        group = fields[place].strip() if place < len(fields) else ""
-        rows.add(node_id, group, _time(fields[columns["t"]]), _number(fields[columns["u"]]), reader.line_num)
-
-
-def _columns(header: Sequence[str], name: str, family: str | None) -> dict[str, int]:
-    """Where the fields are that the file has; the first column of a name counts."""
-    titles = [title.strip() for title in header]
-    places = {title.lower(): place for place, title in reversed(list(enumerate(titles)))}
-    names = {**_NAMES, _FAMILY: ((family or _FAMILY).lower(),)}
-    columns = {key: places[known[0]] for key, names in names.items() if (known := [n for n in names if n in places])}
-    listed = ", ".join(repr(title[:40]) for title in titles[:10])
-    if not columns.keys() >= {"t", "u"}:
-        raise SimulateError(f"{name}: has the columns {listed}; needed are t and u, and id for several nodes")
-    if family is not None and _FAMILY not in columns:
-        raise SimulateError(f"{name}: has no column {family} for the family; it has {listed}")
-    return columns
-
-
-def _that_tells_apart(
-    header: Sequence[str], looked_at: Sequence[Sequence[str]], columns: Mapping[str, int], name: str
-) -> int | None:
-    """The column that names the node; None: all rows are of one. Raises SimulateError where that is not clear."""
-    whole = [fields for fields in looked_at if len(fields) >= len(header)]
-    times = [fields[columns["t"]] for fields in whole]
-    others = [place for place in range(len(header)) if place not in columns.values()]
-    values = {place: [fields[place].strip() for fields in whole] for place in others}
-    varied = {place: found for place, found in values.items() if len({*found}) > 1}
-    texts = {place: found for place, found in varied.items() if any(math.isnan(_number(one)) for one in found)}
-    if len({*times}) < len(times):
-        telling = [place for place, found in texts.items() if len({*zip(times, found, strict=True)}) == len(times)]
-        if len(telling) == 1 or not varied:
-            return telling[0] if telling else None
-        unclear, why = sorted(telling or varied), "rows have one time, and"
-    else:  # rows of several nodes may take turns
-        unclear, why = [place for place, found in texts.items() if 2 * len({*found}) <= len(found)], "rows differ, and"
-        if not unclear:
-            return None
-    listed = ", ".join(repr(header[place].strip()[:40]) for place in unclear[:10])
-    raise SimulateError(
-        f"{name}: {why} it is not clear which column names the node, of {listed}; call that one id, or remove them"
-    )
-
-
-def _time(text: str) -> float:
-    """Unix seconds, or ISO 8601 (UTC where it names no zone); NaN for neither."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return math.nan
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
 # --- Prometheus -------------------------------------------------------------------------------------------------------
 
 _NODE_LABELS: Final = ("node", "instance")
 
+_EXPORTED: Final = frozenset({"metric", "values", "timestamps"})
+"""The keys of a line of VictoriaMetrics' export."""
 
-def read_prometheus(text: str, name: str, rows: Rows, family: str | None) -> None:
-    """Add the values of a matrix: the whole answer, or its `data`, or its `result`.
 
-    A series is named by the labels in which the series differ. `family` names the label that the family is taken from,
-    if not `family` itself. Raises SimulateError on anything else.
-    """
-    matrix = _matrix(text, name)
+def read_json(text: str, reading: Reading) -> None:
+    """Add the values of JSON: rows, or range-query answers, one or several. Raises SimulateError for anything else."""
+    found = _values(text, reading.name)
+    rows = found[0] if len(found) == 1 and isinstance(found[0], list) else found
+    if are_rows(rows):
+        read_objects(rows, reading)
+    else:
+        _read_matrix([series for one in found for series in _matrix(one, reading.name)], reading)
+
+
+def _values(text: str, name: str) -> list[Any]:
+    """The values that stand one behind the other."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    text = text.strip()
+    try:
+        while at < len(text):
+            value, at = decoder.raw_decode(text, at)
+            found.append(value)
+            while text[at : at + 1].isspace():
+                at += 1
+    except (ValueError, RecursionError) as error:
+        raise SimulateError(f"{name}: is no JSON ({error}); give the whole answer of a range query") from error
+    return found
+
+
+def _read_matrix(matrix: Sequence[Mapping[str, Any]], reading: Reading) -> None:
+    """A series is named by the labels in which the series differ."""
+    name, rows, family = reading.name, reading.rows, reading.family
     metrics = [metric if isinstance(metric := one.get("metric"), dict) else {} for one in matrix]
     labels = [{str(key): str(value) for key, value in metric.items()} for metric in metrics]
     if family is not None and not any(family in one for one in labels):
         raise SimulateError(f"{name}: no series has the label {family} for the family")
     rows.begin(lambda node_id, number: f"{name}:{node_id}[{number}]")
-    for one, metric, node_id in zip(matrix, labels, _ids(labels, name), strict=True):
+    for one, metric, known in zip(matrix, labels, _ids(labels), strict=True):
+        node_id = rows.node_of_file(name) if known is None else known
         group = metric.get(family or _FAMILY, "")
         for number, value in enumerate(one.get("values") or ()):
             if isinstance(value, list) and len(value) == 2:
@@ -309,13 +239,17 @@ def read_prometheus(text: str, name: str, rows: Rows, family: str | None) -> Non
                 rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{node_id}[{number}]")
 
 
-def _matrix(text: str, name: str) -> Sequence[Mapping[str, Any]]:
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SimulateError(f"{name}: is no JSON ({error}); give the whole answer of a range query") from error
+def _matrix(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    """The series of the whole answer, or its `data`, or its `result`, or of a line of an export."""
+    if isinstance(answer, dict) and answer.keys() >= _EXPORTED:
+        values, times = answer["values"], answer["timestamps"]
+        if not isinstance(values, list) or not isinstance(times, list) or len(values) != len(times):
+            raise SimulateError(f"{name}: has a line whose values and timestamps are not as many; export it again")
+        return [{"metric": answer["metric"], "values": list(map(list, zip(times, values, strict=True)))}]
     if isinstance(answer, dict) and answer.get("status") == "error":
         raise SimulateError(f"{name}: Prometheus answered with an error: {answer.get('error')}; ask it again")
+    if isinstance(answer, dict) and ("results" in answer or "frames" in answer):
+        raise SimulateError(f"{name}: is an answer of Grafana's own; download the panel's data as CSV")
     data = answer.get("data", answer) if isinstance(answer, dict) else answer
     if isinstance(data, dict):
         kind = data.get("resultType", "matrix")
@@ -329,14 +263,17 @@ def _matrix(text: str, name: str) -> Sequence[Mapping[str, Any]]:
     return data
 
 
-def _ids(labels: Sequence[Mapping[str, str]], name: str) -> Iterable[str]:
-    """The labels that differ, `key=value` where there are several; for a single series its node, or the file's name."""
-    if len(labels) == 1:
-        stem = PurePath(name).name.partition(".")[0]
-        return [next((labels[0][key] for key in _NODE_LABELS if key in labels[0]), stem)]
-    keys = sorted({key for one in labels for key in one})
-    differing = [key for key in keys if len({one.get(key) for one in labels}) > 1]
-    node = next((key for key in _NODE_LABELS if len({one.get(key) for one in labels}) == len(labels)), None)
+def _ids(labels: Sequence[Mapping[str, str]]) -> Iterable[str | None]:
+    """The labels that differ, `key=value` where there are several; for a single series its node; None: it has none.
+
+    What has all labels of another is more of the same series.
+    """
+    unique = list({tuple(sorted(one.items())): one for one in labels}.values())
+    if len(unique) == 1:
+        return [next((unique[0][key] for key in _NODE_LABELS if key in unique[0]), None)] * len(labels)
+    keys = sorted({key for one in unique for key in one})
+    differing = [key for key in keys if len({one.get(key) for one in unique}) > 1]
+    node = next((key for key in _NODE_LABELS if len({one.get(key) for one in unique}) == len(unique)), None)
     if node is not None:
         differing = [node]
     if len(differing) == 1:

@@ -1,6 +1,7 @@
 """Records of nodes' online usage: one trace a node, made of rows from any source; and the example that ships."""
 
 import math
+import posixpath
 import random
 from array import array
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from statistics import median
 from typing import Final
 
 from msgspec import Struct, field
+
+from criproxy.commands.simulate import SimulateError
 
 GAP_STEPS: Final = 3.0
 """A pause of more steps is a gap: nobody knows what happened in it."""
@@ -44,7 +47,7 @@ _SHOWN: Final = 3
 class Flaw(StrEnum):
     """What can be wrong without being fatal, in words that follow a count."""
 
-    NOT_A_ROW = "rows left out: too few fields"
+    NOT_A_ROW = "rows left out: too few or too many fields"
     NOT_A_NUMBER = "rows left out: time or usage is not a finite number"
     FINER_TIME = "times too large for seconds, taken as milli-, micro- or nanoseconds"
     NOT_A_SIGNAL = "lines left out: no JSON with t_s, signal and value"
@@ -89,6 +92,8 @@ LATEST_S: Final = 1e11
 
 class _NodeSeries(Struct):
     family: str
+    of_capacity: bool
+    """Its usages are percentages of the node's capacity."""
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     usages: "array[float]" = field(default_factory=lambda: array("d"))
     places: "array[int]" = field(default_factory=lambda: array("q"))
@@ -102,13 +107,20 @@ class Rows:
         self.findings = findings
         self._sources: list[Callable[[str, int], str]] = []
         self._nodes: dict[str, _NodeSeries] = {}
+        self._files: dict[str, str] = {}
 
     def begin(self, place_of: Callable[[str, int], str]) -> None:
         """The rows that follow are of another source."""
         self._sources.append(place_of)
 
-    def add(self, node_id: str, family: str, t_s: float, usage: float, number: int) -> None:
-        """A row; one that is not finite is left out. An empty family is that of the id."""
+    def add(
+        self, node_id: str, family: str, t_s: float, usage: float, number: int, *, of_capacity: bool = False
+    ) -> None:
+        """A row; one that is not finite is left out. An empty family is that of the id.
+
+        `of_capacity`: the usage is a percentage of the node's capacity. Raises SimulateError where another row of the
+        node is none.
+        """
         if not math.isfinite(t_s + usage):
             self.findings.note(Flaw.NOT_A_NUMBER, self._sources[-1](node_id, number))
             return
@@ -118,10 +130,23 @@ class Rows:
                 t_s /= 1000.0
         node = self._nodes.get(node_id)
         if node is None:
-            node = self._nodes[node_id] = _NodeSeries(family)
+            node = self._nodes[node_id] = _NodeSeries(family, of_capacity)
+        elif node.of_capacity != of_capacity:
+            place = self._sources[-1](node_id, number)
+            raise SimulateError(
+                f"{place}: of {node_id}, some usages are percentages and some not; give all in one unit"
+            )
         node.times_s.append(t_s)
         node.usages.append(usage)
         node.places.append((len(self._sources) - 1) << _ROW_BITS | number)
+
+    def node_of_file(self, path: str) -> str:
+        """The node of a file that names none: the file's own name. Raises SimulateError where another has that, too."""
+        node_id = posixpath.basename(path).partition(".")[0]
+        other = self._files.setdefault(node_id, path)
+        if other != path:
+            raise SimulateError(f"{other} and {path}: have one name, and may be of two nodes; rename one, or give ids")
+        return node_id
 
     def traces(self, capacity_of: Callable[[str], tuple[float, str] | None]) -> Iterator[Trace]:
         """The traces, in the order in which their ids came.
@@ -154,7 +179,9 @@ class Rows:
     def _clean(self, node_id: str, node: _NodeSeries, family: str, capacity: float) -> Trace:
         times, usages = array("d"), array("d")
         note = self.findings.note
-        for t_s, usage, place in zip(node.times_s, node.usages, node.places, strict=True):
+        factor = capacity / 100.0 if node.of_capacity else 1.0
+        for t_s, written, place in zip(node.times_s, node.usages, node.places, strict=True):
+            usage = written * factor
             if times and t_s == times[-1]:
                 note(Flaw.DUPLICATE, self._place(node_id, place))
                 continue

@@ -35,6 +35,7 @@ somewhere in between.
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -114,6 +115,12 @@ class Detector(Struct, frozen=True):
         return f"{value:.4g} {self.unit}"
 
 
+POD_PRESSURE: Final = "pod_pressure"
+
+POD: Final = Detector("pod", "the pod's waiting for CPU", "%", 20.0, 1.5, (CPU,), hysteresis=4.0, most=90.0,
+                      queues=True)  # fmt: skip
+"""That of each online pod by itself; `pod_pressure` is in percent of its bar. A first guess, not measured."""
+
 DETECTORS: Final = (
     Detector("memory_shortage", "the node's memory in use, where 100 is kubelet's eviction threshold,", "%", 98.0, 1.0,
              (MEMORY,), hysteresis=2.0, most=99.0, rest=94.0, emergency=99.0, stock=True),
@@ -121,6 +128,8 @@ DETECTORS: Final = (
              by_use=True, queues=True),
     Detector("run_queue_delay", "online's waiting in run queues", "ms/s", 50.0, 2.0, (CPU,), hysteresis=10.0,
              most=500.0, by_use=True),
+    Detector(POD_PRESSURE, "an online pod's waiting for CPU, where 100 is its own bar,", "%", 100.0, 0.0, (CPU,),
+             hysteresis=20.0, most=100.0),
     Detector("memory_pressure", "online's waiting for memory", "%", 5.0, 2.0, (MEMORY, IO), hysteresis=2.0, most=40.0),
     Detector("refaults", "online's pages read again after they were reclaimed", "pages/s", 500.0, 5.0, (MEMORY, IO),
              hysteresis=100.0, most=20_000.0),
@@ -157,8 +166,10 @@ class OnlineUse(Struct, frozen=True):
         return min(1.0, max(0.0, self.cores / self.cpus)) if self.cpus > 0 else 0.0
 
 
+@lru_cache(maxsize=4)
 def queueing_percent(use: OnlineUse) -> float:
     """The pressure (PSI `some`, in %) of an ideal machine at this use: one queue, random arrivals, nobody else (M/M/c).
+    All monitors of a look ask for the same.
 
     With c CPUs, use u, and Erlang's C, the probability that all CPUs are busy:
 

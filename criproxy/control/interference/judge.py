@@ -3,6 +3,7 @@
     reading -> signals.values -------+
     services -> service_checks ------+-> Responder.tick (detectors, ladder) -> shares, closed, one pod to go
     what online executes -> cpi -----+
+    pods' own waiting -> pod_waits --+
 
 The time for which online's own limits stop it is read while a signal for CPU is above half of its bar, or is judged
 (`asks_own_limits`): it takes two readings to say how much they explain.
@@ -25,9 +26,10 @@ from msgspec.structs import replace
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.bystanders import Bystanders, CpuSeen
 from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
-from criproxy.control.interference.detectors import DETECTORS, IO, Detector
+from criproxy.control.interference.detectors import DETECTORS, IO, POD_PRESSURE, Detector, OnlineUse
 from criproxy.control.interference.disks import LARGE_RATIO
 from criproxy.control.interference.ladder import LadderDecision, LadderSettings, Rung
+from criproxy.control.interference.pod_waits import PodMeter
 from criproxy.control.interference.responder import Responder, ResponderState, SignalStatus
 from criproxy.control.interference.service_checks import (
     ANNOTATION,
@@ -40,7 +42,7 @@ from criproxy.control.interference.service_checks import (
     in_a_case,
     worst_of,
 )
-from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, values
+from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, pod_waits, values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import CPU, MEMORY
 from criproxy.model.signals import CpuSpent, SignalReading, WorkReading
@@ -53,9 +55,9 @@ class Look(Struct, frozen=True):
     """What one look has found. `pods`: how many the box has. `reading` None: nothing could be read.
 
     `hard`: kubelet's threshold for memory. `services`: the last word of each online service that is asked; `unanswered`
-    says of one that it has not answered yet, "": none is asked. `workloads`: what online pods run, by uid, where what
-    they execute is counted. `over`, `unused`, `irreducible`: see `ladder.Signals`.
-    `idle`: the resources of which the box has next to nothing now, beside CPU.
+    says of one that it has not answered yet, "": none is asked. `online`: the names of online's pods, by uid.
+    `workloads`: what they run, where what they execute is counted. `over`, `unused`, `irreducible`: see
+    `ladder.Signals`. `idle`: the resources of which the box has next to nothing now, beside CPU.
     """
 
     t_s: float
@@ -64,6 +66,7 @@ class Look(Struct, frozen=True):
     hard: EvictionHard = EvictionHard()
     services: Sequence[ServiceSignal] = ()
     unanswered: str = ""
+    online: Mapping[str, str] = {}
     workloads: Mapping[str, str] = {}
     over: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
@@ -102,6 +105,7 @@ class Judge(Struct, eq=False):
     _before: SignalReading | None = None
     _found: Sequence[SignalValue] = ()
     _hearing: Hearing = Hearing()
+    _pods: PodMeter = field(default_factory=PodMeter)
     _cpi: CpiMeter = field(default_factory=CpiMeter)
     _bystanders: Bystanders = field(default_factory=Bystanders)
     _cpu_seen_s: float | None = None
@@ -129,12 +133,16 @@ class Judge(Struct, eq=False):
 
     def judge(self, look: Look) -> JudgedLook:
         shown: Mapping[str, float] = {}
-        innocent = False
+        innocent, cpu = False, self._cpu_seen(look.reading)
         if look.reading is None:
             self._found = ()  # what the look before has shown holds no more
         else:
-            shown, innocent = self._shown(look, look.reading)
-        decision = self._tick(look, shown)
+            shown, innocent = self._shown(look, look.reading, None if cpu is None else cpu.online)
+        decision = self._tick(look, shown, cpu)
+        if POD_PRESSURE in decision.exonerated:
+            self._pods.acquit(look.t_s)
+        if POD_PRESSURE in decision.explained:
+            self._pods.explain(look.t_s, decision.explained[POD_PRESSURE])
         if SERVICE_CHECK in decision.exonerated:
             self._hearing = excused(look.services, self._hearing, self._responder.detectors[SERVICE_CHECK].rest)
         tried = self._responder.trial_counts_from_s(SERVICE_CHECK) is not None
@@ -146,10 +154,9 @@ class Judge(Struct, eq=False):
             self._is_innocent_of_io(decision),
         )
 
-    def _tick(self, look: Look, shown: Mapping[str, float]) -> LadderDecision:
+    def _tick(self, look: Look, shown: Mapping[str, float], cpu: CpuSeen | None) -> LadderDecision:
         """With what is known of who uses the CPUs. That the box was idle counts only while nothing is taken from it."""
-        cpu, responder = self._cpu_seen(look.reading), self._responder
-        unused = look.unused
+        responder, unused = self._responder, look.unused
         if responder.at_rest:
             unused |= look.idle
             if cpu is not None and cpu.box_is_idle:
@@ -170,11 +177,12 @@ class Judge(Struct, eq=False):
             return None
         return self._bystanders.seen(reading.cpu_use, calm=self._responder.is_calm)
 
-    def _shown(self, look: Look, reading: SignalReading) -> tuple[Mapping[str, float], bool]:
+    def _shown(self, look: Look, reading: SignalReading, use: OnlineUse | None) -> tuple[Mapping[str, float], bool]:
         """The signals that the detectors are shown, by name, and whether the box is known to be innocent of CPU's."""
         responder = self._responder
         self._found = found = (
             *values(self._before, reading, look.hard),
+            *self._pods_word(look, reading, use),
             *self._services_word(look),
             *self._processors_word(look, reading),
         )
@@ -189,9 +197,17 @@ class Judge(Struct, eq=False):
         )
         if any(seen[one.name][0] is not None for one in cpu):
             self._cpu_seen_s = look.t_s
-        innocent = any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu)
         shown = {name: value for name, (value, _) in seen.items() if value is not None}
+        self.asks_own_limits |= POD_PRESSURE in seen and seen[POD_PRESSURE][1]
+        harmed = shown.get(POD_PRESSURE, 0.0) > bars.get(POD_PRESSURE, 0.0)
+        innocent = not harmed and any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu)
         return self._without_others_io(shown), innocent
+
+    def _pods_word(self, look: Look, reading: SignalReading, use: OnlineUse | None) -> Iterator[SignalValue]:
+        """How long the pod waits that waits most for what is usual for it."""
+        if POD_PRESSURE in self._responder.detectors:
+            self._pods.take(look.t_s, pod_waits(self._before, reading), look.online, use)
+            yield self._pods.of_accused() if self._responder.answers(POD_PRESSURE) else self._pods.at_rest()
 
     def _services_word(self, look: Look) -> Iterator[SignalValue]:
         """What online services say of themselves, as the one signal that there is of it."""

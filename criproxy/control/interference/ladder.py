@@ -78,7 +78,8 @@ is held back for ever. So is one that stays within its hysteresis for so long: i
 changed. What is random comes of a number in the state, so that a stored state goes on alike.
 
 **What can't be taken back.** Where the box holds more than its bound of a resource in what only a pod's end gives back,
-for `shortage_evict_after_s`, a pod goes, too: no rung below that would help, so that none is taken.
+for `shortage_evict_after_s`, a pod goes, too: no rung below that would help, so that none is taken. So it is where pods
+of the box starve for CPU: only another's end gives them more.
 
 A service's own word squeezes and closes the box, and never costs a pod (`Detector.evicts`): who owns the service could
 have others' pods stopped for ever.
@@ -257,7 +258,8 @@ class Signals(Struct, frozen=True):
     `over`: the resources of which the box holds more than its bound. `unused`: those of which it uses so little, or
     that can't be squeezed now, that no experiment with it would say anything. `others`: those of which somebody outside
     of kubepods and the box has taken more since the harm began. `irreducible`: those of which the box holds more than
-    its bound in what can't be taken back from it without a pod's end, and how, in words.
+    its bound in what can't be taken back from it without a pod's end, or of which its pods have too little, and how, in
+    words.
     """
 
     t_s: float
@@ -291,6 +293,11 @@ class EvictionOrder(Struct, frozen=True):
     emergency: bool
     barred: frozenset[str]
     reason: str
+
+    @property
+    def starved(self) -> bool:
+        """It is pods of the box that have too little of it."""
+        return self.resource == CPU and not self.signal
 
 
 class LadderDecision(Struct, frozen=True):

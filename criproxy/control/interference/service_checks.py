@@ -5,12 +5,14 @@ The value of colocation.criproxy.io/service-check is one of
     {"http": {"port": 8080, "path": "/p99_ms"}, "threshold": 250, "hold_s": 5}
     {"grpc": {"port": 9000, "service": "shop"}}
     {"exec": {"container": "main", "command": ["cat", "/run/queue"]}, "threshold": 40, "every_s": 10, "timeout_s": 2}
-    {"prometheus": {"query": "max(queue_length{pod='$pod'})", "lag_s": 1}, "threshold": 40}
+    {"prometheus": {"query": "queue", "lag_s": 1}, "threshold": 40}
 
 HTTP and gRPC (grpc.health.v1) are asked at the pod's own address alone, and a command runs in the pod's own container:
-who may create the pod could do that anyway. A query goes to the server that the node's own settings name. With a
-threshold, the answer begins with a number, which is worse the higher it is; without one, it says yes or no by its
-status. What counts is a percentage of the threshold:
+who may create the pod could do that anyway. A query is one of those that the node's own settings name, and goes to the
+server that they name: text of an author's would ask the server for what it likes, at any cost.
+
+With a threshold, the answer begins with a number, which is worse the higher it is; without one, it says yes or no by
+its status. What counts is a percentage of the threshold:
 
     no answer, or one that says no   200
     number and threshold             100 * number / threshold, 0 at least and `MOST_PERCENT` at most
@@ -97,19 +99,25 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
 class PrometheusCheck(Struct, frozen=True, forbid_unknown_fields=True):
     """An instant query, of whose answer the scalar or the first sample counts.
 
-    `lag_s` is by how much the answer lags behind: the time from one scrape to the next, and the query's range.
-    Source: Prometheus, HTTP API.
+    `query`: its name as the author writes it; in a check that is asked, its PromQL. `lag_s` is by how much the answer
+    lags behind: the time from one scrape to the next, and the query's range. Source: Prometheus, HTTP API.
     """
 
-    query: Annotated[str, Meta(min_length=1, max_length=2048)]
+    query: Annotated[str, Meta(min_length=1)]
     lag_s: Annotated[float, Meta(ge=0.0, le=300.0)] = 15.0
 
     def __str__(self) -> str:
         return f"query {self.query[:80]}"
 
-    def about(self, pod: PodRef) -> "PrometheusCheck":
-        """With the pod's name for `$pod`, and its namespace for `$namespace`."""
-        return replace(self, query=self.query.replace("$pod", pod.name).replace("$namespace", pod.namespace))
+    def of(self, queries: Mapping[str, str], pod: PodRef) -> "PrometheusCheck":
+        """With its PromQL: there `$pod` becomes the pod's name, and `$namespace` its namespace. Raises ValueError."""
+        if (promql := queries.get(self.query)) is None:
+            known = ", ".join(sorted(queries)) or "none"
+            raise ValueError(
+                f"no query is named {self.query[:80]!r} in interference.queries of this node (there are: {known}); "
+                "remedy: name one of these, or have the node's administrator add it"
+            )
+        return replace(self, query=promql.replace("$pod", pod.name).replace("$namespace", pod.namespace))
 
 
 class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,8 +151,10 @@ class ServiceAnswer(Struct, frozen=True):
     text: str
 
 
-def check_of(annotations: Mapping[str, str], pod: PodRef) -> ServiceCheck | None:
-    """None: the pod asks for none. Raises ValueError, with the annotation's name and what is wrong there."""
+def check_of(annotations: Mapping[str, str], pod: PodRef, queries: Mapping[str, str]) -> ServiceCheck | None:
+    """None: the pod asks for none. `queries`: PromQL by the names that a check may use. Raises ValueError, with the
+    annotation's name and what is wrong there.
+    """
     if (text := annotations.get(ANNOTATION)) is None:
         return None
     try:
@@ -157,9 +167,9 @@ def check_of(annotations: Mapping[str, str], pod: PodRef) -> ServiceCheck | None
             raise ValueError("gRPC's health answers yes or no: leave the threshold out")
         if check.prometheus is not None and check.threshold is None:
             raise ValueError("a query answers with a number: give a threshold")
+        return check if check.prometheus is None else replace(check, prometheus=check.prometheus.of(queries, pod))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"annotation {ANNOTATION}: {error}") from error
-    return check if check.prometheus is None else replace(check, prometheus=check.prometheus.about(pod))
 
 
 def unprovable(check: ServiceCheck, measured_s: float) -> str:

@@ -22,8 +22,8 @@ cgroup and what is below it the larger counts (measured, kernel 6.18: 2.9 s for 
 used as much CPU as with the container's limit alone).
 
 One pod with many threads at its limit explains more than all that is seen, and then most - own says nothing of the
-others, which may wait for the box. So `free` looks at each pod by itself: where no limit, of the pod, of what is in it
-or of what it is in, has stopped anything since the last reading, none of its waiting is for one.
+others, which may wait for the box. So `free` looks at each pod by itself (`pod_waits`): where no limit, of the pod, of
+what is in it or of what it is in, has stopped anything since the last reading, none of its waiting is for one.
 
 The times t take a read of each cgroup, so they are read only on an alarm: until two readings have them, there is no
 `value`, and a `most` below the bar says all that is needed: see `observed`. The kernel adds up t when a stop ends, so
@@ -40,6 +40,7 @@ waiting, the time for which its cgroup, or one above it, was stopped counts as i
     refaults         pages/s  the kernel counts them: v2; v1 in newer kernels
     io_pressure      %        cgroup v2 with PSI
     pids_shortage    %        always; 100: no process or thread can be made on the node any more
+    pod_pressure     %        always: the pod that waits most for CPU, against its own bar (`interference.pod_waits`)
     box_io_share     %        the kernel counts the box's IO: v2 with the io controller; v1 where blkio counts
 
 `box_io_share` says whether the box can be what online waits for at its disks. It is no part of `io_pressure`: a box
@@ -86,6 +87,9 @@ more is no measurement: a virtual machine was resumed."""
 LEAST_WANTED_S: Final = 0.02
 """Sampled threads that wanted less CPU than this between them count as if they had wanted so much: of a millisecond of
 work, half a millisecond of waiting is no harm."""
+
+LEAST_POD_WANTED_S: Final = 0.1
+"""The same of one pod's: below, nothing is said of it."""
 
 _MARGIN_POINTS: Final = 2.0
 """Of `memory_shortage`: from kubelet's threshold to the margin above it, which the box's limit leaves free."""
@@ -190,18 +194,17 @@ def _cpu(last: Stall, this: Stall, pair: Readings) -> _Of:
     if not own:
         return _Of(pressure.value, pressure.value)
     note = f"{min(own, pressure.value):.0f} of {pressure.value:.0f} % are explained by online's own limits"
-    left, (free, pod) = max(0.0, pressure.value - own), _free(held)
+    left, (free, pod) = max(0.0, pressure.value - own), _free(pair)
     if free > left:
         note += f", but not {free:.0f} % of {pod}, which was not stopped by any"
     return _Of(max(left, min(pressure.value, free)), pressure.value, note=note)
 
 
 class _Throttled(Struct, frozen=True):
-    """By how much what `OwnLimits` counts has grown; `online_s` 0.0: not known. `waits`: of each pod, in %."""
+    """By how much what `OwnLimits` counts has grown; `online_s` 0.0: not known."""
 
     of: Mapping[str, Throttling]
     online_s: float
-    waits: Mapping[str, float]
 
 
 def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
@@ -217,10 +220,7 @@ def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
     if gone:
         return f"{gone[0]}, which had been stopped by its own limit, has gone since the last reading"
     of = {path: _grown(last.of.get(path), throttling) for path, throttling in this.of.items()}
-    pair = before, now
-    waits = this.waits.items()
-    grown = {path: _pressure(last.waits[path], stall, pair).value for path, stall in waits if path in last.waits}
-    return _Throttled(of, _online_s(last, this), {path: value for path, value in grown.items() if value is not None})
+    return _Throttled(of, _online_s(last, this))
 
 
 def _online_s(last: OwnLimits, this: OwnLimits) -> float:
@@ -245,14 +245,67 @@ def _explained_ratio(held: _Throttled) -> float:
     return min(1.0, stopped_s / max(held.online_s, widest_s))
 
 
-def _free(held: _Throttled) -> tuple[float, str]:
+def _free(pair: Readings) -> tuple[float, str]:
     """The most that a pod waited which no limit has stopped, in %, and its path; (0.0, ""): there is none."""
+    waits = pod_waits(*pair).values()
+    return max(((one.percent, one.path) for one in waits if one.stopped is False), default=(0.0, ""))
+
+
+class PodWait(Struct, frozen=True):
+    """For how much of the time a pod, of this cgroup, waited for CPU, in %; where there is no pressure, of the time in
+    which its sampled threads wanted some. `stopped`: a limit of online's own has stopped it, or something in it or
+    around it, since the last reading; None: that is not known.
+    """
+
+    path: str
+    percent: float
+    stopped: bool | None = None
+
+
+def pod_waits(before: SignalReading | None, now: SignalReading) -> Mapping[str, PodWait]:
+    """Of each online pod of which two readings tell, by its uid."""
+    if before is None or isinstance(before.pods, Missing) or isinstance(now.pods, Missing):
+        return {}
+    last, this = before.run_queue, now.run_queue
+    if isinstance(last, RunQueue) and isinstance(this, RunQueue):
+        percents = _waits_of_threads(last, this, {pod.path: uid for uid, pod in now.pods.items()})
+    else:
+        pairs = ((uid, before.pods.get(uid), pod) for uid, pod in now.pods.items())
+        grown = {
+            uid: _pressure(old.cpu, pod.cpu, (before, now)).value
+            for uid, old, pod in pairs
+            if old is not None and old.path == pod.path and old.cpu is not None and pod.cpu is not None
+        }
+        percents = {uid: value for uid, value in grown.items() if value is not None}
+    is_stopped = _stops(before, now)
+    return {
+        uid: PodWait(path := now.pods[uid].path, percent, None if is_stopped is None else is_stopped(path))
+        for uid, percent in percents.items()
+    }
+
+
+def _stops(before: SignalReading, now: SignalReading) -> Callable[[str], bool] | None:
+    """Whether a limit stopped a cgroup, one in it, or one around it; None: not known."""
+    held = _held(before, now)
+    if isinstance(held, str):
+        return None
     stopped = {path for path, throttling in held.of.items() if throttling.throttled_s > 0.0}
     around = {above for path in stopped for above in _and_above(path)}
-    free = {
-        path: value for path, value in held.waits.items() if path not in around and stopped.isdisjoint(_and_above(path))
-    }
-    return max(((value, path) for path, value in free.items()), default=(0.0, ""))
+    return lambda path: path in around or not stopped.isdisjoint(_and_above(path))
+
+
+def _waits_of_threads(last: RunQueue, this: RunQueue, pods: Mapping[str, str]) -> dict[str, float]:
+    """By uid; `pods`: the uids by cgroup. Pods whose sampled threads wanted next to no CPU are left out."""
+    elapsed_s = this.read_s - last.read_s
+    if elapsed_s < SHORTEST_S:
+        return {}
+    wanted_s, waited_s = dict[str, float](), dict[str, float]()
+    for thread in _threads(last.threads, this.threads, elapsed_s * (1.0 + TOLERANCE_RATIO)):
+        uid = next((pods[path] for path in _and_above(thread.cgroup) if path in pods), None)
+        if uid is not None:
+            wanted_s[uid] = wanted_s.get(uid, 0.0) + thread.ran_s + thread.waited_s
+            waited_s[uid] = waited_s.get(uid, 0.0) + thread.waited_s
+    return {uid: 100.0 * waited_s[uid] / wanted for uid, wanted in wanted_s.items() if wanted >= LEAST_POD_WANTED_S}
 
 
 def _and_above(path: str) -> list[str]:

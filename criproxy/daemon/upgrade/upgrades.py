@@ -17,7 +17,6 @@ from criproxy.cgroup.naming import parse_box
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
 from criproxy.concurrency.workers import Workers
-from criproxy.config import ConfigError
 from criproxy.control.series import PredictorState
 from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
@@ -50,7 +49,7 @@ _DRAIN_S: Final = 3600.0
 class Upgrades(Struct):
     """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
 
-    In order: `take_over`, `begin`, and `end` at the end. `listed` is to be set once the runtime's pods are known.
+    In order: `take_over`, `begin`, and `end` at the end. The daemon sets `listed` once it knows the runtime's pods.
     `learned`: what the predecessor has learned, `ladder`: where its ladder stands (None: it does not say); both after
     `take_over`. `waiting`: it still does the work.
 
@@ -88,11 +87,11 @@ class Upgrades(Struct):
 
     # --- from the predecessor ---------------------------------------------------------------------------------------
 
-    async def take_over(self, config_errors: Sequence[ConfigError]) -> bool:
+    async def take_over(self, config_errors: tuple[str, ...]) -> bool:
         """Be ready, and wait for our turn; False: the predecessor has gone, or a signal has come."""
         if self.predecessor is None:
             return True
-        turn = asyncio.create_task(self._turn(self.predecessor, tuple(map(str, config_errors))))
+        turn = asyncio.create_task(self._turn(self.predecessor, config_errors))
         await self.tasks.race(turn)
         take = turn.result() if turn.done() else None
         turn.cancel()
@@ -111,7 +110,7 @@ class Upgrades(Struct):
         self.active.adopt(self.predecessor.listeners())
         self.box.pods.expect(take.admitted)
         if take.box is not None:
-            await self.cpu_manager.look()
+            await self.cpu_manager.refresh()
             await self.reconciler.take_over(parse_box(take.box))
         return True
 
@@ -127,7 +126,7 @@ class Upgrades(Struct):
         return self._handing_over
 
     async def _turn(self, predecessor: Predecessor, errors: tuple[str, ...]) -> Take | None:
-        with contextlib.suppress(TimeoutError):  # without its runtime, the node is to be upgraded all the same
+        with contextlib.suppress(TimeoutError):  # a node without its runtime can be upgraded all the same
             async with asyncio.timeout(_RUNTIME_S):
                 await self.listed.wait()
         return await predecessor.turn(Ready(__version__, str(self.socket.path), errors))
@@ -173,10 +172,9 @@ class Upgrades(Struct):
 
     async def rest(self) -> HandedOver:
         """Stop what writes, for another process to begin. Waits for no disk: until it begins, nobody bounds the box."""
-        await self.holds.hold_offs.rest()  # what an operator is told here, the other one has to know
+        await self.holds.hold_offs.rest()  # the other one has to know what operators hear here
         await self.active.cease()
         self.admissions.hold()
-        self.cpu_manager.rest()
         self.holds.rest()
         try:
             await self.box.settle()
@@ -194,7 +192,6 @@ class Upgrades(Struct):
             self.log,
             ("let the threads write", self.workers.resume),
             ("let pods in", self.admissions.resume),
-            ("follow kubelet's CPU manager", self.cpu_manager.resume),
             ("judge which pods may start", self.holds.resume),
             ("obey operators", self.holds.hold_offs.resume),
             ("clear the sockets that others have left", self.socket.clear_leftovers),
@@ -222,7 +219,7 @@ class Upgrades(Struct):
             self.active.begin()
 
     async def _hand_over(self) -> None:
-        """Hand over to a new process whenever that is asked for, and once it has succeeded, end."""
+        """Hand over to a new process whenever somebody asks for it, and end once it has succeeded."""
         while True:
             await self._asked.wait()
             self.log.info("upgrade", command=list(self.command))

@@ -256,3 +256,60 @@ def test_text_of_a_hostile_pod_is_printable() -> None:
     pod = manifest(name="a\x1b[2Jb", annotations={"colocation.criproxy.io/placement": "\n" + "x" * 10_000})
     assert all(line.isprintable() for line in text(pod).split("\n"))
     assert len(text(pod)) < 20_000
+
+
+def asking(containers: list[dict[str, Any]], annotations: dict[str, str] | None = None, **spec: Any) -> Manifest:
+    meta = {"name": "p", "uid": "u1", "labels": {DEFAULT_RULE.key: DEFAULT_RULE.value}, "annotations": annotations}
+    document = {"kind": "Pod", "metadata": meta, "spec": {"containers": containers, **spec}}
+    return read_manifests(json.dumps(document).encode()).pods[0]
+
+
+UNBOUNDED = {
+    "privileged": (
+        asking([{"name": "c", "securityContext": {"privileged": True}}]),
+        "it has privileged: by that it could leave every bound",
+    ),
+    "host-pid": (
+        asking([{"name": "c"}], hostPID=True),
+        "it has hostPID: what it does there, no limit of the box holds",
+    ),
+    "host-network": (asking([{"name": "c"}], hostNetwork=True), "it has hostNetwork: what it does there, no limit"),
+    "host-path": (
+        asking(
+            [{"name": "c", "volumeMounts": [{"name": "v"}]}],
+            volumes=[{"name": "v", "hostPath": {"path": "/sys/fs/cgroup"}}],
+        ),
+        "it has a hostPath volume of /sys/fs/cgroup: by that it could leave every bound",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pod", "words"), UNBOUNDED.values(), ids=UNBOUNDED)
+def test_what_no_bound_holds_is_refused_and_where_it_is_let_its_meaning_is_said(pod: Manifest, words: str) -> None:
+    assert "refused        an offline pod may not have" in text(pod)
+    let = replace(NODE, hooks=replace(NODE.hooks, hardening=Hardening(allow=(DEFAULT_RULE,))))
+    assert f"not bounded    {words}" in text(pod, let)
+    assert "not bounded" not in text(manifest(), let)
+
+
+def test_annotation_says_what_the_pod_is_as_a_whole() -> None:
+    asked = {"containers": {"c": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m", "memory": "64Mi"}}}}
+    pod = asking([{"name": "c"}], {"colocation.criproxy.io/resources": json.dumps(asked)})
+    assert "by annotation  CPU shares 2048, a memory limit of 64 MiB, 2 CPUs to stay on\n" in text(pod)
+
+
+def test_ephemeral_container_is_placed_as_all_others() -> None:
+    pod = asking([{"name": "c"}], ephemeralContainers=[{"name": "debug", "image": "busybox"}])
+    assert changes(explain(pod, NODE))["debug", "cgroup_parent"] == "/offline/podu1"
+    assert "ephemeral container debug" in text(pod)
+
+
+def test_privileged_ephemeral_container_is_refused() -> None:
+    debug = {"name": "debug", "securityContext": {"privileged": True}}
+    assert "may not have privileged" in text(asking([{"name": "c"}], ephemeralContainers=[debug]))
+
+
+def test_runtime_class_is_told_of() -> None:
+    assert "runtime        kata: of one that starts virtual machines" in text(
+        asking([{"name": "c"}], runtimeClassName="kata")
+    )

@@ -57,7 +57,7 @@ def test_containers_are_in_order_init_ones_first() -> None:
     assert [(one.container, one.security.added_capabilities) for one in parts(pod)] == [
         ("", ()), ("i0", ()), ("c0", ()), ("c1", ("ALL",)),
     ]  # fmt: skip
-    assert pod.init_containers == {"i0"}
+    assert pod.kinds == {"i0": "init"}
 
 
 POD = "kind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c}]}\n"
@@ -116,8 +116,8 @@ TEMPLATE = "template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c}
     ("text", "pods", "passed_over"),
     [
         pytest.param(
-            f"apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d, namespace: n}}\nspec: {{{TEMPLATE}}}\n",
-            ["n/d"],
+            f"apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: d, namespace: web}}\nspec: {{{TEMPLATE}}}\n",
+            ["web/d"],
             [],
             id="deployment",
         ),

@@ -70,6 +70,13 @@ def test_driver_is_what_kubelet_was_told(
     assert (found, known.partition(":")[0]) == (boxes, f"by {origin}" if origin else "if that is kubelet's")
 
 
+def test_configuration_that_is_not_understood_is_said_and_is_not_none(tmp_path: Path) -> None:
+    root = node(tmp_path, HERE, "cgroupDriver: !!str systemd\n")
+    found, known = places(tmp_path / "nobody", root)
+    assert found == DEFAULT_BOXES
+    assert f"if that is kubelet's: {CONFIG}: cgroupDriver: line 1 is written in a way that criproxy does not" in known
+
+
 @pytest.mark.parametrize(
     ("box", "driver", "expected"),
     [

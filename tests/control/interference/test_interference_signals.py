@@ -16,6 +16,7 @@ from criproxy.model.signals import (
     Missing,
     OwnLimits,
     PidsRoom,
+    PodStall,
     Refaults,
     RunQueue,
     SignalReading,
@@ -44,13 +45,13 @@ def judged(name, before, now):
 # --- CPU pressure ----------------------------------------------------------------------------------------------------
 
 
-def cpu(t_s, some_s, own=None):
-    return replace(NOTHING, cpu=Stall(t_s, some_s), own_limits=own)
+def cpu(t_s, some_s, own=None, waits=None):
+    pods = {path: PodStall(path, Stall(t_s, waited_s)) for path, waited_s in (waits or {}).items()}
+    return replace(NOTHING, cpu=Stall(t_s, some_s), own_limits=own, pods=pods)
 
 
-def own(t_s, of, online_s, complete=True, waits=None):
-    waited = {path: Stall(t_s, some_s) for path, some_s in (waits or {}).items()}
-    return OwnLimits(t_s, {path: Throttling(*times) for path, times in of.items()}, online_s, complete, waited)
+def own(t_s, of, online_s, complete=True):
+    return OwnLimits(t_s, {path: Throttling(*times) for path, times in of.items()}, online_s, complete)
 
 
 POD, CONTAINER, BESIDE = "/kubepods/burstable/poda", "/kubepods/burstable/poda/c", "/kubepods/burstable/poda/d"
@@ -112,10 +113,9 @@ QOS = "/kubepods/burstable"
     ],
 )
 def test_pod_that_no_limit_stops_is_heard_beside_one_that_is_throttled(of, waits, value) -> None:
-    before = own(10.0, dict.fromkeys(of, (0.0, 0.0)), 0.0, waits=dict.fromkeys(waits, 0.0))
-    now = own(12.0, of, 8.0, waits=waits)
+    before = cpu(10.0, 100.0, own(10.0, dict.fromkeys(of, (0.0, 0.0)), 0.0), dict.fromkeys(waits, 0.0))
 
-    found = signal("cpu_pressure", cpu(10.0, 100.0, before), cpu(12.0, 101.78, now))
+    found = signal("cpu_pressure", before, cpu(12.0, 101.78, own(12.0, of, 8.0), waits))
 
     assert (found.value, found.most) == (pytest.approx(value), pytest.approx(89.0))
     assert ("was not stopped by any" in found.note) == (value > 2.0)

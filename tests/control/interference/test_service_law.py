@@ -32,8 +32,11 @@ WEB = PodRef("u-web", "shop", "web-1")
 HTTP = {"port": 8080, "path": "/p99"}
 
 
+QUERIES = {"p99": 'p99{pod="$pod",namespace="$namespace"}'}
+
+
 def parsed(**check: object) -> ServiceCheck | None:
-    return check_of({ANNOTATION: json.dumps(check)}, WEB)
+    return check_of({ANNOTATION: json.dumps(check)}, WEB, QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +55,17 @@ def test_annotation_names_one_check(check: dict, asked: object, words: str) -> N
     assert (found.hold_s, found.every_s, found.timeout_s) == (3.0, 5.0, 1.0)
 
 
+@pytest.mark.parametrize("query", ["p50", "", 'p99{pod="$pod"}', "count({__name__=~'.+'})", "p99 "])
+def test_query_is_one_that_the_node_names(query: str) -> None:
+    for queries, known in ((QUERIES, "p99"), ({}, "none")):
+        with pytest.raises(ValueError, match=ANNOTATION) as error:
+            text = json.dumps({"prometheus": {"query": query}, "threshold": 1})
+            check_of({ANNOTATION: text}, WEB, queries)
+        assert not query or f"there are: {known}" in str(error.value)
+
+
 def test_query_is_about_its_own_pod() -> None:
-    found = parsed(prometheus={"query": 'p99{pod="$pod",namespace="$namespace"}', "lag_s": 5}, threshold=40)
+    found = parsed(prometheus={"query": "p99", "lag_s": 5}, threshold=40)
 
     assert found is not None
     assert found.asked == PrometheusCheck('p99{pod="web-1",namespace="shop"}', 5.0)
@@ -61,7 +73,7 @@ def test_query_is_about_its_own_pod() -> None:
 
 
 def test_pod_without_the_annotation_asks_for_nothing() -> None:
-    assert check_of({}, WEB) is None
+    assert check_of({}, WEB, QUERIES) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +107,7 @@ def test_pod_without_the_annotation_asks_for_nothing() -> None:
 )
 def test_nonsense_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=ANNOTATION):
-        check_of({ANNOTATION: text}, WEB)
+        check_of({ANNOTATION: text}, WEB, QUERIES)
 
 
 YES_OR_NO = ServiceCheck(http=HttpCheck(1))
@@ -134,7 +146,7 @@ def test_any_answer_is_a_percentage(well: bool, text: str) -> None:
 @given(st.text())
 def test_any_text_is_a_check_or_nonsense(text: str) -> None:
     try:
-        check_of({ANNOTATION: text}, WEB)
+        check_of({ANNOTATION: text}, WEB, QUERIES)
     except ValueError as error:
         assert ANNOTATION in str(error)
 

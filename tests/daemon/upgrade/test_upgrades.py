@@ -51,11 +51,6 @@ class Waits(Did):
         return call
 
 
-class CpuManager(Did):
-    async def look(self) -> None:
-        self.__getattr__("look")()
-
-
 class Old:
     """The process that hands over: it says that the box is at /offline."""
 
@@ -85,7 +80,7 @@ def made(did: list[str], tasks: Tasks, socket: Did, predecessor: Any = None, **p
         socket=socket,  # type: ignore[arg-type]
         admissions=part,
         box=parts.get("box", part),
-        cpu_manager=CpuManager(did),  # type: ignore[arg-type]
+        cpu_manager=Waits(did),  # type: ignore[arg-type]
         reconciler=Waits(did),  # type: ignore[arg-type]
         holds=holds,
         workers=Workers(),
@@ -155,7 +150,7 @@ def test_nothing_acts_before_all_that_may_have_changed_was_read_again() -> None:
     did: list[str] = []
     took, new = taken_over(did)
     assert took
-    assert did == ["read_again", "adopt", "expect", "look", "take_over"]
+    assert did == ["read_again", "adopt", "expect", "refresh", "take_over"]
     assert new.ladder == STATE
 
 

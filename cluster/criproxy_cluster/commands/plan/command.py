@@ -23,7 +23,11 @@ def plan_change(file: str | None, deleted: Collection[str]) -> Plan:
 
     Raises ManifestError, PolicyError or Trouble.
     """
-    planned = {policy.name: policy for policy in _policies(file, read_documents(file))} if file is not None else {}
+    planned = (
+        {policy.name: policy for policy in _policies(file, [one.value for one in read_documents(file)])}
+        if file is not None
+        else {}
+    )
     if file is not None and not planned:
         raise ManifestError(f"{file}: there is no {KIND} in it: write one, or name another file")
     with trouble_of("the cluster"):

@@ -7,15 +7,16 @@ with the file, the line, the value and what to write instead.
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate.cells import Moments
 from criproxy.commands.simulate.cluster.record import Grid, Job, Node, grid_of
-from criproxy.commands.simulate.readers import lines, read_prometheus
+from criproxy.commands.simulate.readers import lines, read_json
+from criproxy.commands.simulate.tables import Reading
 from criproxy.commands.simulate.trace import LATEST_S, Findings, Flaw, Rows, Trace
 
 NODES: Final = "nodes.csv"
@@ -149,17 +150,12 @@ def _number(place: str, column: str, text: str, remedy: str, *, least: float = 0
     return number
 
 
+_MOMENTS: Final = Moments()
+
+
 def _moment(place: str, column: str, text: str) -> float:
     """Unix time in s, of what is that, or finer, or ISO 8601 (UTC where it names no zone). Raises SimulateError."""
-    try:
-        t_s = float(text)
-    except ValueError:
-        try:
-            moment = datetime.fromisoformat(text.strip())
-        except ValueError:
-            t_s = math.nan
-        else:
-            t_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    t_s = _MOMENTS.read(text)
     if not math.isfinite(t_s):
         raise SimulateError(f"{place}: {column} is {text.strip()[:40]!r}; write unix seconds or 2026-01-31T12:00:00Z")
     while abs(t_s) > LATEST_S:
@@ -219,10 +215,10 @@ def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> It
 
 def _read_answers(folder: Path, file: Path, cpu: Rows, memory: Rows, findings: Findings) -> bool:
     """Returns whether memory is recorded."""
-    read_prometheus(_text(file, findings), str(file), cpu, None)
+    read_json(_text(file, findings), Reading(str(file), cpu))
     other = _file(folder, MEMORY_ANSWER)
     if other is not None:
-        read_prometheus(_text(other, findings), str(other), memory, None)
+        read_json(_text(other, findings), Reading(str(other), memory, unit="bytes"))
     return other is not None
 
 
@@ -269,7 +265,7 @@ def _capacity_answers(folder: Path, findings: Findings, *, has_memory: bool) -> 
 
 def _last_values(file: Path, findings: Findings) -> dict[str, float]:
     rows = Rows(findings)
-    read_prometheus(_text(file, findings), str(file), rows, None)
+    read_json(_text(file, findings), Reading(str(file), rows))
     found = {trace.id: trace.usages[-1] for trace in rows.traces(lambda _id: (math.inf, ""))}
     for node_id, value in found.items():
         if not value > 0.0:

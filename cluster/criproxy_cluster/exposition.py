@@ -1,0 +1,1 @@
+../../criproxy/observe/exposition.py

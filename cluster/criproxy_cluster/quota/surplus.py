@@ -1,0 +1,87 @@
+"""Which Workloads go where a pool stays below what is in use of it, and which come back. Pure.
+
+A Workload that is suspended is as one that Kueue has preempted: its pods end, and it waits in its queue again. Kueue
+keeps one with `spec.active: false` out of its queue, so it is made active again as soon as Kueue has taken its quota
+back. From then on it is admitted as any other, once the pool has room.
+
+    admitted ── use is above what is lent for `OVER_S`, it is the newest, the budget has room ──▶ suspended, and marked
+       ▲                                                                                            │
+       └── Kueue admits it ── waits in its queue ◀── active again, mark gone ◀── has no quota ──────┘
+
+One that somebody else has made inactive has no mark, and is left alone.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy_cluster.quota.pool import NOTHING, Amounts
+
+OVER_S: Final = 300.0
+HOUR_S: Final = 3600.0
+
+
+class Workload(Struct, frozen=True):
+    """`used`: of each flavor, while it has quota. `since`: when it got it, RFC 3339. `marked`: it bears our mark."""
+
+    namespace: str
+    name: str
+    version: str
+    active: bool
+    marked: bool
+    reserved: bool
+    since: str
+    used: Mapping[str, Amounts]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.name
+
+
+class Surplus:
+    """`per_hour`: the budget, over all flavors."""
+
+    def __init__(self, per_hour: int) -> None:
+        self._per_hour = per_hour
+        self._over_s: dict[str, float] = {}
+        self._suspended_s: deque[float] = deque()
+
+    def chosen(self, workloads: Iterable[Workload], lent: Mapping[str, Amounts], now_s: float) -> list[Workload]:
+        """Those to suspend now, the newest first. Each that is, is to be told by `suspended`."""
+        holding = [one for one in workloads if one.reserved and one.active]
+        found: dict[tuple[str, str], Workload] = {}
+        for flavor, pool in lent.items():
+            used = sum((one.used.get(flavor, NOTHING) for one in holding if one.key not in found), NOTHING)
+            if not used.exceeds(pool):
+                self._over_s.pop(flavor, None)
+                continue
+            if now_s - self._over_s.setdefault(flavor, now_s) < OVER_S:
+                continue
+            for one in sorted(holding, key=lambda each: (each.since, each.key), reverse=True):
+                if not used.exceeds(pool) or len(found) >= self._left(now_s):
+                    break
+                part = one.used.get(flavor, NOTHING)
+                if one.key not in found and _helps(part, used, pool):
+                    found[one.key] = one
+                    used -= part
+        return list(found.values())
+
+    def suspended(self, now_s: float) -> None:
+        self._suspended_s.append(now_s)
+
+    def _left(self, now_s: float) -> int:
+        while self._suspended_s and self._suspended_s[0] <= now_s - HOUR_S:
+            self._suspended_s.popleft()
+        return self._per_hour - len(self._suspended_s)
+
+
+def _helps(part: Amounts, used: Amounts, pool: Amounts) -> bool:
+    """Whether it has some of what there is too little of."""
+    return bool((part.millicores and used.millicores > pool.millicores) or (part.bytes and used.bytes > pool.bytes))
+
+
+def to_resume(workloads: Iterable[Workload]) -> list[Workload]:
+    """Those that we have suspended and whose quota Kueue has taken back, or that somebody has made active again."""
+    return [one for one in workloads if one.marked and (one.active or not one.reserved)]

@@ -1,0 +1,170 @@
+"""A real Prometheus scrapes webhook and controller, and has an answer to each expression about them; and what the
+manifests of the ways in are on a real API server.
+"""
+
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+
+import pytest
+import yaml
+
+from cluster.integration.objects import PODS, pod, policy, put_node, until
+from cluster.integration.objects import POLICIES as KIND
+from integration.lab.cluster_side import MANIFESTS, SYSTEM, Replica
+from integration.lab.control_plane import ApiError
+from integration.lab.criproxy import CHECKOUT
+from integration.lab.prometheus import Prometheus
+from integration.test_monitoring import at_once, filled, of_the_cluster
+from monitoring.dashboards import FLEET, ONE_NODE, expressions
+from monitoring.rules import ALERTS, RECORDED
+
+pytestmark = pytest.mark.timeout(1200)
+
+PROXY = CHECKOUT / "monitoring" / "node-proxy"
+SPACE = "criproxy-monitoring"
+TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
+RIGHTS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+@pytest.fixture(scope="module")
+def replica(plane):
+    made = Replica(plane, "replica")
+    made.take_webhooks()
+    made.start()
+    try:
+        yield made
+    finally:
+        made.process.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(plane, replica):
+    folder = plane.directory / "prometheus"
+    folder.mkdir()
+    tls = {"ca_file": str(plane.authority.ca), "server_name": "localhost"}
+    scrapes = [
+        {
+            "job_name": name,
+            "static_configs": [{"targets": [f"localhost:{port}"], "labels": {"job": "criproxy-cluster"}}],
+            **more,
+        }
+        for name, port, more in (
+            ("webhook", replica.port, {"scheme": "https", "tls_config": tls}),
+            ("controller", replica.metrics_port, {}),
+        )
+    ]
+    made = Prometheus(folder, scrapes, at_once(folder))
+    yield made
+    made.process.stop()
+
+
+def test_each_expression_has_an_answer_and_alerts_fire_in_faults(plane, replica, prometheus):
+    put_node(plane, "node-1")
+    plane.call("POST", KIND, policy("all", {}, {"memory": {"max_bytes": 1 << 30}}))
+    until(lambda: converts(plane))
+    wanted = [
+        *(one.expr for one in RECORDED),
+        *(one.record for one in RECORDED),
+        *(one.measure for one in ALERTS),
+        *expressions(FLEET),
+        *expressions(ONE_NODE),
+    ]
+    wanted = [expr for expr in wanted if of_the_cluster(expr)]
+    assert len(wanted) > 10
+    until(lambda: not [expr for expr in wanted if not prometheus.query(filled(expr, ""))], 60)
+    assert prometheus.query("criproxy_cluster_nodes")[0]["value"][1] == "1"
+    assert prometheus.query('criproxy_cluster_writes_total{queue="nodes", outcome="written"} > 0')
+    assert prometheus.query('criproxy_cluster_reviews_total{outcome="converted"} > 0')
+    mine = {one for one in prometheus.firing() if one.startswith(("CriproxyCluster", "CriproxyWebhook"))}
+    assert mine == {"CriproxyWebhookCertificateExpires"}, "the lab's holds for two days"
+
+    until(lambda: spoils(plane, replica) and "CriproxyWebhookFailing" in prometheus.firing(), 60)
+
+    replica.process.controller.kill()
+    until(lambda: "CriproxyClusterNoLeader" in prometheus.firing(), 60)
+
+
+def spoils(plane, replica):
+    """Sends the webhook what is no review."""
+    context = ssl.create_default_context(cafile=str(plane.authority.ca))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"https://localhost:{replica.port}/convert", b"{}", timeout=20, context=context)
+    return refused.value.code == 400
+
+
+def converts(plane):
+    try:
+        plane.call("POST", f"{PODS}?dryRun=All", pod("probe", {"cpu": "1"}))
+    except ApiError:
+        return False
+    return True
+
+
+def token(plane, namespace, account):
+    """A token of a service account, which is made if it is not there."""
+    config = json.loads(plane.account_kubeconfig(namespace, account).read_text())
+    return config["users"][0]["user"]["token"]
+
+
+def ask(plane, bearer, path, body=None):
+    """What the API server answers to who has this token: the status, and the object."""
+    context = ssl.create_default_context(cafile=str(plane.authority.ca))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    headers = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{plane.url}{path}", body and json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_the_nodes_proxy_can_be_applied_and_may_ask_who_may_read_metrics_and_no_more(plane):
+    """Its image can't be pulled here: what it would ask is asked in its place, with its own token."""
+    plane.kubectl("apply", "--warnings-as-errors", "-k", str(PROXY))
+    template = plane.call("GET", f"/apis/apps/v1/namespaces/{SPACE}/daemonsets/criproxy-node-proxy")["spec"]["template"]
+    made = {**template, "kind": "Pod", "apiVersion": "v1", "metadata": {"name": "proxy"}}
+    assert plane.call("POST", f"/api/v1/namespaces/{SPACE}/pods?dryRun=All", made)["spec"]["hostNetwork"]
+    account = {"metadata": {"name": "criproxy-node-proxy"}}
+    plane.call("POST", f"/api/v1/namespaces/{SYSTEM}/serviceaccounts", account)
+    with pytest.raises(ApiError, match="hostNetwork"):
+        plane.call("POST", f"/api/v1/namespaces/{SYSTEM}/pods?dryRun=All", made)
+
+    proxy = token(plane, SPACE, "criproxy-node-proxy")
+    plane.kubectl(
+        "create", "clusterrolebinding", "reads", "--clusterrole=criproxy-metrics-reader",
+        "--serviceaccount=default:prometheus",
+    )  # fmt: skip
+    for name, may in (("prometheus", True), ("other", False)):
+        bearer = token(plane, "default", name)
+        code, review = ask(plane, proxy, TOKENS, {"spec": {"token": bearer}})
+        user = review["status"]["user"]
+        assert (code, review["status"]["authenticated"]) == (201, True)
+        attributes = {"nonResourceAttributes": {"path": "/metrics", "verb": "get"}}
+        asked = {"spec": {"user": user["username"], "groups": user["groups"], **attributes}}
+        code, review = ask(plane, proxy, RIGHTS, asked)
+        assert (code, review["status"]["allowed"]) == (201, may), name
+    assert not ask(plane, proxy, TOKENS, {"spec": {"token": "x"}})[1]["status"].get("authenticated")
+    assert ask(plane, proxy, "/api/v1/pods")[0] == ask(plane, proxy, "/api/v1/nodes")[0] == 403
+
+
+def test_the_component_has_the_controller_serve_metrics(plane):
+    folder = plane.directory / "with-metrics"
+    folder.mkdir()
+    here = {
+        "resources": [os.path.relpath(MANIFESTS / "base", folder)],
+        "components": [os.path.relpath(MANIFESTS / "metrics", folder)],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(here))
+    built = yaml.safe_load_all(plane.kubectl("kustomize", str(folder)))
+    mine = [one for one in built if one["metadata"]["name"].startswith("criproxy-controller")]
+    plane.kubectl("apply", "--warnings-as-errors", "-f", "-", stdin=yaml.safe_dump_all(mine))
+    deployment = plane.call("GET", f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/criproxy-controller")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["controller", "--metrics-port=9464"]
+    assert [one["containerPort"] for one in container["ports"]] == [9464]
+    assert plane.exists(f"/apis/networking.k8s.io/v1/namespaces/{SYSTEM}/networkpolicies/criproxy-controller-metrics")

@@ -1,0 +1,115 @@
+"""What the nodes of a flavor lend, in all."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproxy_cluster.objects import NodeObject
+from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, usage
+from criproxy_cluster.vocabulary.presets import NAMES
+
+GIB = 1 << 30
+
+
+def node(name, cpu="4000", memory="8Gi", labels=None, *, ready="True", preset="batch", **spec):
+    names = NAMES[preset]
+    return msgspec.convert(
+        {
+            "metadata": {
+                "name": name,
+                "labels": labels or {},
+                "annotations": {"colocation.criproxy.io/publishes": f"{names.cpu},{names.memory}"},
+            },
+            "spec": spec,
+            "status": {
+                "allocatable": {"cpu": "8", names.cpu: cpu, names.memory: memory},
+                "conditions": [{"type": "Ready", "status": ready}],
+            },
+        },
+        NodeObject,
+    )
+
+
+def pool(flavors=None, preset="batch"):
+    made = Pool(NAMES[preset])
+    made.set_flavors({"lent": {}} if flavors is None else flavors)
+    return made
+
+
+def see(one, found):
+    one.see(found, found.metadata.labels)
+
+
+def test_sum_follows_nodes_that_come_change_and_go():
+    one = pool()
+    see(one, node("a"))
+    see(one, node("b", "500"))
+    assert one.lent == {"lent": Amounts(4500, 16 * GIB)}
+    see(one, node("a", "1k", "1Gi"))
+    one.forget("b")
+    assert one.lent == {"lent": Amounts(1000, GIB)}
+    one.forget_all_but(set())
+    assert one.lent == {"lent": NOTHING}
+
+
+def test_nodes_count_for_the_flavor_whose_labels_they_have():
+    one = pool({"ssd": {"disk": "ssd"}, "lent": {"pool": "night"}})
+    see(one, node("both", "1000", labels={"disk": "ssd", "pool": "night"}))
+    see(one, node("night", "2000", labels={"pool": "night"}))
+    see(one, node("none", "4000"))
+    assert {name: amounts.millicores for name, amounts in one.lent.items()} == {"ssd": 1000, "lent": 2000}
+
+    one.set_flavors({"lent": {"pool": "night"}})
+    assert {name: amounts.millicores for name, amounts in one.lent.items()} == {"lent": 3000}
+
+
+@pytest.mark.parametrize(
+    "away",
+    [{"unschedulable": True}, {"ready": "False"}, {"ready": "Unknown"}],
+    ids=["cordoned", "not-ready", "unknown"],
+)
+def test_node_that_takes_no_pods_lends_nothing(away):
+    one = pool()
+    see(one, node("a", **away))
+    assert one.lent == {"lent": NOTHING}
+
+
+def test_what_cannot_be_read_counts_for_nothing():
+    one = pool()
+    see(one, node("a", "many", "8Gi"))
+    assert one.lent == {"lent": Amounts(0, 8 * GIB)}
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_every_preset_counts_in_its_unit(preset):
+    one = pool(preset=preset)
+    see(one, node("a", str(4 * NAMES[preset].per_core), preset=preset))
+    assert one.lent == {"lent": Amounts(4000, 8 * GIB)}
+
+
+_CHANGES = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 9), st.sampled_from(["x", "y"])), max_size=30
+)
+
+
+@given(_CHANGES)
+def test_sum_is_that_of_the_nodes_that_are_there(changes):
+    one = pool({"x": {"p": "x"}, "y": {"p": "y"}})
+    there: dict[str, tuple[str, int]] = {}
+    for name, lends, flavor in changes:
+        if lends is None:
+            one.forget(name)
+            there.pop(name, None)
+        else:
+            see(one, node(name, str(lends), labels={"p": flavor}))
+            there[name] = flavor, lends
+    for flavor in "xy":
+        assert one.lent[flavor].millicores == sum(lends for where, lends in there.values() if where == flavor)
+
+
+def test_usage_counts_what_is_taken_of_the_flavor():
+    flavors, used = {"cpu": "lent", "memory": "exclusive"}, {"cpu": "1500m", "memory": "2Gi"}
+    assert usage(flavors, used, "lent") == Amounts(1500, 0)
+    assert usage(flavors, used, "exclusive") == Amounts(0, 2 * GIB)
+    assert usage(None, None, "lent") == usage({"cpu": "lent"}, {"cpu": "x"}, "lent") == NOTHING

@@ -1,0 +1,188 @@
+"""Measures how much of the CPU that offline pods want they get, and says who starves; the law is `control.pod_speed`.
+
+What a pod asked for of what nodes lend is in its annotations, and only such pods are looked at. Three things follow:
+
+    counters   the time of pods that want CPU, and their time below 0.9 and 0.5 of what they asked for
+    feedback   how much of what the hour's forecast leaves is published (`control.publication`)
+    starved    why a pod is to go, so that the rest get more: the ladder has it go, within its budget
+
+**Nobody is evicted on a pod's own word.** Where no webhook writes it, a pod's author may write any request into the
+annotation. But no less is published than the scheduler has promised, and no more where pods starve. So if pods say
+together that they asked for more than is published, one of them lies, and none goes.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from criproxy.cgroup.box import Box
+from criproxy.cgroup.pod_waiting import pods_cpu
+from criproxy.control.pod_speed import (
+    SLOW_RATIOS,
+    STARVED_RATIO,
+    Feedback,
+    PodSpeed,
+    Starvation,
+    below,
+    pod_speed,
+    restored,
+)
+from criproxy.model import LOWEST_SHARES, Sandbox
+from criproxy.model.shown import Counter, Gauge, listed
+from criproxy.model.signals import PodCpuTimes
+from criproxy.pods.inventory import asked_now
+from criproxy.pods.part import NodeSettings, Part, Ports
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import ON_STARVED
+
+_SHARES_OF_A_CORE: Final = 1024
+
+_LONGEST_S: Final = 60.0
+"""What a look counts for at most: a machine may have been suspended."""
+
+
+class PodSpeeds(Part, Struct, eq=False):
+    """`speeds`: by the pods' paths, as of the last look. `feedback` and what is shown are for any thread."""
+
+    NAME = "measuring how much CPU offline pods get"
+    EVERY_S = 10.0
+    GAUGES = (
+        Gauge(
+            "publication_factor",
+            "How many times what online's forecast for the hour leaves of the CPUs is published, where the box is open",
+            lambda part: part.feedback.factor,
+        ),
+        Gauge(
+            "starved_pods",
+            "Offline pods that got less than half of the CPU that they wanted for five minutes",
+            lambda part: len(part.starved),
+        ),
+    )
+    COUNTERS = (
+        Counter("pod_seconds", "Seconds of offline pods that wanted CPU, of what nodes lend"),
+        Counter("slow_pod_seconds", "Those below a share of the CPU that they asked for, and wanted", ("below",)),
+    )
+
+    shared: PodsShared
+    box: Box
+    feedback: Feedback = field(default_factory=lambda: Feedback(STARVED_RATIO))
+    speeds: Mapping[str, PodSpeed] = {}
+    _last: tuple[float, Mapping[str, PodCpuTimes]] | None = None
+    _starvation: Starvation = field(default_factory=Starvation)
+    _reported: frozenset[str] = frozenset()
+
+    @classmethod
+    def made(cls, ports: Ports) -> "PodSpeeds":
+        return cls(ports.shared, ports.box)
+
+    def configure(self, now: NodeSettings) -> None:
+        self.feedback = restored(self.feedback, now.config.kubernetes.speed_ratio)
+
+    def cease(self) -> None:
+        self._forget()
+
+    async def look(self) -> None:
+        inventory = self.shared.inventory
+        pods = {one.placement: one for one in inventory.running_pods if one.placement}
+        asked = {
+            path: _asked_cores(asked_now(one, inventory.containers_of(one.id)).cpu_shares) for path, one in pods.items()
+        }
+        paths = tuple(path for path, cores in asked.items() if cores)
+        read = (
+            await self.box.reads("read pods' waiting", lambda driver, _: pods_cpu(driver.files, paths))
+            if paths
+            else None
+        )
+        if read is None:
+            self._forget()
+            return
+        now_s = self.shared.clock.monotonic_s()
+        last, self._last = self._last, (now_s, read)
+        if last is None or now_s <= last[0]:
+            return
+        seconds, before = now_s - last[0], last[1]
+        found = {
+            path: pod_speed(asked[path], before[path], now, seconds) for path, now in read.items() if path in before
+        }
+        self.speeds = {path: one for path, one in found.items() if one is not None}
+        self._count(min(seconds, _LONGEST_S))
+        self._starvation.look(now_s, self.speeds, self.feedback.speed_ratio)
+        self._report({path: pods[path] for path in self.starved})
+
+    def _count(self, seconds: float) -> None:
+        counted = sum(one.counts for one in self.speeds.values())
+        if not counted:
+            return
+        self.shared.counters.count("pod_seconds", by=counted * seconds)
+        for ratio in SLOW_RATIOS:
+            self.shared.counters.count(
+                "slow_pod_seconds", f"{ratio:g}", by=counted * seconds * below(self.speeds, ratio)
+            )
+        slow = below(self.speeds, self.feedback.speed_ratio)
+        self.feedback = self.feedback.moved(slow, seconds / 3600.0)
+
+    def _report(self, starved: Mapping[str, Sandbox]) -> None:
+        """Each to the log once, until it gets more."""
+        for path, one in starved.items():
+            if path not in self._reported:
+                got = round(self.starved[path], 2)
+                self.shared.log.warning("pod_starved", pod=str(one.pod), pod_uid=one.pod.uid, got_ratio=got)
+        self._reported = frozenset(starved)
+
+    def _forget(self) -> None:
+        self.speeds, self._last = {}, None
+        self._starvation.forget()
+
+    # --- what others ask of it --------------------------------------------------------------------------------------
+
+    @property
+    def starved(self) -> Mapping[str, float]:
+        """The pods (paths) that starve, and what each got of the CPU that it wanted."""
+        return self._starvation.starved
+
+    def why_one_is_to_go(self) -> str:
+        """Why the youngest pod is to go, in words; "": none is."""
+        evicts = self.shared.evicts
+        if not self._starvation.one_must_go or evicts is None or ON_STARVED not in self.shared.holds.stops_by:
+            return ""
+        if sum(one.asked for one in self.speeds.values()) > (evicts.promised_cores() or 0.0):
+            return ""
+        counted = [one for one in self.speeds.values() if one.counts]
+        got, wanted = sum(one.got for one in counted), sum(one.wanted for one in counted)
+        return f"{len(counted)} offline pods want {wanted:.2f} cores, get {got:.2f}, and starved for five minutes"
+
+    def one_was_to_go(self) -> None:
+        """Whether or not it has gone, the next one waits until it is known how the rest fare."""
+        self._starvation.one_went()
+
+    def restore(self, saved: Feedback | None) -> None:
+        """Go on where a process before this one stood, if it says so and that makes sense."""
+        self.feedback = restored(saved, self.feedback.speed_ratio)
+
+    def section(self) -> Mapping[str, Any]:
+        return {"publication_factor": round(self.feedback.factor, 3), "starved": tuple(self.starved)}
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.starved:
+            yield f"{len(self.starved)} offline pods get too little of the CPU that they want (kubernetes.on_starved)"
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        counted = {path: one for path, one in self.speeds.items() if one.counts}
+        if not counted:
+            return
+        slow = {ratio: round(below(counted, ratio) * len(counted)) for ratio in SLOW_RATIOS}
+        words = ", ".join(f"{count} below {ratio:.0%} of what they asked for" for ratio, count in slow.items())
+        lines = [f"{path.rpartition('/')[2]}: {got:.0%} in five minutes" for path, got in self.starved.items()]
+        yield "pods' speed", f"{len(counted)} offline pods want CPU, {words}", *listed(lines)
+
+    def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        """`speed_ratio`: how much of the CPU that it wanted it got since the last look; None: it wants none."""
+        one = self.speeds.get(sandbox.placement or "")
+        return {"speed_ratio": round(one.ratio, 2) if one is not None and one.counts else None}
+
+
+def _asked_cores(shares: int) -> float:
+    """0: nothing, as the lowest shares are those of who asks for nothing."""
+    return shares / _SHARES_OF_A_CORE if shares > LOWEST_SHARES else 0.0

@@ -1,0 +1,174 @@
+"""Each rule and alert of monitoring/, by promtool: that it is well formed, fires when it should, and only then."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from integration.lab.prometheus import program
+from monitoring.generate import MADE
+from monitoring.rules import ALERTS
+
+NODE = 'job="criproxy", instance="n"'
+CLUSTER = 'job="criproxy-cluster", instance="c"'
+
+Series = Mapping[str, str]
+CASES: Mapping[str, tuple[Series, Series]] = {
+    "CriproxyDown": (
+        {f"up{{{NODE}}}": "1x10 0x150", f"criproxy_info{{{NODE}, version='1'}}": "1x10 stale"},
+        {f"up{{{NODE}}}": "1x150", f"criproxy_info{{{NODE}, version='1'}}": "1x150"},
+    ),
+    "CriproxyProblems": (
+        {f"criproxy_problems{{{NODE}}}": "0x10 2x150"},
+        {f"criproxy_problems{{{NODE}}}": "0x10 2x10 0x10 NaNx150"},
+    ),
+    "CriproxyNotAttached": (
+        {f"criproxy_attached{{{NODE}}}": "1x10 0x150"},
+        {f"criproxy_attached{{{NODE}}}": "1x10 0x5 NaNx150"},
+    ),
+    "CriproxyRuntimeNotReady": (
+        {f"criproxy_runtime_ready{{{NODE}}}": "1x10 0x150"},
+        {f"criproxy_runtime_ready{{{NODE}}}": "1x10 0x3 1x150"},
+    ),
+    "CriproxyBypassOpen": (
+        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x150"},
+        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x3 NaNx150"},
+    ),
+    "CriproxyOfflineUnbounded": (
+        {
+            f"criproxy_unbounded_pods{{{NODE}}}": "0x150",
+            f"criproxy_misplaced_containers{{{NODE}}}": "0x150",
+            f"criproxy_stray_processes{{{NODE}}}": "0x10 1x150",
+        },
+        {
+            f"criproxy_unbounded_pods{{{NODE}}}": "0x10 1x3 0x150",
+            f"criproxy_misplaced_containers{{{NODE}}}": "0x150",
+            f"criproxy_stray_processes{{{NODE}}}": "0x150",
+        },
+    ),
+    "CriproxyBoxAboveBound": (
+        {f"criproxy_box_above_bound_seconds{{{NODE}, resource='memory'}}": "0+60x150"},
+        {f"criproxy_box_above_bound_seconds{{{NODE}, resource='memory'}}": "0 30 60 0x150"},
+    ),
+    "CriproxyLoopStalled": (
+        {f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x10 600x150"},
+        {f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x5 300x3 300+60x150"},
+    ),
+    "CriproxyTicksFailing": (
+        {
+            f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x150",
+            f"criproxy_tick_failures_total{{{NODE}}}": "0+20x150",
+        },
+        {
+            f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x150",
+            f"criproxy_tick_failures_total{{{NODE}}}": "0+3x150",
+        },
+    ),
+    "CriproxyOnlineHarmed": (
+        {f"criproxy_ladder_rung{{{NODE}, resource='memory'}}": "0x5 3x150"},
+        {f"criproxy_ladder_rung{{{NODE}, resource='memory'}}": "0x5 4x10 2x150"},
+    ),
+    "CriproxyPredictionExceeded": (
+        {
+            f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x150",
+            f"criproxy_prediction_exceeded_total{{{NODE}, resource='cpu'}}": "0+12x150",
+        },
+        {
+            f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x150",
+            f"criproxy_prediction_exceeded_total{{{NODE}, resource='cpu'}}": "0+3x150",
+        },
+    ),
+    "CriproxyNotPublishing": (
+        {f"criproxy_kubernetes_trouble{{{NODE}}}": "0x5 1x150"},
+        {f"criproxy_kubernetes_trouble{{{NODE}}}": "0x5 1x10 0x150"},
+    ),
+    "CriproxyClusterNoLeader": (
+        {f"criproxy_cluster_leads{{{CLUSTER}}}": "1x50 stale"},
+        {
+            f"criproxy_cluster_leads{{{CLUSTER}}}": "0x150",
+            "criproxy_cluster_leads{job='criproxy-cluster', instance='d'}": "1x150",
+        },
+    ),
+    "CriproxyWebhookFailing": (
+        {f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='failed'}}": "0x20 0+1x150"},
+        {
+            f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='failed'}}": "0x150",
+            f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='refused'}}": "0+9x150",
+        },
+    ),
+    "CriproxyWebhookCertificateExpires": (
+        {f"criproxy_cluster_certificate_not_after_timestamp_seconds{{{CLUSTER}}}": "500000x150"},
+        {f"criproxy_cluster_certificate_not_after_timestamp_seconds{{{CLUSTER}}}": "900000x150"},
+    ),
+}
+"""Series, a value a minute, in which each alert fires in the end; and those in which it never does."""
+
+LOOKED_AT = range(0, 90, 3)
+"""Minutes."""
+
+OF_A_JOB = ("CriproxyClusterNoLeader", "CriproxyWebhookFailing")
+"""The others are of an instance."""
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Its output; a failure has it."""
+    ended = subprocess.run([program("promtool"), *arguments], check=False, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_rules_are_well_formed() -> None:
+    said = promtool("check", "rules", MADE / "prometheus.yaml")
+    assert "SUCCESS: 26 rules found" in said
+
+
+def labels(name: str, series: Series) -> dict[str, str]:
+    found = dict(re.findall(r"(\w+)=['\"]([^'\"]*)['\"]", [*series][-1]))
+    kept = ("job",) if name in OF_A_JOB else ("job", "instance", "resource")
+    return {one: found[one] for one in kept if one in found}
+
+
+def spelled(values: str) -> str:
+    """promtool repeats numbers only."""
+    return values.replace("NaNx150", " ".join(["NaN"] * 150))
+
+
+def tried(folder: Path, name: str, series: Series, *, ends: bool) -> None:
+    """promtool has this alert fire at the end, or at no moment at all."""
+    (alert,) = [one for one in ALERTS if one.name == name]
+    rules = yaml.safe_load((MADE / "prometheus.yaml").read_text())
+    for group in rules["groups"]:
+        group["rules"] = [one for one in group["rules"] if one.get("alert") == name]
+        for one in group["rules"]:
+            del one["annotations"]  # whose templates `check rules` has read
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+    fires = [{"exp_labels": {"severity": alert.severity, **labels(name, series)}}]
+    expected = [{"eval_time": f"{LOOKED_AT[-1]}m", "alertname": name, "exp_alerts": fires}]
+    if not ends:
+        expected = [{"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []} for minute in LOOKED_AT]
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": one, "values": spelled(values)} for one, values in series.items()],
+                "alert_rule_test": expected,
+            }
+        ],
+    }
+    (folder / "test.yaml").write_text(yaml.safe_dump(test))
+    promtool("test", "rules", folder / "test.yaml")
+
+
+@pytest.mark.parametrize("name", [one.name for one in ALERTS])
+def test_alert_fires(name: str, tmp_path: Path) -> None:
+    tried(tmp_path, name, CASES[name][0], ends=True)
+
+
+@pytest.mark.parametrize("name", [one.name for one in ALERTS])
+def test_alert_is_silent(name: str, tmp_path: Path) -> None:
+    tried(tmp_path, name, CASES[name][1], ends=False)

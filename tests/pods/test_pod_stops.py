@@ -1,0 +1,172 @@
+"""Pods of the box that leave, single ones and all: which, when, and again."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from criproxy.model import PodRef, Sandbox
+from criproxy.pods.part import NodeSettings
+from criproxy.pods.pod_stops import PodStops
+from criproxy.pods.shared import PodsShared
+from criproxy.pods.stopping import (
+    ON_CLOSE,
+    ON_DISABLE,
+    ON_RUNTIME_OVERLOAD,
+    ON_UNBOUNDED,
+    BudgetError,
+    Evicts,
+    Holds,
+    KnownPod,
+    StopRequests,
+)
+from tests.fakes.clock import FakeClock
+from tests.fakes.counters import FakeCounters
+from tests.fakes.hold_offs import held_off
+from tests.fakes.part import node_settings
+from tests.fakes.pods import FakePodsRuntime
+
+ON = node_settings()
+EVICT = node_settings("colocation.on_disable = 'evict'", enabled=False)
+
+
+def sandbox(uid: str) -> Sandbox:
+    return Sandbox(f"sandbox-{uid}", PodRef(uid, "batch", f"job-{uid}"), f"/offline/pod{uid}")
+
+
+@dataclass
+class Bench:
+    settings: NodeSettings = ON
+    runtime: FakePodsRuntime = field(default_factory=FakePodsRuntime)
+    held_off: tuple[str, ...] = ()
+    evicts: Evicts | None = None
+
+    def __post_init__(self) -> None:
+        clock, runtime = FakeClock(), self.runtime
+        stops_by = frozenset([ON_DISABLE, ON_CLOSE, ON_UNBOUNDED, ON_RUNTIME_OVERLOAD])
+        holds = Holds(clock, held_off(clock, *self.held_off), stops_by)
+        log = structlog.get_logger()
+        shared = PodsShared(runtime, runtime, holds, FakeCounters(), clock, log, self.evicts)  # type: ignore[arg-type]
+        self.requests = StopRequests()
+        self.part = PodStops(shared, self.requests, shared.stopper())
+        self.part.configure(self.settings)
+
+    def look(self) -> None:
+        asyncio.run(self.part.look())
+
+
+def test_pods_stay_while_colocation_is_on() -> None:
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)))
+    bench.look()
+    assert bench.runtime.stopped == []
+
+
+def test_nothing_is_stopped_while_lists_do_not_hold() -> None:
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"),), ready=False))
+    bench.look()
+    assert bench.runtime.stopped == []
+
+
+def test_evict_stops_each_pod_once() -> None:
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))))
+    bench.look()
+    bench.look()
+    assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
+
+
+def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
+    names = "abcdef"
+    runtime = FakePodsRuntime(tuple(map(sandbox, names)), stubborn={"sandbox-a", "sandbox-d"})
+    bench = Bench(EVICT, runtime)
+    with pytest.raises(ConnectionError):
+        bench.look()
+    assert sorted(runtime.stopped) == ["sandbox-b", "sandbox-c", "sandbox-e", "sandbox-f"]
+    runtime.stubborn.clear()
+    bench.look()
+    assert sorted(runtime.stopped) == [f"sandbox-{name}" for name in names]
+
+
+def test_pods_are_evicted_again_when_the_switch_has_been_on_in_between() -> None:
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"),)))
+    for settings in (EVICT, ON, EVICT):
+        bench.part.configure(settings)
+        bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"] * 2
+
+
+def test_what_happens_to_pods_asks_for_a_look() -> None:
+    for happens in (
+        lambda part: part.configure(ON),
+        lambda part: part.pods_listed(),
+        lambda part: part.pod_removed(sandbox("a")),
+        lambda part: part.requests.stop(sandbox("a"), "why", ON_UNBOUNDED),
+    ):
+        part = Bench().part
+        part.wake._is_set = False
+        happens(part)
+        assert part.wake.is_set
+
+
+# --- single pods -----------------------------------------------------------------------------------------------------
+
+
+def test_single_pod_is_evicted_once_and_the_others_stay() -> None:
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"), sandbox("b"))))
+    with capture_logs() as log:
+        for _ in range(2):
+            bench.requests.stop(sandbox("a"), "it is outside the box", ON_UNBOUNDED)
+            bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"]
+    assert [(entry["event"], entry["pod"], entry["reason"]) for entry in log] == [
+        ("stop", "batch/job-a", "it is outside the box")
+    ]
+
+
+def test_single_pod_that_does_not_stop_is_tried_again_and_forgotten_when_it_has_gone() -> None:
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),), stubborn={"sandbox-a"}))
+    bench.requests.stop(sandbox("a"), "why", ON_UNBOUNDED)
+    with pytest.raises(ConnectionError):
+        bench.look()
+    bench.runtime.stubborn.clear()
+    bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"]
+    bench.runtime.placed = ()
+    bench.look()
+    bench.runtime.placed = (sandbox("a"),)
+    bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"]
+
+
+def test_pod_that_criproxy_is_held_off_is_not_stopped_and_the_others_are() -> None:
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), held_off=("b",))
+    bench.requests.stop(sandbox("b"), "it printed", ON_RUNTIME_OVERLOAD)
+    bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"]
+
+
+class NoBudget:
+    """Lets no pod go."""
+
+    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
+        return {}
+
+    async def evict(
+        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
+    ) -> float | None:
+        raise BudgetError("minAvailable 1")
+
+    def promised_cores(self) -> float | None:
+        return None
+
+    def stopped(self, pod: PodRef, why: str) -> None:
+        pass
+
+
+def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), evicts=NoBudget())
+    bench.requests.stop(sandbox("b"), "it runs outside the box", ON_UNBOUNDED)
+    bench.look()
+    assert bench.runtime.stopped == ["sandbox-b"]

@@ -1,0 +1,105 @@
+"""Rules, alerts and dashboards: made of metrics that there are, with a runbook each, and readable as a mixin."""
+
+import json
+import re
+
+import _jsonnet  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from monitoring.dashboards import FLEET, ONE_NODE, boards, expressions
+from monitoring.generate import MADE, amiss, files, recorded_names
+from monitoring.rules import ALERTS, RECORDED
+from monitoring.table import ROOT, controllers, daemons, labels_by_name, webhooks, wrong_names
+
+KNOWN = labels_by_name([*daemons(), *webhooks(), *controllers()])
+
+
+def test_nothing_is_amiss_and_what_is_made_is_what_is_there() -> None:
+    assert [*amiss()] == []
+    assert {name: (MADE / name).read_text() for name in files()} == files()
+    assert {str(file.relative_to(MADE)) for file in MADE.rglob("*.*")} == files().keys()
+
+
+@pytest.mark.parametrize(
+    ("expr", "wrong"),
+    [
+        ("sum (rate(criproxy_calls_total[5m]))", []),
+        ("criproxy_call_duration_seconds_bucket{le='1', method=~\"a|b\", job='x'}", []),
+        ('criproxy_calls_total{method="x=y"}', []),
+        ("criproxy_cluster_leads", []),
+        ("criproxy_call_duration_seconds", ["there is no metric criproxy_call_duration_seconds"]),
+        ("rate(criproxy_calls[5m])", ["there is no metric criproxy_calls"]),
+        ("criproxy_calls_total{verb='x'}", ["criproxy_calls_total has no label verb"]),
+        ("criproxy_problems{le='1'}", ["criproxy_problems has no label le"]),
+        ("instance:criproxy_not_a_metric:rate5m", []),
+    ],
+)
+def test_a_name_that_there_is_not_is_found(expr: str, wrong: list[str]) -> None:
+    assert [*wrong_names(expr, KNOWN)] == wrong
+
+
+def test_names_that_are_recorded_are_found() -> None:
+    assert recorded_names("topk (5, instance:a:rate5m) / fleet:b_c:sum{x='1:2:3'}") >= {"instance:a:rate5m"}
+
+
+def test_rules_are_named_level_metric_operation() -> None:
+    names = [one.record for one in RECORDED]
+    assert len({*names}) == len(names)
+    assert all(re.fullmatch(r"(instance|fleet|job):criproxy_\w+:[a-z0-9_]+", name) for name in names)
+
+
+def test_alerts_have_what_a_mixin_s_alerts_have() -> None:
+    assert len(ALERTS) == len({one.name for one in ALERTS}) == 15
+    page = (ROOT / "docs/monitoring.md").read_text()
+    for group in yaml.safe_load((MADE / "prometheusrule.yaml").read_text())["spec"]["groups"]:
+        for one in group["rules"]:
+            if "alert" not in one:
+                continue
+            assert one["for"] and one["labels"]["severity"] in ("critical", "warning", "info")
+            assert one["annotations"].keys() == {"summary", "description", "runbook_url"}
+            file, _, anchor = one["annotations"]["runbook_url"].partition("#")
+            assert file == "docs/monitoring.md"
+            (section,) = re.findall(rf"^### {anchor}\n\n(\w+) ·", page, re.MULTILINE | re.IGNORECASE)
+            assert section == one["labels"]["severity"], "the page says how severe it is"
+
+
+def test_dashboards_have_all_expressions_and_no_panel_lies_on_another() -> None:
+    for rows, text in zip((FLEET, ONE_NODE), boards().values(), strict=True):
+        board = json.loads(text)
+        panels = [one for one in board["panels"] if one["type"] != "row"]
+        assert [target["expr"] for one in panels for target in one["targets"]] == expressions(rows)
+        assert all(one["datasource"]["uid"] == "${datasource}" and one["description"] for one in panels)
+        taken: set[tuple[int, int]] = set()
+        for one in board["panels"]:
+            at = one["gridPos"]
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert not cells & taken and at["x"] + at["w"] <= 24, one["title"]
+            taken |= cells
+
+
+def evaluated(code: str) -> dict:
+    found = _jsonnet.evaluate_snippet(str(ROOT / "monitoring" / "user.jsonnet"), code)
+    return dict(json.loads(found))
+
+
+SHOWN = "{ rules: m.prometheusRules, alerts: m.prometheusAlerts, boards: m.grafanaDashboards }"
+
+
+def test_mixin_is_what_is_made() -> None:
+    found = evaluated(f"local m = import 'mixin.libsonnet'; {SHOWN}")
+    assert found["rules"] == json.loads((MADE / "rules.json").read_text())
+    assert found["alerts"] == json.loads((MADE / "alerts.json").read_text())
+    assert found["boards"]["criproxy-node.json"] == json.loads((MADE / "dashboards/node.json").read_text())
+
+
+def test_mixin_s_config_names_the_jobs_of_its_user() -> None:
+    config = """{ _config+:: {
+        nodeSelector: 'cluster="c", job="nodes"', upSelector: 'job="agents"', clusterSelector: 'job="side"',
+        runbookURL: 'https://wiki/criproxy' } }"""
+    text = json.dumps(evaluated(f"local m = (import 'mixin.libsonnet') + {config}; {SHOWN}"))
+    for word in ("agents", "side", "nodes"):
+        assert f'job=\\"{word}\\"' in text
+    assert "https://wiki/criproxy#criproxydown" in text
+    for word in ('job=\\"criproxy', "node-exporter", "docs/monitoring.md"):
+        assert word not in text
