@@ -9,13 +9,14 @@ from array import array
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cluster import command
 from criproxy.commands.simulate.cluster.engine import Part, replay
 from criproxy.commands.simulate.cluster.figures import Counted
 from criproxy.commands.simulate.cluster.folder import EXAMPLE, read
-from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, foresee
+from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, OpenBoxAt, foresee
 from criproxy.commands.simulate.cluster.laws import LAWS
 from criproxy.commands.simulate.cluster.record import Grid, Job, Node, grid_of, on_grid
 from criproxy.commands.simulate.command import main
@@ -183,6 +184,17 @@ def test_foresee_is_the_products_prediction_and_law():
 
 
 # --- the replay -------------------------------------------------------------------------------------------------------
+
+
+def test_what_pods_got_moves_what_criproxy_lends():
+    box = OpenBoxAt(array("f", [2.0] * 40), array("f", [4.0] * 40))
+    calm, starved = (
+        structs.replace(flat("criproxy", cpu=(used,)), open_box=box)
+        for used in (2.0, 7.5)  # 5.6 or 0.5 cores are free
+    )
+    # Of what the forecast leaves, 4 cores, twice as much is lent at first: what is free now, 5.6, is less.
+    assert replayed("criproxy", calm).course[-1][2] == pytest.approx(5.6)
+    assert replayed("criproxy", starved).course[-1][2] < 2.0
 
 
 def test_endless_queue_fills_what_is_lent_and_no_more():

@@ -14,7 +14,7 @@ from criproxy import __version__
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cluster import page, text
 from criproxy.commands.simulate.cluster.figures import Counted
-from criproxy.commands.simulate.cluster.folder import EXAMPLE, Cluster, read
+from criproxy.commands.simulate.cluster.folder import EXAMPLE, RecordedCluster, read
 from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, foresee
 from criproxy.commands.simulate.cluster.laws import LAWS
 from criproxy.commands.simulate.cluster.record import Grid
@@ -86,7 +86,7 @@ def require_numpy() -> None:
         ) from error
 
 
-def _replayed(nodes: Sequence[Foreseen], cluster: Cluster, grid: Grid, bar: Bar) -> dict[str, Counted]:
+def _replayed(nodes: Sequence[Foreseen], cluster: RecordedCluster, grid: Grid, bar: Bar) -> dict[str, Counted]:
     """By law. With an endless queue nodes know nothing of each other, so that they are replayed by parts."""
     from criproxy.commands.simulate.cluster.engine import Part, replay
 
@@ -105,7 +105,7 @@ def _replayed(nodes: Sequence[Foreseen], cluster: Cluster, grid: Grid, bar: Bar)
     return found
 
 
-def _content(counted: Mapping[str, Counted], cluster: Cluster, grid: Grid) -> dict[str, Any]:
+def _content(counted: Mapping[str, Counted], cluster: RecordedCluster, grid: Grid) -> dict[str, Any]:
     return {
         "laws": {name: one.figures(finite=cluster.jobs is not None) for name, one in counted.items()},
         "seed": SEED,

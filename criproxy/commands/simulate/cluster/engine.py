@@ -33,13 +33,14 @@ from criproxy.commands.simulate.cluster.figures import (
     WAIT_STEPS,
     Counted,
 )
-from criproxy.commands.simulate.cluster.forecast import HARD, Foreseen
+from criproxy.commands.simulate.cluster.forecast import HARD, OPEN_BOX, Foreseen
 from criproxy.commands.simulate.cluster.laws import BY_NAME, CHANGE_RATIO, Law
 from criproxy.commands.simulate.cluster.queue import Backlog, Endless, Floats, Placed, Room
 from criproxy.commands.simulate.cluster.record import Grid, Job
 from criproxy.config.settings import Config
 from criproxy.control.interference.ladder import Budget
 from criproxy.control.memory_pressure import TOLERATED_RATIO, halfway_bytes, kept_free_bytes
+from criproxy.control.pod_speed import Feedback
 from criproxy.control.publication import by_forecast, falls, within
 
 STEP_S: Final = 30.0
@@ -130,6 +131,11 @@ class _Replay:
         self.halfway = np.array([halfway_bytes(HARD, size) for size in self.bytes])
         self.hard = np.array([HARD.of(size) for size in self.bytes])
 
+        self.open_boxes = [node.open_box for node in nodes if part.law == "criproxy" and node.open_box is not None]
+        self.feedbacks = [Feedback(OPEN_BOX.speed_ratio)] * len(self.open_boxes)
+        self.slow_s, self.run_s = np.zeros(count), np.zeros(count)
+        """Since the cell began: pods' time, and that at less than the speed that they are to keep."""
+
         self.work = np.zeros(count)
         self.speed = np.ones(count)
         self.asked = np.zeros(count)
@@ -155,6 +161,7 @@ class _Replay:
             counts = cell >= self.grid.warm_cells
             if counts:
                 self._look_at_online(used, memory, known)
+            self._feed_back(cell)
             want_cpu, want_memory = self._wanted(self.lent_cpu, cell, known), None
             if memory is not None:
                 want_memory = self._wanted(self.lent_memory, cell, known)
@@ -189,6 +196,20 @@ class _Replay:
             return np.zeros(len(known))
         amount = amounts[known_at].astype(np.float64)
         return np.where(known & ~np.isnan(amount), amount, 0.0)
+
+    def _feed_back(self, cell: int) -> None:
+        """What pods got in the cell before moves what criproxy makes of the sample of that."""
+        if not cell or not self.open_boxes:
+            return
+        ratios = self.slow_s / np.maximum(self.run_s, 1e-9)
+        for node in np.flatnonzero(self.run_s > 0.0):
+            self.feedbacks[node] = self.feedbacks[node].moved(float(ratios[node]), self.grid.cell_s / 3600.0)
+        known_at = cell - 1
+        self.lent_cpu[known_at] = [
+            box.lent(known_at, cores, feedback.factor)
+            for box, cores, feedback in zip(self.open_boxes, self.cores.tolist(), self.feedbacks, strict=True)
+        ]
+        self.slow_s[:], self.run_s[:] = 0.0, 0.0
 
     def _look_at_online(self, used: Floats, memory: Floats | None, known: Bools) -> None:
         """A sample is broken where offline holds what online wants as it comes, before anything is done about it."""
@@ -334,6 +355,8 @@ class _Replay:
         may = np.where(known, may, self.cores)
         self.speed = np.minimum(1.0, may / np.maximum(self.asked, 1e-12))
         self.work += self.speed * self.step_s
+        self.run_s += self.pods_of * self.step_s
+        self.slow_s += np.where(self.speed < OPEN_BOX.speed_ratio, self.pods_of, 0.0) * self.step_s
         placed = float((self.asked * self.speed)[known].sum()) * self.step_s
         if counts:
             self._count(used, free, known, placed)

@@ -33,7 +33,7 @@ _MOST_ABOVE_RATIO: Final = 0.05
 """More usages above the capacity than this are no peaks, but a wrong unit."""
 
 
-class Cluster(Struct, frozen=True):
+class RecordedCluster(Struct, frozen=True):
     """`jobs` None: an endless queue of pods of one core. `notes`: what was mended, and how often."""
 
     nodes: tuple[Node, ...]
@@ -45,7 +45,7 @@ class Cluster(Struct, frozen=True):
         return grid_of(self.nodes)
 
 
-def read(folder: Path) -> Cluster:
+def read(folder: Path) -> RecordedCluster:
     """Raises SimulateError where any of it can't be understood."""
     if not folder.is_dir():
         raise SimulateError(f"{folder}: is no folder; give one with {NODES} and {CAPACITY} (or leave it out: example)")
@@ -79,7 +79,7 @@ def read(folder: Path) -> Cluster:
                     f"{file}: every job arrives after the record of the nodes ends; are times the same?"
                 )
             notes.append(f"{late} jobs arrive after the record of the nodes ends, and are left out ({file})")
-    return Cluster(nodes, jobs, tuple(notes))
+    return RecordedCluster(nodes, jobs, tuple(notes))
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -228,11 +228,11 @@ def _text(file: Path, findings: Findings) -> str:
 
 # --- capacities, and nodes --------------------------------------------------------------------------------------------
 
-Capacities = Mapping[str, tuple[float, float]]
+_Sizes = Mapping[str, tuple[float, float]]
 """Cores and bytes by a node's id."""
 
 
-def _capacities(folder: Path, findings: Findings, *, has_memory: bool) -> Capacities:
+def _capacities(folder: Path, findings: Findings, *, has_memory: bool) -> _Sizes:
     file = _file(folder, CAPACITY)
     if file is None:
         return _capacity_answers(folder, findings, has_memory=has_memory)
@@ -247,7 +247,7 @@ def _capacities(folder: Path, findings: Findings, *, has_memory: bool) -> Capaci
     return found
 
 
-def _capacity_answers(folder: Path, findings: Findings, *, has_memory: bool) -> Capacities:
+def _capacity_answers(folder: Path, findings: Findings, *, has_memory: bool) -> _Sizes:
     file, other = _file(folder, CPU_CAPACITY_ANSWER), _file(folder, MEMORY_CAPACITY_ANSWER)
     if file is None or (has_memory and other is None):
         raise SimulateError(
@@ -273,7 +273,7 @@ def _last_values(file: Path, findings: Findings) -> dict[str, float]:
     return found
 
 
-def _nodes(source: Path, cpu: Rows, memory: Rows | None, capacities: Capacities) -> tuple[Node, ...]:
+def _nodes(source: Path, cpu: Rows, memory: Rows | None, capacities: _Sizes) -> tuple[Node, ...]:
     by_cpu = _traces(cpu, source, capacities, lambda capacity: capacity[0])
     if not by_cpu:
         raise SimulateError(f"{source}: has no usage of any node")
@@ -286,7 +286,7 @@ def _nodes(source: Path, cpu: Rows, memory: Rows | None, capacities: Capacities)
 
 
 def _traces(
-    rows: Rows, source: Path, capacities: Capacities, of: Callable[[tuple[float, float]], float]
+    rows: Rows, source: Path, capacities: _Sizes, of: Callable[[tuple[float, float]], float]
 ) -> dict[str, Trace]:
     def capacity_of(node_id: str) -> tuple[float, str]:
         known = capacities.get(node_id)

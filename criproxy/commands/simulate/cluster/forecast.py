@@ -29,7 +29,7 @@ HARD: Final = EvictionHard()
 _HOUR: Final = PredictorSettings(
     alpha_ratio=HOUR_ALPHA_RATIO, horizon_s=HOUR_S, cold_start_probes=HOUR_COLD_START_PROBES
 )
-_OPEN_BOX: Final = OpenBoxSettings()
+OPEN_BOX: Final = OpenBoxSettings()
 _CPU: Final = Config().cpu
 _MEMORY: Final = Config().memory
 
@@ -46,6 +46,24 @@ class Foreseen(Struct, frozen=True):
     memory: "array[float] | None"
     lent_cpu: dict[str, "array[float]"]
     lent_memory: dict[str, "array[float]"]
+    open_box: "OpenBoxAt | None" = None
+
+
+class OpenBoxAt(Struct, frozen=True):
+    """What criproxy's law of an open box is made from, per cell: online's mean of the last 5 minutes, and the hour's
+    forecast, in cores. What pods really got moves the rest of it (`pod_speed.Feedback`).
+    """
+
+    recent: "array[float]"
+    hour: "array[float]"
+
+    def lent(self, cell: int, capacity: float, factor: float) -> float:
+        """NaN where nothing is known."""
+        recent, hour = self.recent[cell], self.hour[cell]
+        amount = by_open_box(
+            capacity, recent, hour, watermark_ratio=OPEN_BOX.watermark_ratio, factor=factor, reserve=_CPU.reserve_cores
+        )
+        return within(amount, capacity, _CPU.min_cores, _CPU.max_cores) if recent >= 0.0 else math.nan
 
 
 class NodeOnGrid(Struct, frozen=True):
@@ -62,40 +80,45 @@ class NodeOnGrid(Struct, frozen=True):
 def foresee(work: NodeOnGrid) -> Foreseen:
     node, grid = work.node, work.grid
     cpu = on_grid(node.cpu.times_s, node.cpu.usages, grid)
-    lent_cpu = _laid_out(node.cpu, _cpu_amounts(node.cpu), grid)
+    known = list(_known(node.cpu, CPU))
+    recent, hour = (on_grid(node.cpu.times_s, [one[i] for one in known], grid, last=True) for i in (_RECENT, _FORECAST))
+    open_box = OpenBoxAt(recent, hour)
+    lent_cpu = _laid_out(node.cpu, _cpu_amounts(node.cpu, known), grid)
+    factor = 1.0 / OPEN_BOX.speed_ratio
+    lent_cpu["criproxy"] = array("f", [open_box.lent(k, node.cpu.capacity, factor) for k in range(grid.cells)])
     lent_cpu["foresight"] = _ahead(cpu, node.cpu.capacity, grid)
     if node.memory is None:
-        return Foreseen(node.cpu.capacity, 0.0, cpu, None, lent_cpu, {})
+        return Foreseen(node.cpu.capacity, 0.0, cpu, None, lent_cpu, {}, open_box)
     memory = on_grid(node.memory.times_s, node.memory.usages, grid)
     lent_memory = _laid_out(node.memory, _memory_amounts(node.memory), grid)
+    lent_memory["criproxy"] = lent_memory["criproxy_former"]
     capacity = node.memory.capacity
     lent_memory["foresight"] = _ahead(memory, capacity - kept_free_bytes(HARD, capacity), grid)
-    return Foreseen(node.cpu.capacity, capacity, cpu, memory, lent_cpu, lent_memory)
+    return Foreseen(node.cpu.capacity, capacity, cpu, memory, lent_cpu, lent_memory, open_box)
 
 
-_Amounts = tuple[float, float, float, float, float]
-"""Of criproxy, criproxy before, Koordinator, TKE, Bilibili."""
+_Known = tuple[float, float, float, float]
+_RECENT, _FORECAST = 1, 2
 
-_IN_TURN: Final[tuple[laws.Name, ...]] = ("criproxy", "criproxy_former", "koordinator", "tke", "bilibili")
+_Lent = tuple[float, float, float, float]
+"""Of criproxy before, Koordinator, TKE, Bilibili."""
+
+_IN_TURN: Final[tuple[laws.Name, ...]] = ("criproxy_former", "koordinator", "tke", "bilibili")
 
 
-def _laid_out(trace: Trace, amounts: Iterator[_Amounts], grid: Grid) -> dict[str, "array[float]"]:
+def _laid_out(trace: Trace, amounts: Iterator[_Lent], grid: Grid) -> dict[str, "array[float]"]:
     columns = zip(*amounts, strict=True)
     return {
         name: on_grid(trace.times_s, column, grid, last=True) for name, column in zip(_IN_TURN, columns, strict=True)
     }
 
 
-def _cpu_amounts(trace: Trace) -> Iterator[_Amounts]:
-    settings, capacity, factor = _CPU, trace.capacity, 1.0 / _OPEN_BOX.speed_ratio
+def _cpu_amounts(trace: Trace, known: Sequence[_Known]) -> Iterator[_Lent]:
+    settings, capacity = _CPU, trace.capacity
     floor, reserve, ceiling = settings.min_cores, settings.reserve_cores, settings.max_cores
-    for used, recent, hour, day in _known(trace, CPU):
-        open_box = by_open_box(
-            capacity, recent, hour, watermark_ratio=_OPEN_BOX.watermark_ratio, factor=factor, reserve=reserve
-        )
+    for used, recent, hour, day in known:
         former = by_forecast(capacity, hour, watermark_ratio=laws.FORMER_WATERMARK_RATIO, reserve=reserve)
         yield (
-            within(open_box, capacity, floor, ceiling),
             within(former, capacity, floor, ceiling),
             max(0.0, laws.KOORDINATOR_CPU_RATIO * capacity - recent),
             max(0.0, capacity - max(used, day)),
@@ -103,7 +126,7 @@ def _cpu_amounts(trace: Trace) -> Iterator[_Amounts]:
         )
 
 
-def _memory_amounts(trace: Trace) -> Iterator[_Amounts]:
+def _memory_amounts(trace: Trace) -> Iterator[_Lent]:
     settings, capacity = _MEMORY, trace.capacity
     floor, reserve, ceiling = settings.min_bytes, settings.reserve_bytes, settings.max_bytes
     kept = kept_free_bytes(HARD, capacity)
@@ -112,14 +135,13 @@ def _memory_amounts(trace: Trace) -> Iterator[_Amounts]:
         ours = within(ours, capacity, floor, ceiling)
         yield (
             ours,
-            ours,
             max(0.0, laws.KOORDINATOR_MEMORY_RATIO * capacity - recent),
             max(0.0, capacity - day),
             max(0.0, laws.BILIBILI_RATIO * capacity - used),
         )
 
 
-def _known(trace: Trace, resource: str) -> Iterator[tuple[float, float, float, float]]:
+def _known(trace: Trace, resource: str) -> Iterator[_Known]:
     """After each sample: what online uses, its mean of the last 5 minutes, criproxy's forecast of the hour, and Crane's
     of the day.
     """

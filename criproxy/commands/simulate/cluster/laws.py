@@ -55,7 +55,7 @@ class Law(Struct, frozen=True):
 
 
 LAWS: Final = (
-    Law("criproxy", "criproxy", "0.95 x capacity - the last 5 min, at most 2 x (capacity - the hour's forecast)",
+    Law("criproxy", "criproxy", "0.95 x capacity - the last 5 min, at most about 2 x (capacity - the hour's forecast)",
         falls_only=True, longer_ratio=LONGER_RATIO, yields=True, ladder=True),
     Law("criproxy_former", "criproxy before", "0.9 x capacity - the hour's forecast", longer_ratio=LONGER_RATIO,
         yields=True, ladder=True),

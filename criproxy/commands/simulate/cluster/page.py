@@ -11,7 +11,7 @@ from criproxy.commands.simulate.cluster.laws import LAWS
 from criproxy.commands.simulate.cluster.record import Grid
 from criproxy.commands.simulate.report import writing
 
-Course = Sequence[tuple[float, float, float, float]]
+_CellSums = Sequence[tuple[float, float, float, float]]
 """Per cell, in cores: capacity, online's use, what is published, offline's use."""
 
 _WIDTH: Final = 920
@@ -40,13 +40,13 @@ svg text.quiet { fill: var(--quiet); } .axis { stroke: var(--line); }
 """ + "".join(f".f{i} {{ fill: var(--l{i}); }} .s{i} {{ stroke: var(--l{i}); }}\n" for i in range(len(LAWS)))
 
 
-def write(path: str, content: dict[str, Any], courses: Mapping[str, Course], grid: Grid) -> None:
+def write(path: str, content: dict[str, Any], courses: Mapping[str, _CellSums], grid: Grid) -> None:
     """Raises SimulateError when the file can't be written."""
     with writing("--html", path) as file:
         file.writelines(f"{line}\n" for line in _page(content, courses, grid))
 
 
-def _page(content: dict[str, Any], courses: Mapping[str, Course], grid: Grid) -> Iterator[str]:
+def _page(content: dict[str, Any], courses: Mapping[str, _CellSums], grid: Grid) -> Iterator[str]:
     yield '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>criproxy simulate --cluster</title><style>{_STYLE}</style></head><body>"
@@ -110,7 +110,7 @@ def _bars(rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]], most: fl
     yield "</svg>"
 
 
-def _over_time(courses: Mapping[str, Course], grid: Grid) -> Iterator[str]:
+def _over_time(courses: Mapping[str, _CellSums], grid: Grid) -> Iterator[str]:
     width, height, base = _WIDTH - 60 - _RIGHT, _PLOT_HEIGHT, _PLOT_HEIGHT + 10
     cells = grid.cells
     group = max(1, math.ceil(cells / _POINTS))
@@ -118,7 +118,7 @@ def _over_time(courses: Mapping[str, Course], grid: Grid) -> Iterator[str]:
     def x_of(cell: float) -> float:
         return 60 + width * cell / cells
 
-    def path(course: Course, *, offline: bool) -> str:
+    def path(course: _CellSums, *, offline: bool) -> str:
         points = []
         for start in range(0, cells, group):
             some = course[start : start + group]
