@@ -10,10 +10,13 @@ import yaml
 
 from integration.lab.prometheus import program
 from monitoring.generate import MADE
-from monitoring.rules import ALERTS
+from monitoring.rules import ALERTS, RUNBOOK
+from monitoring.table import ROOT
 
 NODE = 'job="criproxy", instance="n"'
 CLUSTER = 'job="criproxy-cluster", instance="c"'
+
+PAGE = ROOT / RUNBOOK
 
 Series = Mapping[str, str]
 CASES: Mapping[str, tuple[Series, Series]] = {
@@ -122,7 +125,7 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_rules_are_well_formed() -> None:
     said = promtool("check", "rules", MADE / "prometheus.yaml")
-    assert "SUCCESS: 26 rules found" in said
+    assert "SUCCESS: 27 rules found" in said
 
 
 def labels(name: str, series: Series) -> dict[str, str]:
@@ -172,3 +175,17 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [one.name for one in ALERTS])
 def test_alert_is_silent(name: str, tmp_path: Path) -> None:
     tried(tmp_path, name, CASES[name][1], ends=False)
+
+
+def test_the_page_s_scrape_configs_are_well_formed(tmp_path: Path) -> None:
+    """promtool looks whether the files that they name are there, too."""
+    file = tmp_path / "file"
+    file.write_text("x" * 32)
+    found = re.findall(r"^```yaml\n(scrape_configs:.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(found) == 4
+    for number, snippet in enumerate(found):
+        config = tmp_path / f"{number}.yml"
+        text = re.sub(r"(_file: )[^\s},]+", rf"\g<1>{file}", snippet)
+        # Debian's Prometheus is built without what discovers pods.
+        config.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
+        promtool("check", "config", config)

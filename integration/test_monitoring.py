@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from integration.lab import upgrades
 from integration.lab.cgroups import Tree
 from integration.lab.clean import clean
 from integration.lab.client import Container
@@ -30,6 +31,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 SOON_S = 60.0
 EMPTY: Mapping[str, str] = {
     "criproxy_kubernetes_published": "nothing is published while kubernetes.enabled is false",
+    "criproxy_slow_pod_seconds": "no pod of this node asks for what it lends",
     "criproxy_part_failing{…} > 0": "no part fails",
     "criproxy_thread_stuck{…} > 0": "no thread hangs",
     "criproxy_refusals_total": "no request of an offline pod was refused",
@@ -174,6 +176,19 @@ def test_each_expression_has_an_answer(watched: Watched) -> None:
     assert unanswered(watched.prometheus, [*wanted], address) == [expr for expr in wanted if expr not in mine]
 
 
+def test_an_upgrade_keeps_the_ways_in(watched: Watched) -> None:
+    proxy, query = watched.node.proxy, watched.prometheus.query
+    try:
+        upgrades.upgrade(proxy)
+        newer = 'changes(process_start_time_seconds{job=~"criproxy|by-.*"}[1m]) > 0'
+        wait_until(lambda: len(query(newer)) == 3, SOON_S, "figures of the new one by each way")
+        assert not query('min_over_time(up{job=~"criproxy|by-token|by-certificate"}[10s]) == 0')
+    finally:
+        upgrades.stop_all(proxy)
+        proxy.start()
+        watched.until_silent("CriproxyDown")
+
+
 def is_of(expr: str, empty: str) -> bool:
     return empty in re.sub(r"\{[^}]*\}", "{…}", expr) or bool(re.search(rf"{re.escape(empty)}\b(?!_)", expr))
 
@@ -193,6 +208,11 @@ def test_alerts_fire_in_faults_that_are_real_and_only_then(watched: Watched) -> 
     move(node.direct.pid(watched.offline), outside.path, ("cpu",))
     node.proxy.reload()  # a look at everything; else it is one each minute
     watched.until_firing("CriproxyOfflineUnbounded")
+
+    kubernetes = '\n[kubernetes]\nenabled = true\nkubeconfig = "/nowhere/kubelet.conf"\n'
+    node.proxy.configure(good + kubernetes)
+    node.proxy.restart()
+    watched.until_firing("CriproxyNotPublishing")
 
     node.containerd.kill()
     watched.until_firing("CriproxyRuntimeNotReady")

@@ -68,6 +68,24 @@ FLEET: Final = (
         ),
     ),
     Row(
+        "What pods get of what is lent",
+        (
+            Graph(
+                "Squeezed pod-time",
+                "Share of the time of offline pods that want CPU in which they get less than this share of what they "
+                "asked for.",
+                "percentunit",
+                (Query("fleet:criproxy_slow_pod_seconds:ratio_rate1h", "below {{below}}"),),
+            ),
+            Graph(
+                "Starved pods",
+                "That got less than half of the CPU that they wanted for five minutes; the nodes with most.",
+                "short",
+                (Query(f"topk (5, criproxy_starved_pods{{{NODES}}})"),),
+            ),
+        ),
+    ),
+    Row(
         "Is all well",
         (
             Graph(
@@ -190,6 +208,20 @@ ONE_NODE: Final = (
                 "What is published of each extended resource, in its unit.",
                 "short",
                 (Query(f"criproxy_kubernetes_published{{{NODE}}}", "{{resource}}"),),
+            ),
+            Graph(
+                "Squeezed pod-time",
+                "Share of the time of offline pods that want CPU in which they get less than this share of what they "
+                "asked for, and how boldly the node publishes.",
+                "short",
+                (
+                    Query(
+                        f"sum by (below) (rate(criproxy_slow_pod_seconds_total{{{NODE}}}[$__rate_interval]))"
+                        f" / on () group_left () sum (rate(criproxy_pod_seconds_total{{{NODE}}}[$__rate_interval]))",
+                        "below {{below}}",
+                    ),
+                    Query(f"criproxy_publication_factor{{{NODE}}}", "factor"),
+                ),
             ),
             Graph(
                 "Time that the box is throttled",

@@ -79,6 +79,11 @@ RECORDED: Final = (
         f'sum (criproxy_usage_cores{{{NODES}, scope="online"}}) / sum (criproxy_capacity_cores{{{NODES}}})',
     ),
     Recorded(
+        "fleet:criproxy_slow_pod_seconds:ratio_rate1h",
+        f"sum by (below) (rate(criproxy_slow_pod_seconds_total{{{NODES}}}[1h]))"
+        f" / on () group_left () sum (rate(criproxy_pod_seconds_total{{{NODES}}}[1h]))",
+    ),
+    Recorded(
         "job:criproxy_cluster_review_duration_seconds:p99_rate5m",
         "histogram_quantile(0.99, sum by (job, le) "
         f"(rate(criproxy_cluster_review_duration_seconds_bucket{{{CLUSTER}}}[5m])))",

@@ -9,7 +9,7 @@ import yaml
 
 from monitoring.dashboards import FLEET, ONE_NODE, boards, expressions
 from monitoring.generate import MADE, amiss, files, recorded_names
-from monitoring.rules import ALERTS, RECORDED
+from monitoring.rules import ALERTS, CLUSTER, RECORDED, UP
 from monitoring.table import ROOT, controllers, daemons, labels_by_name, webhooks, wrong_names
 
 KNOWN = labels_by_name([*daemons(), *webhooks(), *controllers()])
@@ -103,3 +103,32 @@ def test_mixin_s_config_names_the_jobs_of_its_user() -> None:
     assert "https://wiki/criproxy#criproxydown" in text
     for word in ('job=\\"criproxy', "node-exporter", "docs/monitoring.md"):
         assert word not in text
+
+
+def objects(*files: str) -> list[dict]:
+    return [one for file in files for one in yaml.safe_load_all((ROOT / file).read_text())]
+
+
+def test_the_operator_s_objects_find_pods_and_ports_that_there_are_and_give_the_jobs_of_the_rules() -> None:
+    (service, of_nodes, of_cluster) = objects("monitoring/operator.yaml")
+    pods = {}
+    for one in objects("cluster/manifests/base/deployments.yaml", "monitoring/node-proxy/daemonset.yaml"):
+        if one["kind"] in ("Deployment", "DaemonSet"):
+            template = one["spec"]["template"]
+            ports = {port["name"] for each in template["spec"]["containers"] for port in each.get("ports", ())}
+            pods[template["metadata"]["labels"]["app.kubernetes.io/name"]] = one["metadata"]["namespace"], ports
+    (component,) = objects("cluster/manifests/metrics/kustomization.yaml")
+    (added,) = [one["value"] for one in yaml.safe_load(component["patches"][0]["patch"]) if "/ports" in one["path"]]
+    pods["criproxy-controller"][1].update(port["name"] for port in added)
+
+    proxies = service["spec"]["selector"]["app.kubernetes.io/name"]
+    assert pods[proxies] == (service["metadata"]["namespace"], {service["spec"]["ports"][0]["targetPort"]})
+    assert of_nodes["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
+    assert [one["port"] for one in of_nodes["spec"]["endpoints"]] == [service["spec"]["ports"][0]["name"]]
+    assert f'job="{service["metadata"]["labels"][of_nodes["spec"]["jobLabel"]]}"' == UP
+
+    (chosen,) = of_cluster["spec"]["selector"]["matchExpressions"]
+    assert {pods[name][0] for name in chosen["values"]} == {of_cluster["metadata"]["namespace"]}
+    asked = {one["port"]: one["relabelings"][0]["replacement"] for one in of_cluster["spec"]["podMetricsEndpoints"]}
+    assert asked.keys() == set().union(*(pods[name][1] for name in chosen["values"]))
+    assert {f'job="{job}"' for job in asked.values()} == {CLUSTER}

@@ -2,7 +2,8 @@
 
 The daemon has no YAML parser, which would take 1.7 MB for a file of 2 KiB. This is what such files need of one: blocks
 and flow, each over lines, JSON, quotes, comments, anchors, aliases and merges. What is not understood is an error, and
-never "not there": a threshold that is overlooked is kubelet's default instead of what the node needs.
+never "not there": a threshold that is overlooked is kubelet's default instead of what the node needs. As with kubelet,
+the last of several equal keys holds, and the first of several documents.
 
 How it works: a block is read by lines, by their indentation; what begins with a quote, a brace or a bracket is read by
 characters, wherever it ends. Texts stay as they are written: what a plain word means, its reader knows.
@@ -32,6 +33,8 @@ TRUE: Final = frozenset(("true", "True", "TRUE", "y", "Y", "yes", "Yes", "YES", 
 
 _NULL: Final = frozenset(("", "~", "null", "Null", "NULL"))
 _MOST_DEEP: Final = 50
+_MOST_LINES: Final = 10_000
+"""Each field that kubelet has takes a few hundred."""
 _REMEMBERED: Final = 8
 """Files of a node: they are read again and again."""
 
@@ -43,7 +46,9 @@ _SPACE: Final = re.compile(r"(?:[ \t\r\n]++|(?<=[ \t\n])#[^\n]*+)*+")
 _KEY: Final = re.compile(r"""([^\s"'\[\]{},&*!|>%@`#?:-][^\s:#]*+|[?:-][^\s:#]++)[ \t]*:(?=[ \t]|$)""")
 """A plain key of a block, without blanks, as all keys of kubelet's are."""
 _QUOTED_KEY: Final = re.compile(r"""("(?:[^"\\]|\\.)*+"|'(?:[^']|'')*+')[ \t]*:(?=[ \t]|$)""")
-_PROPERTY: Final = re.compile(r"([&*])([^\s,\[\]{}]++)[ \t]*")
+_END: Final = re.compile(r"(?:---|\.\.\.)(?:[ \t].*)?")
+_PROPERTY: Final = re.compile(r"([&*]|!!(?=(?:str|map|seq|int|float|bool)(?:\s|$)))([^\s,\[\]{}]++)[ \t]*")
+"""An anchor, an alias, or a tag that says what is there anyway."""
 _HEADER: Final = re.compile(r"([|>])(-?)[ \t]*(?:#.*)?$")
 _PLAIN_IN_FLOW: Final = re.compile(
     r"""(?![\s"'\[\]{},&*!|>%@`#?:]|-[\s,\[\]{}])"""
@@ -82,6 +87,8 @@ class _Reader:
         if "\0" in text:
             raise ValueError("it has a zero byte")
         self._lines = text.split("\n")
+        if len(self._lines) > _MOST_LINES:
+            raise ValueError(f"it has more than {_MOST_LINES} lines")
         self._at = 0
         self._deep = 0
         self._anchors: dict[str, Value] = {}
@@ -97,25 +104,23 @@ class _Reader:
             root.update(flow)
         elif found is not None:
             raise ValueError("it is no mapping")
-        if (line := self._peek()) is not None and re.fullmatch(r"\.\.\.[ \t]*(?:#.*)?", line):
-            self._at += 1
-        if (line := self._peek()) is not None:
+        if (line := self._peek()) is not None and not _END.fullmatch(line):
             raise self._strange(line)
-        return root
+        return root  # of several documents, kubelet takes the first
 
     # --- lines ---
 
     def _peek(self) -> str | None:
         """The next line that says something; None: there is none."""
         lines = self._lines
-        while self._at < len(lines) and _NOTHING.match(lines[self._at]):
+        while self._at < len(lines) and ((said := lines[self._at].lstrip(" \t")) == "" or said[0] == "#"):
             self._at += 1
         return lines[self._at] if self._at < len(lines) else None
 
     def _next(self, least: int) -> tuple[int, str] | None:
         """The indentation of the next line and what it says; None: it is less indented, or ends the document."""
         line = self._peek()
-        if line is None or (line[:3] in ("---", "...") and not line[3:].strip(" \t")):
+        if line is None or (line[0] in "-." and _END.fullmatch(line)):
             return None
         said = line.lstrip(" ")
         indent = len(line) - len(said)
@@ -160,8 +165,6 @@ class _Reader:
             if at != indent or match is None:
                 raise self._strange(said)
             key = _unquoted(match[1]) if match[1][0] in "\"'" else match[1]
-            if key in own or key in unread:
-                raise ValueError(f"it has the key {key[:60]!r} twice")
             began = self._at
             try:
                 value = self._behind(indent, indent + match.end(), is_key=True)
@@ -175,6 +178,7 @@ class _Reader:
                 merged = {**_merged(value), **merged}
             else:
                 own[key] = value
+                unread.pop(key, None)
         if root is not None:
             root.update({**merged, **own, **unread})
         return {**merged, **own}
@@ -205,9 +209,9 @@ class _Reader:
         if _NOTHING.match(rest):
             self._at += 1
             below = self._next(indent)
-            if below is not None and is_key and below[0] == indent and below[1][:2] in ("-", "- "):
-                return self._block(indent)
-            return self._block(indent + 1)
+            if below is None or (below[0] == indent and not (is_key and below[1][:2] in ("-", "- "))):
+                return None
+            return self._block(below[0])
         column += len(rest) - len(rest.lstrip(" \t"))
         rest = line[column:]
         if (match := _PROPERTY.match(rest)) is not None:
@@ -222,13 +226,15 @@ class _Reader:
     def _named(self, indent: int, column: int, match: re.Match[str], *, is_key: bool) -> Value:
         """What an alias stands for, or the value behind an anchor."""
         line, name, rest = self._lines[self._at], match[2], match.string[match.end() :]
-        if match[1] == "&":
+        if match[1] != "*":
             self._replace(line[:column] + " " * match.end() + rest)
-            self._anchors[name] = self._behind(indent, column, is_key=is_key)
-        elif not _NOTHING.match(rest) or name not in self._anchors:
+            value = self._behind(indent, column, is_key=is_key)
+            if match[1] == "&":
+                self._anchors[name] = value
+            return value
+        if not _NOTHING.match(rest) or name not in self._anchors:
             raise self._strange(line)
-        else:
-            self._at += 1
+        self._at += 1
         return self._anchors[name]
 
     def _literal(self, indent: int, kind: str, strip: str) -> str:
@@ -247,10 +253,8 @@ class _Reader:
             self._at += 1
         text = "\n".join(line[deep or len(line) :] for line in lines).rstrip("\n")
         if kind == ">":
-            if "\n " in text:
-                raise ValueError(
-                    f"line {self._at} ends a folded text with indented lines, which criproxy does not read"
-                )
+            if text.startswith("\n") or "\n " in text:
+                raise ValueError(f"line {self._at} ends a folded text of a form that criproxy does not read")
             text = re.sub(r"\n+", lambda found: " " if len(found[0]) == 1 else found[0][1:], text)
         return text if strip or not text else f"{text}\n"
 
@@ -322,7 +326,8 @@ class _Flow:
                     raise ValueError(f"*{match[2][:40]} stands for nothing")
                 return self._anchors[match[2]], match.end()
             value, end = self.value(self._space(match.end()), deep + 1)
-            self._anchors[match[2]] = value
+            if match[1] == "&":
+                self._anchors[match[2]] = value
             return value, end
         match text[at : at + 1]:
             case "{":
@@ -355,8 +360,6 @@ class _Flow:
                     value, at = self.value(at, deep + 1)
             if key == "<<":
                 merged = {**_merged(value), **merged}
-            elif key in own:
-                raise ValueError(f"it has the key {key[:60]!r} twice")
             else:
                 own[key] = value
             at = self._behind_item(at, "}")

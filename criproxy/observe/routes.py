@@ -47,6 +47,9 @@ _BUILD_S: Final = 10.0
 _JUDGE_S: Final = 1.0
 """For what of the metrics is made in a thread; a scrape comes without it after that."""
 
+_JUDGED_EVERY_S: Final = 5.0
+"""It takes 5 ms of a core to look for kubelet, whoever asks for metrics all the time."""
+
 _NEVER: Final = (-math.inf, Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, ""))
 
 _PATHS: Final = "/metrics /healthz /readyz"
@@ -78,6 +81,7 @@ class Routes(Struct, eq=False):
     clock: Clock
     _worker: Worker = field(default_factory=lambda: Worker("observe", _BUILD_S))
     _judging: Worker = field(default_factory=lambda: Worker("observe-metrics", _JUDGE_S))
+    _judged_s: float = -math.inf
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: dict[str, tuple[float, Answer]] = {}
 
@@ -136,10 +140,12 @@ class Routes(Struct, eq=False):
         return Answer.text(HTTPStatus.NOT_FOUND, paths)
 
     async def _metrics(self) -> Answer:
-        try:
-            await self._judging.run("judge how criproxy is", self.reporter.judge)
-        except StuckError:
-            self.reporter.not_judged()
+        if self.clock.monotonic_s() - self._judged_s >= _JUDGED_EVERY_S:
+            self._judged_s = self.clock.monotonic_s()
+            try:
+                await self._judging.run("judge how criproxy is", self.reporter.judge)
+            except StuckError:
+                self.reporter.not_judged()
         answer = Answer(HTTPStatus.OK, METRICS, self.reporter.metrics())
         self._last["/metrics"] = self.clock.monotonic_s(), answer
         return answer

@@ -71,6 +71,7 @@ LEFT_OUT = (
     ),
     LeftOut("bookworm-v2-cgroupfs", r"^integration/systemd/", "they look for the systemd driver's slices"),
     LeftOut(".*-.*", r"^integration/test_critest\.py", "critest and its containerd are not brought to the nodes"),
+    LeftOut(".*-.*", r"^integration/test_(alerts|monitoring)\.py", "Prometheus is not brought to the nodes"),
     LeftOut("forky-v2|.*-containerd-2.4", r"v1alpha2", "containerd 2 serves CRI v1 alone"),
 )
 

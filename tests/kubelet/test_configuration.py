@@ -61,8 +61,9 @@ featureGates: {A: true, "B": false}
 
 def of_pyyaml(text: str) -> Any:
     """Raises YAMLError, RecursionError, and ValueError for keys that no object has."""
-    node = yaml.BaseLoader(text).get_single_node()
-    return {} if node is None else _plain(node)
+    loader = yaml.BaseLoader(text)
+    node = loader.get_node() if loader.check_node() else None
+    return {} if node is None else _plain(node) or {}
 
 
 def _plain(node: yaml.Node) -> Any:
@@ -70,10 +71,9 @@ def _plain(node: yaml.Node) -> Any:
         return [_plain(one) for one in node.value]
     if isinstance(node, yaml.MappingNode):
         pairs = [(_plain(key), _plain(value)) for key, value in node.value]
-        found = {key: value for key, value in pairs if isinstance(key, str)}
-        if len(found) < len(pairs):
+        if not all(isinstance(key, str) for key, _ in pairs):
             raise ValueError
-        return found
+        return dict(pairs)
     assert isinstance(node, yaml.ScalarNode)
     return None if node.style is None and node.value in NULL else node.value
 
@@ -130,8 +130,17 @@ def test_merge_gives_way_to_the_mappings_own_keys_and_to_those_before_it() -> No
     assert value_of(parsed(text), "c") == {"x": "3", "y": "1", "z": "2"}
 
 
+def test_tags_that_say_what_is_there_anyway_are_passed_over() -> None:
+    assert parsed("a: !!map {b: !!str 1}\nc: !!seq\n- 1\n") == {"a": {"b": "1"}, "c": ["1"]}
+
+
+def test_last_of_equal_keys_holds_and_the_first_document_as_with_kubelet() -> None:
+    assert parsed("a: 1\na: 2\nb: {c: 1, c: 2}\n--- # more\na: 3\n") == {"a": "2", "b": {"c": "2"}}
+    assert parsed("a: !odd 1\na: 2\n") == {"a": "2"}
+
+
 def test_what_is_not_understood_is_an_error_and_no_absence() -> None:
-    root = parsed("a: !!int 1\nb: 2\n")
+    root = parsed("a: !odd 1\nb: 2\n")
     assert value_of(root, "b") == "2"
     assert value_of(root, "c") is None
     with pytest.raises(ValueError, match="a: line 1 is written in a way that criproxy does not read"):

@@ -318,3 +318,11 @@ def test_metrics_come_without_what_hangs(path: Path, monkeypatch: pytest.MonkeyP
         assert served.ask("/metrics")[:2] == (200, b"m 1\n")
         hangs.set()
     assert said == ["not judged"]
+
+
+def test_whoever_asks_all_the_time_has_it_judged_seldom(path: Path) -> None:
+    judged: list[float] = []
+    with answering(path, replace(WELL, judge=lambda: judged.append(0.0))) as served:
+        for _ in range(5):
+            assert client.ask(served.path, "/metrics", 20) == "m 1\n"
+    assert len(judged) == 1

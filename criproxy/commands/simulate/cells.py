@@ -1,4 +1,4 @@
-"""What a cell of a table says: an amount, perhaps with its unit, or a moment. Pure.
+"""What a cell of a table says: an amount, perhaps with its unit, or a moment.
 
 How a file writes both is found out from its first rows: whether a comma is the decimal point, and whether 01/02/2025 is
 in January or February. Where these do not tell, SimulateError says so: a wrong guess gives a number that looks right.

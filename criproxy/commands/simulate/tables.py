@@ -1,4 +1,4 @@
-"""Tables of usage as programs export them: a row a sample, a column a node (Grafana's wide tables), `sadf -d`; pure.
+"""Tables of usage as programs export them: a row a sample, a column a node (Grafana's wide tables), `sadf -d`.
 
 What separates columns, how numbers and times are written, and which column says what, is found out from the first rows.
 A table that is understood in part is an error: a number from half a table looks like any other.
