@@ -543,7 +543,7 @@ def test_box_bounds_admits_and_sweeps(ground: Ground) -> None:
             box.pods.forget(place.name)
         child = ground.start(places[0].in_box)
         assert await box.pods.sweep(set()) == ("podb",)
-        assert box.state().pods == ("poda",)
+        assert box.pods.names == {"poda"}
         ground.stop(child)
         while not await box.pods.sweep(set()):  # noqa: ASYNC110 - the kernel tells nobody when a cgroup is empty
             await asyncio.sleep(0.05)

@@ -14,8 +14,8 @@ import yaml
 from cluster.tests.certificates.test_keeper import REQUIRED
 from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, status, until
 from cluster.tests.fake_kube import patched
-from cluster.tests.quota.test_keeper import active, keeping, put_flavor, put_workload, quota
-from cluster.tests.quota.test_keeper import put_node as put_lending
+from cluster.tests.quota.test_quota_keeper import active, keeping, put_flavor, put_workload, quota
+from cluster.tests.quota.test_quota_keeper import put_node as put_lending
 from criproxy_cluster.certificates.keeper import AUTHORITY, CONFIGURATION, SERVICE, SERVING, CertificateKeeper
 from criproxy_cluster.cli import main
 from criproxy_cluster.commands.webhook import WebhookSettings

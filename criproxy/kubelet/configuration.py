@@ -19,10 +19,10 @@ from typing import Final
 
 from msgspec import Struct
 
-Value = str | None | dict[str, "Value"] | list["Value"]
+YamlValue = str | None | dict[str, "YamlValue"] | list["YamlValue"]
 
 
-class Unread(Struct, frozen=True):
+class NotUnderstood(Struct, frozen=True):
     """A value that is not understood, and why: the others may be."""
 
     why: str
@@ -69,15 +69,15 @@ def decoded(data: bytes) -> str:
 
 
 @lru_cache(_REMEMBERED)
-def parsed(text: str) -> Mapping[str, Value | Unread]:
+def parsed(text: str) -> Mapping[str, YamlValue | NotUnderstood]:
     """The file's mapping, empty for an empty file. Raises ValueError for what is none, or is not understood."""
     return _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n")).document()
 
 
-def value_of(root: Mapping[str, Value | Unread], key: str) -> Value:
+def value_of(root: Mapping[str, YamlValue | NotUnderstood], key: str) -> YamlValue:
     """What a file says of a key; None: nothing. Raises ValueError where that is not understood."""
     found = root.get(key)
-    if isinstance(found, Unread):
+    if isinstance(found, NotUnderstood):
         raise ValueError(f"{key}: {found.why}")
     return found
 
@@ -91,12 +91,12 @@ class _Reader:
             raise ValueError(f"it has more than {_MOST_LINES} lines")
         self._at = 0
         self._deep = 0
-        self._anchors: dict[str, Value] = {}
+        self._anchors: dict[str, YamlValue] = {}
 
-    def document(self) -> Mapping[str, Value | Unread]:
+    def document(self) -> Mapping[str, YamlValue | NotUnderstood]:
         if (line := self._peek()) is not None and re.match(r"---(?:[ \t]|$)", line):
             self._replace("   " + line[3:])
-        root: dict[str, Value | Unread] = {}
+        root: dict[str, YamlValue | NotUnderstood] = {}
         found = self._next(0)
         if found is not None and _key_of(found[1]):
             self._mapping(found[0], root)
@@ -136,7 +136,7 @@ class _Reader:
 
     # --- blocks ---
 
-    def _block(self, least: int) -> Value:
+    def _block(self, least: int) -> YamlValue:
         """What the next lines are that are indented at least so."""
         found = self._next(least)
         if found is None:
@@ -146,7 +146,7 @@ class _Reader:
             raise ValueError("it is nested too deeply")
         indent, said = found
         if said == "-" or said.startswith(("- ", "-\t")):
-            value: Value = self._sequence(indent)
+            value: YamlValue = self._sequence(indent)
         elif _key_of(said):
             value = self._mapping(indent)
         else:
@@ -154,11 +154,11 @@ class _Reader:
         self._deep -= 1
         return value
 
-    def _mapping(self, indent: int, root: dict[str, Value | Unread] | None = None) -> dict[str, Value]:
+    def _mapping(self, indent: int, root: dict[str, YamlValue | NotUnderstood] | None = None) -> dict[str, YamlValue]:
         """A block's mapping. Into `root` goes that of the file, with what of it is not understood."""
-        own: dict[str, Value] = {}
-        merged: dict[str, Value] = {}
-        unread: dict[str, Unread] = {}
+        own: dict[str, YamlValue] = {}
+        merged: dict[str, YamlValue] = {}
+        unread: dict[str, NotUnderstood] = {}
         while (found := self._next(indent)) is not None:
             at, said = found
             match = _key_of(said)
@@ -171,7 +171,7 @@ class _Reader:
             except ValueError as error:
                 if root is None or key == "<<":
                     raise
-                unread[key] = Unread(str(error))
+                unread[key] = NotUnderstood(str(error))
                 self._skip(began, indent)
                 continue
             if key == "<<":
@@ -191,8 +191,8 @@ class _Reader:
                 return
             self._at += 1
 
-    def _sequence(self, indent: int) -> Value:
-        items: list[Value] = []
+    def _sequence(self, indent: int) -> YamlValue:
+        items: list[YamlValue] = []
         while (found := self._next(indent)) is not None:
             at, said = found
             if at != indent or not (said == "-" or said.startswith(("- ", "-\t"))):
@@ -202,7 +202,7 @@ class _Reader:
             items.append(self._behind(indent, indent + 1, is_key=False))
         return items
 
-    def _behind(self, indent: int, column: int, *, is_key: bool) -> Value:
+    def _behind(self, indent: int, column: int, *, is_key: bool) -> YamlValue:
         """The value behind a key or the dash of an item: the rest of the line, or what is below it."""
         line = self._lines[self._at]
         rest = line[column:]
@@ -223,7 +223,7 @@ class _Reader:
         self._replace(" " * column + rest)
         return self._block(indent + 1)
 
-    def _named(self, indent: int, column: int, match: re.Match[str], *, is_key: bool) -> Value:
+    def _named(self, indent: int, column: int, match: re.Match[str], *, is_key: bool) -> YamlValue:
         """What an alias stands for, or the value behind an anchor."""
         line, name, rest = self._lines[self._at], match[2], match.string[match.end() :]
         if match[1] != "*":
@@ -258,7 +258,7 @@ class _Reader:
             text = re.sub(r"\n+", lambda found: " " if len(found[0]) == 1 else found[0][1:], text)
         return text if strip or not text else f"{text}\n"
 
-    def _inline(self, column: int, least: int) -> Value:
+    def _inline(self, column: int, least: int) -> YamlValue:
         """A scalar, or flow, that begins in this line; its further lines are indented at least so."""
         line = self._lines[self._at]
         rest = line[column:]
@@ -295,9 +295,9 @@ def _key_of(said: str) -> re.Match[str] | None:
     return _KEY.match(said) or _QUOTED_KEY.match(said)
 
 
-def _merged(value: Value) -> dict[str, Value]:
+def _merged(value: YamlValue) -> dict[str, YamlValue]:
     """What `<<` adds: of several mappings, the first that has a key holds."""
-    found: dict[str, Value] = {}
+    found: dict[str, YamlValue] = {}
     for one in reversed(value if isinstance(value, list) else [value]):
         if not isinstance(one, dict):
             raise ValueError("what << names is no mapping")
@@ -311,11 +311,11 @@ def _merged(value: Value) -> dict[str, Value]:
 class _Flow:
     """What begins with a quote, a brace or a bracket, and what is in it."""
 
-    def __init__(self, text: str, anchors: dict[str, Value]) -> None:
+    def __init__(self, text: str, anchors: dict[str, YamlValue]) -> None:
         self._text = text
         self._anchors = anchors
 
-    def value(self, at: int, deep: int) -> tuple[Value, int]:
+    def value(self, at: int, deep: int) -> tuple[YamlValue, int]:
         """The value at this place, and where it ends."""
         text = self._text
         if deep > _MOST_DEEP:
@@ -342,9 +342,9 @@ class _Flow:
         word = match[0].strip(" \t")
         return None if word in _NULL else word, match.end()
 
-    def _mapping(self, at: int, deep: int) -> tuple[Value, int]:
-        own: dict[str, Value] = {}
-        merged: dict[str, Value] = {}
+    def _mapping(self, at: int, deep: int) -> tuple[YamlValue, int]:
+        own: dict[str, YamlValue] = {}
+        merged: dict[str, YamlValue] = {}
         while True:
             at = self._space(at)
             if self._text[at : at + 1] == "}":
@@ -353,7 +353,7 @@ class _Flow:
             if not isinstance(key, str):
                 raise ValueError("it has a key that is no text")
             at = self._space(at)
-            value: Value = None
+            value: YamlValue = None
             if self._text[at : at + 1] == ":":
                 at = self._space(at + 1)
                 if self._text[at : at + 1] not in ("}", ","):
@@ -364,8 +364,8 @@ class _Flow:
                 own[key] = value
             at = self._behind_item(at, "}")
 
-    def _sequence(self, at: int, deep: int) -> tuple[Value, int]:
-        items: list[Value] = []
+    def _sequence(self, at: int, deep: int) -> tuple[YamlValue, int]:
+        items: list[YamlValue] = []
         while True:
             at = self._space(at)
             if self._text[at : at + 1] == "]":

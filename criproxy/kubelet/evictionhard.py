@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.configuration import TRUE, Unread, Value, decoded, parsed, value_of
+from criproxy.kubelet.configuration import TRUE, NotUnderstood, YamlValue, decoded, parsed, value_of
 from criproxy.kubelet.flags import flag
 from criproxy.kubelet.process import KubeletSearch, configuration
 from criproxy.vocabulary.quantities import parse_quantity
@@ -79,7 +79,7 @@ def of_file(text: str) -> Thresholds:
         return Thresholds(hard, None, merged, str(error))
 
 
-def _texts(root: Mapping[str, Value | Unread], key: str) -> dict[str, str] | None:
+def _texts(root: Mapping[str, YamlValue | NotUnderstood], key: str) -> dict[str, str] | None:
     found = value_of(root, key)
     if found is None:
         return None

@@ -88,6 +88,8 @@ class HoldOffs(Shows, Struct):
 
     def in_force(self) -> tuple[HoldOff, ...]:
         """May be asked for from any thread."""
+        if not self._all:  # nearly always, and some ask for each pod
+            return ()
         now_s = self.clock.boottime_s()
         return tuple(one for one in self._all.values() if one.until_s > now_s)
 

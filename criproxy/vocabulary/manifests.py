@@ -46,14 +46,14 @@ class UnreadableManifestError(ValueError):
     """It is no YAML or JSON, or too much of it; the message says which, without the file's name."""
 
 
-class Document(NamedTuple):
+class ManifestDocument(NamedTuple):
     """One document: its value as JSON has it, and PyYAML's node with its very words; None: it came as JSON."""
 
     value: Any
     node: Any = None
 
 
-def documents(data: bytes, yaml: Any) -> list[Document]:
+def documents(data: bytes, yaml: Any) -> list[ManifestDocument]:
     """The documents of a file, without empty ones. `yaml` is PyYAML. Raises UnreadableManifestError."""
     if len(data) > MOST_BYTES:
         raise UnreadableManifestError(f"it has more than {MOST_BYTES >> 20} MiB")
@@ -136,7 +136,7 @@ def _decoded(data: bytes) -> str:
     return data[len(mark) :].decode(encoding)
 
 
-def _json(text: str) -> list[Document] | None:
+def _json(text: str) -> list[ManifestDocument] | None:
     """The values of a stream of JSON; None: it is YAML that begins so. Raises ValueError for a number without end."""
     decoder, found, text = json.JSONDecoder(), [], text.strip()
     at = 0
@@ -145,7 +145,7 @@ def _json(text: str) -> list[Document] | None:
             value, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError:
             return None
-        found.append(Document(value))
+        found.append(ManifestDocument(value))
         while text[at : at + 1].isspace():
             at += 1
     return found
@@ -192,7 +192,7 @@ def tag_of(word: str) -> str:
     return _TAG + ("merge" if word == "<<" else _NAMES[type(meaning(word))])
 
 
-def _yaml(text: str, yaml: Any) -> Iterator[Document]:
+def _yaml(text: str, yaml: Any) -> Iterator[ManifestDocument]:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Takes plain words for what kubectl takes them for, and keys for texts, as JSON has them."""
 
@@ -222,7 +222,7 @@ def _yaml(text: str, yaml: Any) -> Iterator[Document]:
             left -= _written_out(node)
             if left < 0:
                 raise UnreadableManifestError(f"written out, it has more than {MOST_NODES} values")
-            yield Document(loader.construct_document(node), node)
+            yield ManifestDocument(loader.construct_document(node), node)
     except yaml.YAMLError as error:
         raise UnreadableManifestError(f"it is neither YAML nor JSON: {' '.join(str(error).split())[:300]}") from error
 

@@ -103,7 +103,6 @@ class FakeBox:
             self.fault,
             drift=self.drift,
             timeouts=0,
-            pods=(),
             wanted=self.wanted,
             memory=self.used,
             cpus=self.cpus,

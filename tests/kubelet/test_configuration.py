@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from criproxy.kubelet.configuration import Unread, decoded, parsed, value_of
+from criproxy.kubelet.configuration import NotUnderstood, decoded, parsed, value_of
 from tests.cost import LONGEST, assert_cheap
 
 NULL = ("", "~", "null", "Null", "NULL")
@@ -113,7 +113,7 @@ def test_file_is_read_as_a_yaml_parser_reads_it_or_refused(base: str) -> None:
             expected = of_pyyaml(text)
         except (yaml.YAMLError, ValueError, RecursionError):  # kubelet does not start with it
             continue
-        understood = {key: value for key, value in found.items() if not isinstance(value, Unread)}
+        understood = {key: value for key, value in found.items() if not isinstance(value, NotUnderstood)}
         assert found.keys() == expected.keys(), text
         assert understood == {key: expected[key] for key in understood}, text
         read += len(understood) == len(found)

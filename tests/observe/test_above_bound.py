@@ -18,7 +18,6 @@ STATE = BoxState(
     "",
     drift=0,
     timeouts=0,
-    pods=(),
     wanted={"cpu": 1.0, "memory": 128 * MIB},
     memory=Held(100 * MIB, 128 * MIB),
 )

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import yaml
 
-from criproxy_cluster.vocabulary.manifests import MOST_BYTES, Document, UnreadableManifestError, documents
+from criproxy_cluster.vocabulary.manifests import MOST_BYTES, ManifestDocument, UnreadableManifestError, documents
 
 
 class ManifestError(ValueError):
     """The file can't be read or converted; the message names it and the remedy."""
 
 
-def read_documents(file: str) -> list[Document]:
+def read_documents(file: str) -> list[ManifestDocument]:
     """The documents of a YAML or JSON file, without empty ones. Raises ManifestError."""
     try:
         if file == "-":

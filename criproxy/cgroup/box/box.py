@@ -52,7 +52,6 @@ class BoxState(Struct, frozen=True):
     reason: str
     drift: int
     timeouts: int
-    pods: tuple[str, ...]
     wanted: Limits | None = None
     memory: Held | None = None
     cpus: str = ""
@@ -230,7 +229,6 @@ class Box:
             reason="a cgroup write is blocked in the kernel" if stuck else limits.fault,
             drift=limits.drift,
             timeouts=self._threads.timeouts,
-            pods=tuple(sorted(self.pods.names)),
             wanted=limits.wanted,
             memory=self.memory.last,
             cpus="" if limits.confined is UNLIMITED else format_cpus(limits.confined),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.tables import Reading, are_rows, read_capacities, read_csv, read_objects
+from criproxy.commands.simulate.tables import TableReading, are_rows, read_capacities, read_csv, read_objects
 from criproxy.commands.simulate.trace import Findings, Flaw, Rows, Trace
 
 Capacities = Callable[[str], tuple[float, str] | None]
@@ -45,7 +45,7 @@ def load(paths: Sequence[str], capacity: str, family: str | None, unit: str = "c
     capacity_of = capacities(capacity, unit)
     rows = Rows(findings)
     for path in paths:
-        _read(path, Reading(name_of(path), rows, family, unit))
+        _read(path, TableReading(name_of(path), rows, family, unit))
     traces = list(rows.traces(capacity_of))
     if not traces:
         why = "; ".join(findings.lines()) or "there are no rows"
@@ -53,7 +53,7 @@ def load(paths: Sequence[str], capacity: str, family: str | None, unit: str = "c
     return traces, findings
 
 
-def _read(path: str, reading: Reading) -> None:
+def _read(path: str, reading: TableReading) -> None:
     name, text = reading.name, pieces(path, reading.rows.findings)
     head = []
     for line in text:
@@ -196,7 +196,7 @@ _EXPORTED: Final = frozenset({"metric", "values", "timestamps"})
 """The keys of a line of VictoriaMetrics' export."""
 
 
-def read_json(text: str, reading: Reading) -> None:
+def read_json(text: str, reading: TableReading) -> None:
     """Add the values of JSON: rows, or range-query answers, one or several. Raises SimulateError for anything else."""
     found = _values(text, reading.name)
     rows = found[0] if len(found) == 1 and isinstance(found[0], list) else found
@@ -221,7 +221,7 @@ def _values(text: str, name: str) -> list[Any]:
     return found
 
 
-def _read_matrix(matrix: Sequence[Mapping[str, Any]], reading: Reading) -> None:
+def _read_matrix(matrix: Sequence[Mapping[str, Any]], reading: TableReading) -> None:
     """A series is named by the labels in which the series differ."""
     name, rows, family = reading.name, reading.rows, reading.family
     metrics = [metric if isinstance(metric := one.get("metric"), dict) else {} for one in matrix]

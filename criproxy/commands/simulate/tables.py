@@ -99,7 +99,7 @@ Record = tuple[int, Sequence[str]]
 """A row's number, as people count lines, and its fields."""
 
 
-class Reading(Struct):
+class TableReading(Struct):
     """One file on its way into `rows`, called `name`; usage is wanted in `unit`. Counts what is not understood."""
 
     name: str
@@ -170,7 +170,7 @@ class Reading(Struct):
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def read_csv(lines: Iterable[str], reading: Reading) -> None:
+def read_csv(lines: Iterable[str], reading: TableReading) -> None:
     """Add the rows of a file. Raises SimulateError without the columns, and where it is not clear what they say.
 
     Without an id column, it is the column of texts that tells rows of one time apart; where there is none, all rows are
@@ -192,7 +192,7 @@ def read_csv(lines: Iterable[str], reading: Reading) -> None:
         raise SimulateError(f"{name}:{reader.line_num}: {error}; give rows of id,t,u") from error
 
 
-def read_objects(objects: Sequence[Mapping[str, object]], reading: Reading) -> None:
+def read_objects(objects: Sequence[Mapping[str, object]], reading: TableReading) -> None:
     """The same of flat JSON objects, one a row. Raises SimulateError, also where they have not all the same keys."""
     keys = list(objects[0])
     for number, one in enumerate(objects, 1):
@@ -213,7 +213,7 @@ def read_capacities(lines: Sequence[str], unit: str) -> dict[str, tuple[float, s
         raise ValueError(f"it has the columns {_listed(titles)}")
     of_capacity = unit_of(rows[0][places["capacity"]].strip())[1]
     commas = has_decimal_commas((fields[places["capacity"]] for fields in rows[1:]), "the file")
-    reading = Reading("the file", Rows(Findings()), unit=unit)
+    reading = TableReading("the file", Rows(Findings()), unit=unit)
     known = {}
     for number, fields in enumerate(rows[1:], 2):
         text = fields[places["capacity"]]
@@ -288,7 +288,7 @@ def _records(reader: "Reader", name: str) -> Iterator[Record]:
 # --- what the columns say ---------------------------------------------------------------------------------------------
 
 
-class _Column(Struct, frozen=True):
+class _UsageColumn(Struct, frozen=True):
     """A column of usage: where it is, whose (None: the row says it), and the unit of its title."""
 
     place: int
@@ -302,10 +302,10 @@ class _Form(Struct, frozen=True):
     header: list[str]
     width: int
     places: Mapping[str, int]
-    usages: Sequence[_Column]
+    usages: Sequence[_UsageColumn]
 
 
-def _read(titles: Sequence[str] | str, records: Iterator[Record], reading: Reading, head: Sequence[str]) -> None:
+def _read(titles: Sequence[str] | str, records: Iterator[Record], reading: TableReading, head: Sequence[str]) -> None:
     name = reading.name
     reading.rows.begin(lambda _id, number: f"{name}:{number}")
     first = None if titles else next(records, (0, ()))
@@ -330,9 +330,9 @@ def _read(titles: Sequence[str] | str, records: Iterator[Record], reading: Readi
         _find_id(header, whole, places, name)
         for title in (title for place, title in enumerate(header) if place not in places.values() and title):
             reading.rows.findings.note(Flaw.OTHER_COLUMN, f"{name}: {title}")
-        usages = [_Column(places["u"], None, _unit(header[places["u"]], name))]
+        usages = [_UsageColumn(places["u"], None, _unit(header[places["u"]], name))]
     else:
-        usages = [_Column(places["u"])]
+        usages = [_UsageColumn(places["u"])]
     form = _Form(header, width, places, usages)
     _add(itertools.chain(looked_at, records), form, [fields for _, fields in looked_at], reading)
 
@@ -346,7 +346,7 @@ def _first(records: Iterator[Record]) -> Iterator[Record]:
             return
 
 
-def _add(records: Iterator[Record], form: _Form, looked_at: Sequence[Sequence[str]], reading: Reading) -> None:
+def _add(records: Iterator[Record], form: _Form, looked_at: Sequence[Sequence[str]], reading: TableReading) -> None:
     name, places = reading.name, form.places
     needed = max(place for what, place in places.items() if what != _FAMILY)
     cells = (one[column.place] for one in looked_at for column in form.usages if column.place < len(one))
@@ -467,7 +467,7 @@ def _that_tells_apart(
 
 def _wide(
     header: Sequence[str], fields: Sequence[Sequence[str]], columns: Mapping[str, int], name: str, head: Sequence[str]
-) -> list[_Column]:
+) -> list[_UsageColumn]:
     """The columns of a table that has one a node, as Grafana joins series by time. Raises SimulateError."""
     places = [place for place in range(len(header)) if place not in columns.values() and header[place]]
     cells = {place: [one[place] for one in fields if one[place].strip()] for place in places}
@@ -484,7 +484,7 @@ def _wide(
     ids = legends if len({*legends}) == len(legends) else plain
     if len({*ids}) < len(ids):
         raise SimulateError(f"{name}: has two columns of one name, of {_listed(ids)}; give each node its own")
-    return [_Column(place, one, _unit(header[place], name)) for place, one in zip(places, ids, strict=True)]
+    return [_UsageColumn(place, one, _unit(header[place], name)) for place, one in zip(places, ids, strict=True)]
 
 
 def _is_sadf(titles: Sequence[str]) -> bool:
