@@ -16,7 +16,7 @@ from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cells import Moments
 from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of
 from criproxy.commands.simulate.readers import lines, read_json
-from criproxy.commands.simulate.tables import Reading
+from criproxy.commands.simulate.tables import TableReading
 from criproxy.commands.simulate.trace import LATEST_S, Findings, Flaw, Rows, Trace
 
 NODES: Final = "nodes.csv"
@@ -215,10 +215,10 @@ def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> It
 
 def _read_answers(folder: Path, file: Path, cpu: Rows, memory: Rows, findings: Findings) -> bool:
     """Returns whether memory is recorded."""
-    read_json(_text(file, findings), Reading(str(file), cpu))
+    read_json(_text(file, findings), TableReading(str(file), cpu))
     other = _file(folder, MEMORY_ANSWER)
     if other is not None:
-        read_json(_text(other, findings), Reading(str(other), memory, unit="bytes"))
+        read_json(_text(other, findings), TableReading(str(other), memory, unit="bytes"))
     return other is not None
 
 
@@ -265,7 +265,7 @@ def _capacity_answers(folder: Path, findings: Findings, *, has_memory: bool) -> 
 
 def _last_values(file: Path, findings: Findings) -> dict[str, float]:
     rows = Rows(findings)
-    read_json(_text(file, findings), Reading(str(file), rows))
+    read_json(_text(file, findings), TableReading(str(file), rows))
     found = {trace.id: trace.usages[-1] for trace in rows.traces(lambda _id: (math.inf, ""))}
     for node_id, value in found.items():
         if not value > 0.0:
