@@ -13,12 +13,12 @@ from msgspec import structs
 
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cluster import command
-from criproxy.commands.simulate.cluster.engine import Part, replay
+from criproxy.commands.simulate.cluster.engine import NodesByLaw, replay
 from criproxy.commands.simulate.cluster.figures import Counted
 from criproxy.commands.simulate.cluster.folder import EXAMPLE, read
 from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, OpenBoxAt, foresee
 from criproxy.commands.simulate.cluster.laws import LAWS
-from criproxy.commands.simulate.cluster.record import Grid, Job, Node, grid_of, on_grid
+from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of, on_grid
 from criproxy.commands.simulate.command import main
 from criproxy.commands.simulate.replay import Plan, predict
 from criproxy.commands.simulate.trace import Trace
@@ -55,11 +55,11 @@ def flat(law, *, cpu=(2.0,), lent=(4.0,), cells=40, cores=8.0, memory=None, lent
 
 
 def replayed(law, *nodes, jobs=None, cell_s=300.0):
-    return replay(Part(law, Grid(0.0, cell_s, 40), nodes, jobs, (1,)))
+    return replay(NodesByLaw(law, Grid(0.0, cell_s, 40), nodes, jobs, (1,)))
 
 
 def job(**given):
-    return Job(**{"arrival_s": 0.0, "cpu": 1.0, "memory": 0.0, "duration_s": 600.0, "count": 1, **given})
+    return PodsToCome(**{"arrival_s": 0.0, "cpu": 1.0, "memory": 0.0, "duration_s": 600.0, "count": 1, **given})
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_folder_of_csv_gives_nodes_in_cores_and_bytes(tmp_path):
     assert (node.cpu.capacity, node.cpu.usages[0], node.memory.capacity, node.memory.usages[0]) == (
         8.0, 2.0, 32 * GIB, 8 * GIB,
     )  # fmt: skip
-    assert cluster.jobs == (Job(arrival_s=60.0, cpu=2.0, memory=3.0, duration_s=4.0, count=5),)
+    assert cluster.jobs == (PodsToCome(arrival_s=60.0, cpu=2.0, memory=3.0, duration_s=4.0, count=5),)
     assert (cluster.grid.cell_s, cluster.grid.cells) == (300.0, 144)
 
 
@@ -171,7 +171,7 @@ def test_on_grid_means_and_holds_and_ends_in_a_gap():
 def test_foresee_is_the_products_prediction_and_law():
     usages = array("d", [4.0 + math.sin(i / 20.0) for i in range(400)])
     trace = Trace("a", "a", 16.0, array("d", [300.0 * i for i in range(400)]), usages)
-    node = Node(trace, None)
+    node = RecordedNode(trace, None)
     found = foresee(NodeOnGrid(node, grid_of([node])))
     hours = predict(trace, Plan("cpu", 0.1, alpha_ratio=0.05, horizon_s=3600.0, cold_start_probes=288))
     for i in (0, 5, 50, 399):

@@ -88,11 +88,11 @@ def require_numpy() -> None:
 
 def _replayed(nodes: Sequence[Foreseen], cluster: RecordedCluster, grid: Grid, bar: Bar) -> dict[str, Counted]:
     """By law. With an endless queue nodes know nothing of each other, so that they are replayed by parts."""
-    from criproxy.commands.simulate.cluster.engine import Part, replay
+    from criproxy.commands.simulate.cluster.engine import NodesByLaw, replay
 
     size = PART_NODES if cluster.jobs is None else len(nodes)
-    parts: list[Part] = [
-        Part(law.name, grid, tuple(nodes[start : start + size]), cluster.jobs, (SEED, start // size))
+    parts: list[NodesByLaw] = [
+        NodesByLaw(law.name, grid, tuple(nodes[start : start + size]), cluster.jobs, (SEED, start // size))
         for law in LAWS
         for start in range(0, len(nodes), size)
     ]

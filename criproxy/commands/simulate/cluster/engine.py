@@ -36,7 +36,7 @@ from criproxy.commands.simulate.cluster.figures import (
 from criproxy.commands.simulate.cluster.forecast import HARD, OPEN_BOX, Foreseen
 from criproxy.commands.simulate.cluster.laws import BY_NAME, CHANGE_RATIO, Law
 from criproxy.commands.simulate.cluster.queue import Backlog, Endless, Floats, Placed, Room
-from criproxy.commands.simulate.cluster.record import Grid, Job
+from criproxy.commands.simulate.cluster.record import Grid, PodsToCome
 from criproxy.config.settings import Config
 from criproxy.control.interference.ladder import Budget
 from criproxy.control.memory_pressure import TOLERATED_RATIO, halfway_bytes, kept_free_bytes
@@ -54,13 +54,13 @@ Floats32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 
-class Part(Struct, frozen=True):
+class NodesByLaw(Struct, frozen=True):
     """Some nodes to replay by one law. `jobs` None: an endless queue."""
 
     law: str
     grid: Grid
     nodes: tuple[Foreseen, ...]
-    jobs: tuple[Job, ...] | None
+    jobs: tuple[PodsToCome, ...] | None
     seed: tuple[int, ...]
 
     @property
@@ -68,7 +68,7 @@ class Part(Struct, frozen=True):
         return len(self.nodes) * self.grid.cells
 
 
-def replay(part: Part) -> Counted:
+def replay(part: NodesByLaw) -> Counted:
     return _Replay(part).run()
 
 
@@ -112,7 +112,7 @@ class _Pods:
 
 
 class _Replay:
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: NodesByLaw) -> None:
         self.law: Law = BY_NAME[part.law]  # type: ignore[index]
         self.grid, nodes = part.grid, part.nodes
         count = len(nodes)

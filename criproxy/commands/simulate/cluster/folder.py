@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cells import Moments
-from criproxy.commands.simulate.cluster.record import Grid, Job, Node, grid_of
+from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of
 from criproxy.commands.simulate.readers import lines, read_json
 from criproxy.commands.simulate.tables import TableReading
 from criproxy.commands.simulate.trace import LATEST_S, Findings, Flaw, Rows, Trace
@@ -36,8 +36,8 @@ _MOST_ABOVE_RATIO: Final = 0.05
 class RecordedCluster(Struct, frozen=True):
     """`jobs` None: an endless queue of pods of one core. `notes`: what was mended, and how often."""
 
-    nodes: tuple[Node, ...]
-    jobs: tuple[Job, ...] | None
+    nodes: tuple[RecordedNode, ...]
+    jobs: tuple[PodsToCome, ...] | None
     notes: tuple[str, ...]
 
     @property
@@ -187,7 +187,7 @@ def _id(place: str, text: str) -> str:
     return text.strip()
 
 
-def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> Iterator[Job]:
+def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> Iterator[PodsToCome]:
     found = False
     for place, row in _rows(file, ("arrival", "cpu", "duration"), ("memory", "count"), findings):
         found = True
@@ -199,7 +199,7 @@ def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> It
             raise SimulateError(
                 f"{place}: memory is {row['memory'].strip()}, and the nodes have none on record; give online's, or 0"
             )
-        yield Job(
+        yield PodsToCome(
             arrival_s=_moment(place, "arrival", row["arrival"]) - grid.start_s,
             cpu=_number(place, "cpu", row["cpu"], "the cores that the pod asks for, such as 0.5", above=True),
             memory=memory,
@@ -273,16 +273,16 @@ def _last_values(file: Path, findings: Findings) -> dict[str, float]:
     return found
 
 
-def _nodes(source: Path, cpu: Rows, memory: Rows | None, capacities: _Sizes) -> tuple[Node, ...]:
+def _nodes(source: Path, cpu: Rows, memory: Rows | None, capacities: _Sizes) -> tuple[RecordedNode, ...]:
     by_cpu = _traces(cpu, source, capacities, lambda capacity: capacity[0])
     if not by_cpu:
         raise SimulateError(f"{source}: has no usage of any node")
     if memory is None:
-        return tuple(Node(trace, None) for trace in by_cpu.values())
+        return tuple(RecordedNode(trace, None) for trace in by_cpu.values())
     by_memory = _traces(memory, source, capacities, lambda capacity: capacity[1])
     if missing := sorted(by_cpu.keys() ^ by_memory.keys()):
         raise SimulateError(f"{source}: {missing[0]} has only one of CPU and memory on record; give both for each node")
-    return tuple(Node(trace, by_memory[node_id]) for node_id, trace in by_cpu.items())
+    return tuple(RecordedNode(trace, by_memory[node_id]) for node_id, trace in by_cpu.items())
 
 
 def _traces(

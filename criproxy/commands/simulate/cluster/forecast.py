@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.commands.simulate.cluster import laws
-from criproxy.commands.simulate.cluster.record import Grid, Node, on_grid
+from criproxy.commands.simulate.cluster.record import Grid, RecordedNode, on_grid
 from criproxy.commands.simulate.trace import Trace
 from criproxy.config.settings import Config
 from criproxy.control.decider import HOUR_ALPHA_RATIO, HOUR_COLD_START_PROBES, HOUR_S
@@ -69,7 +69,7 @@ class OpenBoxAt(Struct, frozen=True):
 class NodeOnGrid(Struct, frozen=True):
     """The work on one node."""
 
-    node: Node
+    node: RecordedNode
     grid: Grid
 
     @property

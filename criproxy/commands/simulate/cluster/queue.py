@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from criproxy.commands.simulate.cluster.record import Job
+from criproxy.commands.simulate.cluster.record import PodsToCome
 
 ENDLESS_CORES: Final = 1.0
 ENDLESS_MEAN_S: Final = 600.0
@@ -107,7 +107,7 @@ class Backlog:
 
     finite: Final = True
 
-    def __init__(self, jobs: Sequence[Job], luck: np.random.Generator) -> None:
+    def __init__(self, jobs: Sequence[PodsToCome], luck: np.random.Generator) -> None:
         self._to_come = deque(sorted(jobs, key=lambda job: job.arrival_s))
         self._shapes: dict[tuple[float, float], deque[_Lot]] = {}
         self._luck = luck

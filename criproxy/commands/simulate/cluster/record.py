@@ -17,7 +17,7 @@ SHORT_WARM_UP_S: Final = 6 * 3600.0
 SHORT_WARM_UP_RATIO: Final = 0.25
 
 
-class Node(Struct, frozen=True):
+class RecordedNode(Struct, frozen=True):
     """A node: what online used of its CPU, in cores, and of its memory, in bytes; None where memory is not recorded."""
 
     cpu: Trace
@@ -28,7 +28,7 @@ class Node(Struct, frozen=True):
         return self.cpu.id
 
 
-class Job(Struct, frozen=True):
+class PodsToCome(Struct, frozen=True):
     """`count` equal pods that arrive together: s from the record's start, cores, bytes, s at full speed."""
 
     arrival_s: float
@@ -61,7 +61,7 @@ class Grid(Struct, frozen=True):
         return int((t_s - self.start_s) / self.cell_s + 1e-3)
 
 
-def grid_of(nodes: Sequence[Node]) -> Grid:
+def grid_of(nodes: Sequence[RecordedNode]) -> Grid:
     """From the first sample of all to the last, in cells of the usual step, and of 30 s at least."""
     steps = sorted(step for node in nodes if (step := node.cpu.step_s) > 0.0)
     cell_s = max(LEAST_CELL_S, float(steps[len(steps) // 2])) if steps else LEAST_CELL_S
