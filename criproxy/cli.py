@@ -98,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         "time) or ISO 8601",
     )
     status.set_defaults(verb=_status)
+    top = verbs.add_parser("top", parents=[config], help="show what the node and each offline pod use, live")
+    top.set_defaults(verb=_top)
+    page = verbs.add_parser("page", parents=[config], help="show the node's last day in a browser, until Ctrl-C")
+    page.add_argument("--save", metavar="FILE", type=Path, help="write the page with its data inside instead")
+    page.set_defaults(verb=_page)
     metrics = verbs.add_parser("metrics", parents=[config], help="print what a running criproxy counts and measures")
     metrics.add_argument(
         "--textfile",
@@ -196,6 +201,42 @@ def _status(options: argparse.Namespace) -> int:
             return end
         sys.stdout.flush()
         time.sleep(1)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from criproxy.commands.top.command import run
+    from criproxy.config import load
+    from criproxy.observe import client
+
+    try:
+        run(Path(load(options.config).config.proxy.status_path))
+    except client.AskError as error:
+        _fail(str(error))
+        return error.exit_status
+    except ValueError as error:
+        return _fail(str(error))
+    return 0
+
+
+def _page(options: argparse.Namespace) -> int:
+    from criproxy.commands.page import command
+    from criproxy.config import load
+    from criproxy.observe import client
+
+    socket = Path(load(options.config).config.proxy.status_path)
+    try:
+        if options.save is None:
+            command.serve(socket)
+        else:
+            _print(command.save(socket, options.save))
+    except client.AskError as error:
+        _fail(str(error))
+        return error.exit_status
+    except OSError as error:
+        return _fail(f"{error.filename or 'the page'}: {error.strerror}")
+    except ValueError as error:
+        return _fail(f"{socket} does not answer like criproxy {__version__} ({error}): is it an older one?")
+    return 0
 
 
 def _show_bypass(proxy: "Proxy") -> None:

@@ -74,6 +74,8 @@ WORDS: Final = {
     "page_cache_dropped": "Page cache that ended pods have left in the box was given back.",
     # Limits, the prediction and the guard.
     "sample_discarded": "A reading of the node's usage made no sense; the limits stay as they are.",
+    "pod_asks_for_too_little": "For an hour on end, the pod has used more than 3 x what it asks for.",
+    "pod_asks_for_too_much": "For an hour on end, the pod has used less than a third of what it asks for.",
     "predictor_starts_cold": "What a predictor has learned before could not be used: it learns anew.",
     "guard_failed": "A look of the guard has failed; the next one is tried all the same.",
     "guard_pressure": "How the guard is told that online waits for a CPU, or why it is not.",

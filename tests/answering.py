@@ -34,6 +34,7 @@ class Answers(Struct):
     unready: Callable[[], str | None]
     status: Callable[[], Status]
     why: Callable[[float | None], Why]
+    past: Callable[[float], str] = lambda since_s: '{"now_s": 0}'
     judge: Callable[[], None] = lambda: None
     not_judged: Callable[[], None] = lambda: None
 

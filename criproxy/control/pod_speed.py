@@ -55,14 +55,21 @@ class PodSpeed(Struct, frozen=True):
         return self.got / self.wanted if self.got < self.wanted else 1.0
 
 
+def waiting_ratio(before: PodCpuTimes, now: PodCpuTimes, seconds: float) -> float | None:
+    """For which part of the time a thread of it waited; of a few, the one that waited most. None: not known."""
+    known = before.waited_s.keys() & now.waited_s.keys()
+    if not known or not seconds > 0.0:
+        return None
+    waiting = max(now.waited_s[one] - before.waited_s[one] for one in known) / seconds
+    return min(1.0, max(0.0, waiting))
+
+
 def pod_speed(asked: float, before: PodCpuTimes, now: PodCpuTimes, seconds: float) -> PodSpeed | None:
     """None: nothing is known of it, as it asked for nothing or no counter goes on."""
-    known = before.waited_s.keys() & now.waited_s.keys()
-    if not asked > 0.0 or not seconds > 0.0 or not known or now.used_s < before.used_s:
+    waiting = waiting_ratio(before, now, seconds)
+    if not asked > 0.0 or waiting is None or now.used_s < before.used_s:
         return None
     got = min(asked, (now.used_s - before.used_s) / seconds)
-    waiting = max(now.waited_s[one] - before.waited_s[one] for one in known) / seconds
-    waiting = min(1.0, max(0.0, waiting))
     return PodSpeed(asked, got, min(asked, got + waiting * max(1.0, waiting * (asked - got))))
 
 

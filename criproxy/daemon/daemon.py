@@ -184,6 +184,8 @@ class Daemon:
             Notifier(notify_address(os.environ), clock),
             clock,
             AboveBound(self._log),
+            holds,
+            shared.day,
         )
         self._make_control(settings, driver)
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)

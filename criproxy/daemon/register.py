@@ -24,6 +24,7 @@ from criproxy.pods.placement_check import PlacementCheck
 from criproxy.pods.pod_limits import PodLimitsUpkeep
 from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.pod_stops import PodStops
+from criproxy.pods.pod_use import PodUseWatch
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
@@ -45,6 +46,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     PlacementCheck,
     UnboundedPods,
     KernelTablesWatch,
+    PodUseWatch,
 )
 
 OTHERS: Final[tuple[type[Shows], ...]] = (

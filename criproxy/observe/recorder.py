@@ -5,9 +5,10 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.cgroup.box import Box
+from criproxy.cgroup.box import Box, BoxState
 from criproxy.clients.link import RuntimeLink
 from criproxy.concurrency.clock import Clock
+from criproxy.control.day import Day
 from criproxy.model import UNLIMITED, Decision, LimitChange, Snapshot
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.above_bound import AboveBound
@@ -15,6 +16,7 @@ from criproxy.observe.metrics import Metrics
 from criproxy.observe.notify import Notifier
 from criproxy.observe.status import ConfigStatus, UpgradeStatus
 from criproxy.pods.inventory import Inventory
+from criproxy.pods.stopping import Holds
 
 _STALLED_S: Final = 30.0
 """How long after its deadline a tick may come; one that waits for a kernel that does not answer takes 20 s."""
@@ -39,6 +41,8 @@ class Recorder(Struct):
     notifier: Notifier
     clock: Clock
     above: AboveBound
+    holds: Holds
+    day: Day
     tick_failures: int = 0
     tick_failed_last: bool = False
     discarded: int = 0
@@ -69,7 +73,9 @@ class Recorder(Struct):
         if self._last is not None:
             self.metrics.passed(*self._last[:2], snapshot)
         self._last = (snapshot, decision, self.colocation)
-        self._look_above()
+        state = self.box.state()
+        self._look_above(state)
+        self.day.sampled(snapshot, self._in_force(decision, self.colocation), self._closed(state))
         self.metrics.ticked(snapshot, self._in_force(decision, self.colocation), changes, seconds)
         if self._ticked_s - self._headline_s >= _HEADLINE_EVERY_S:
             self._headline_s = self._ticked_s
@@ -79,12 +85,19 @@ class Recorder(Struct):
         self._ticked_s = self.clock.monotonic_s()
         self.tick_failures += 1
         self.tick_failed_last = True
-        self._look_above()
+        self._look_above(self.box.state())
         self.metrics.tick_failed(seconds)
 
-    def _look_above(self) -> None:
+    def _closed(self, box: BoxState) -> str:
+        """Why no new offline pod is let in; "": they are, or none is placed at all."""
+        if not self.modes.judges:
+            return ""
+        why = self.modes.why
+        asked = next((why[mode] or mode.value for mode in (Mode.CLOSED, Mode.HELD_OFF) if mode in why), "")
+        return asked or ("" if box.welcome else box.reason) or self.holds.closed
+
+    def _look_above(self, state: BoxState) -> None:
         """While an operator holds criproxy off the box, the last decisions bound nothing."""
-        state = self.box.state()
         held_off = Mode.HELD_OFF in self.modes
         self.above.look(replace(state, wanted=None, memory=None) if held_off else state, self._ticked_s)
 

@@ -154,6 +154,11 @@ class Reporter(Struct, frozen=True):
         answer = why.answer(self.history, None, state.limits, _used(state), moves)
         return replace(answer, published=self.published.why())
 
+    def past(self, since_s: float) -> str:
+        """The last day in numbers, as JSON: what is newer than this moment (UTC)."""
+        clock = self.recorder.clock
+        return self.recorder.day.to_json(clock.boottime_s(), clock.wall_s(), since_s)
+
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
         """The last tick's sample, what is in force by it, and the modes; None before the first."""
         last = self.recorder.last

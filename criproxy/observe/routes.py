@@ -6,7 +6,7 @@ it is as over TCP (`criproxy.observe.remote`), but /status is never there.
 | / | a line or two, without pods' names | the same |
 | /metrics, /healthz, /readyz | yes; metrics up to a second old | yes, as they are now |
 | /status | where it is; with observe.pod_names the answer, up to a second old | yes, as it is now |
-| /why | where it is | yes |
+| /why, /history | where it is | yes |
 | POST /hold-off?of=&seconds=&reason=, POST /release?of= | no | done before the answer |
 
 An answer that reads files of others (kubelet's, a disk's) is made in a thread: no call waits for it.
@@ -92,7 +92,7 @@ class Routes(Struct, eq=False):
                 return answer if self.clock.monotonic_s() - begun_s < _RECENT_S else await self._metrics()
             case "/status" if self.pod_names:
                 return await self._status(self.clock.monotonic_s() - _RECENT_S)
-            case "/status" | "/why":
+            case "/status" | "/why" | "/history":
                 words = f"ask at {self.private_path}, as root: `criproxy status`, or curl --unix-socket"
                 return Answer.text(HTTPStatus.GONE, f"{words} {self.private_path} http://localhost{path}")
         return self._common(path, _PATHS)
@@ -111,7 +111,9 @@ class Routes(Struct, eq=False):
                 return await self._status(self.clock.monotonic_s())
             case "/why":
                 return await self._why(query)
-        return self._common(path, f"{_PATHS} /status /why")
+            case "/history":
+                return await self._history(query)
+        return self._common(path, f"{_PATHS} /status /why /history")
 
     async def obey(self, path: str, query: str) -> Answer:
         asked = {name: values[-1] for name, values in parse_qs(query).items()}
@@ -165,13 +167,18 @@ class Routes(Struct, eq=False):
     async def _why(self, query: str) -> Answer:
         """`?at=SECONDS`, since 1970, for another moment than now."""
         try:
-            at_s = [float(value) for value in parse_qs(query).get("at", ())]
-        except ValueError:
-            at_s = [math.nan]
-        if len(at_s) > 1 or not all(math.isfinite(moment) for moment in at_s):
-            return Answer.text(HTTPStatus.BAD_REQUEST, "at is a moment in seconds since 1970")
-        asked_s = at_s[0] if at_s else None
+            asked_s = _moment(query, "at")
+        except ValueError as error:
+            return Answer.text(HTTPStatus.BAD_REQUEST, str(error))
         return await self._aside(lambda: why.to_json(self.reporter.why(asked_s)))
+
+    async def _history(self, query: str) -> Answer:
+        """`?since=SECONDS`, since 1970, for what is newer alone."""
+        try:
+            since_s = _moment(query, "since")
+        except ValueError as error:
+            return Answer.text(HTTPStatus.BAD_REQUEST, str(error))
+        return await self._aside(lambda: self.reporter.past(-math.inf if since_s is None else since_s))
 
     async def _aside(self, build: Callable[[], str]) -> Answer:
         """The JSON that `build` makes, in a thread."""
@@ -179,6 +186,17 @@ class Routes(Struct, eq=False):
             return Answer(HTTPStatus.OK, JSON, (await self._worker.run("make the answer", build)).encode())
         except StuckError as error:
             return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}: a file that it reads hangs")
+
+
+def _moment(query: str, name: str) -> float | None:
+    """None: it is not asked for. Raises ValueError, which says what it is."""
+    try:
+        found = [float(value) for value in parse_qs(query).get(name, ())]
+    except ValueError:
+        found = [math.nan]
+    if len(found) > 1 or not all(math.isfinite(moment) for moment in found):
+        raise ValueError(f"{name} is a moment in seconds since 1970")
+    return found[0] if found else None
 
 
 def _probe(problem: str | None) -> Answer:

@@ -89,11 +89,21 @@ class ScheduleStatus(Struct, frozen=True):
 class OfflinePod(PodRef, frozen=True):
     """A pod in the box. `cpus`: those that it stays on ("0-3,8"); "": on all of the box's.
 
+    What it uses is of the last pass over all pods (`pods.pod_use`); None: not known yet, or not at all. It asks for
+    nothing where that is None; of memory, its limit counts. `tier`: mid or low, "": there are no tiers.
     `speed_ratio`: how much it got of the CPU that it wanted since the last look; None: it wants none, or none is lent.
     """
 
     placement: str
     cpus: str = ""
+    cpu_cores: float | None = None
+    cpu_asked_cores: float | None = None
+    cpu_waiting_ratio: float | None = None
+    memory_bytes: int | None = None
+    memory_asked_bytes: int | None = None
+    age_s: float | None = None
+    tier: str = ""
+    notice_s: int = 0
     speed_ratio: float | None = None
 
 

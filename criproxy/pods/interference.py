@@ -25,6 +25,7 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.signals import SignalReader
 from criproxy.config.ladder import ladder_settings
+from criproxy.control.day import Kind
 from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.interference.bystanders import UNUSED_RATIO
 from criproxy.control.interference.cpi import Usual
@@ -320,6 +321,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             write = log.warning if worse else log.info
             write("ladder", resource=one.resource, old=one.before, new=one.after, signal=one.signal, reason=one.reason)
             self.shared.counters.count("ladder_transitions", one.resource, one.after)
+            self.shared.day.mark(self.shared.clock.boottime_s(), Kind.RUNG, one.reason, one.resource, one.after)
             if self.shared.tells is not None:
                 self.shared.tells.transition(one)
         for name in decision.exonerated:

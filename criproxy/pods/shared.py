@@ -2,10 +2,11 @@
 
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
+from criproxy.control.day import Day
 from criproxy.control.interference.ladder import Transition
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
@@ -24,7 +25,7 @@ class PodsShared(Struct, frozen=True):
     """The pods of this node, the runtime that runs them, and what every part needs for its work.
 
     `processes`: the first one of each sandbox and container of the box, as the runtime answered last, so that it is
-    asked only once. `PlacementCheck` keeps it.
+    asked only once. `PlacementCheck` keeps it. `day` gets a mark of what happens to the box and its pods.
     """
 
     inventory: Inventory
@@ -36,7 +37,8 @@ class PodsShared(Struct, frozen=True):
     evicts: Evicts | None = None
     tells: TellsLadder | None = None
     processes: dict[str, Process] = {}
+    day: Day = field(default_factory=Day)
 
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""
-        return PodStopper(self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock)
+        return PodStopper(self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock, self.day)

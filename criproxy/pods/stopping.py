@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock, Wake
+from criproxy.control.day import Day, Kind
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory
@@ -138,6 +139,9 @@ class PodStopper(Struct):
     holds: "Holds"
     evicts: Evicts | None = None
     clock: Clock = field(default_factory=Clock)
+    day: Day = field(default_factory=Day)
+    _marked: set[str] = set()
+    """Those whose end has a mark in the day."""
     _stopped: set[str] = set()
     _evicted: dict[str, float] = {}
     """Until when each will have ended that was evicted (CLOCK_BOOTTIME)."""
@@ -214,6 +218,7 @@ class PodStopper(Struct):
         """What was done to all others does not matter any more."""
         self._stopped.intersection_update(sandboxes)
         self._told.intersection_update(sandboxes)
+        self._marked.intersection_update(sandboxes)
         self._waiting.intersection_update(sandboxes)
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
 
@@ -255,6 +260,7 @@ class PodStopper(Struct):
             if ends_s is None:
                 return at, False
             self._evicted[sandbox_id] = min(before_s, self.clock.boottime_s() + ends_s)
+            self._mark(sandbox_id, one, "evicted")
             return at, True
         return None if refused is None else (refused, False)
 
@@ -279,6 +285,7 @@ class PodStopper(Struct):
             await self.stop(sandbox_id, one)
         else:
             self._evicted[sandbox_id] = self.clock.boottime_s() + ends_s
+            self._mark(sandbox_id, one, "evicted")
 
     async def stop(self, sandbox_id: str, one: Leave, *, at_once: bool = False) -> None:
         """At the runtime, whatever its budget says. `at_once`: there is no time for notice.
@@ -295,11 +302,17 @@ class PodStopper(Struct):
             self.log.info("not_stopped_any_more", pod=str(pod), pod_uid=pod.uid, reason=why, setting=one.setting)
             return
         self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
+        self._mark(sandbox_id, one, "stopped")
         if self.evicts is not None and sandbox_id not in self._told:
             self._told.add(sandbox_id)
             self.evicts.stopped(pod, why)
         await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
+
+    def _mark(self, sandbox_id: str, one: Leave, how: str) -> None:
+        if sandbox_id not in self._marked:
+            self._marked.add(sandbox_id)
+            self.day.mark(self.clock.boottime_s(), Kind.LEAVING, one.why, str(one.pod), how)
 
     def _notices(self, sandbox_id: str, one: Leave) -> bool:
         """Whether it has had notice, or has it from now on, and is stopped then."""

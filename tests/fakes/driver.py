@@ -34,6 +34,10 @@ class FakeFiles:
             return frozenset(self._driver.idle_s)
         if row is rows.CPU_PRESSURE:
             return {"some": self._driver.waited_s.get(path, 0.0)}
+        if row is rows.MEMORY_PARTS:
+            return 0, 0, 0
+        if row is rows.MEMORY_USAGE:
+            return self._driver.memory_bytes.get(path, 0)
         used_s = self._driver.used_s.get(path, 0.0)
         return used_s * 1e9 if self.version == 1 else {"usage_usec": used_s * 1e6}
 
@@ -86,6 +90,7 @@ class FakeDriver:
         self.reclaim_gate.set()
         self.reclaiming = threading.Event()
         self.in_use = 0
+        self.memory_bytes: dict[str, int] = {}
         self.disk_bytes: dict[str, int] = {}
         self.threads: dict[str, set[str]] = {}
         self.drifted = False

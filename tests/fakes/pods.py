@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.runtime import ListedContainer
+from criproxy.pods.runtime import ListedContainer, ListedSandbox
 
 
 @dataclass
@@ -17,9 +17,16 @@ class FakeInventory:
     ended: set[str] = field(default_factory=set)
     containers: Mapping[str, tuple[ListedContainer, ...]] = field(default_factory=dict)
     """Those that run, by sandbox id."""
+    created: Mapping[str, float] = field(default_factory=dict)
 
     def place(self, uid: str) -> None:
         self.placed = (*self.placed, Sandbox(uid, PodRef(uid, "batch", uid), f"/offline/pod{uid}"))
+
+    @property
+    def marked(self) -> tuple[ListedSandbox, ...]:
+        """As `created` says when each was made (UTC)."""
+        made = self.created
+        return tuple(ListedSandbox(one.id, one.pod, "", True, {}, {}, made.get(one.id, 0.0)) for one in self.placed)
 
     @property
     def running_pods(self) -> tuple[Sandbox, ...]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import socket
 import threading
 import time
@@ -83,7 +84,7 @@ def test_status_is_json_at_the_socket(served: Served) -> None:
     assert from_json(client.ask(served.path, "/status", 20)) == STATUS
 
 
-@pytest.mark.parametrize("asked", ["/status", "/why", "/why?at=1"])
+@pytest.mark.parametrize("asked", ["/status", "/why", "/why?at=1", "/history"])
 def test_status_over_tcp_is_gone_and_says_where_it_is(served: Served, asked: str) -> None:
     status, body, _ = served.ask(asked)
     assert status == 410
@@ -105,6 +106,17 @@ def test_why_is_asked_for_the_moment(served: Served, query: str, asked_s: float 
 @pytest.mark.parametrize("query", ["?at=noon", "?at=nan", "?at=inf", "?at=1&at=2"])
 def test_why_of_no_moment_is_a_bad_request(served: Served, query: str) -> None:
     assert client.fetch(served.path, f"/why{query}", 20) == (400, "at is a moment in seconds since 1970\n")
+
+
+@pytest.mark.parametrize(("query", "since_s"), [("", -math.inf), ("?since=12.5", 12.5)])
+def test_history_is_asked_for_what_is_newer(path: Path, query: str, since_s: float) -> None:
+    with answering(path, replace(WELL, past=lambda since_s: f'{{"since": "{since_s}"}}')):
+        assert client.ask(path, f"/history{query}", 20) == f'{{"since": "{since_s}"}}'
+
+
+@pytest.mark.parametrize("query", ["?since=noon", "?since=nan", "?since=1&since=2"])
+def test_history_since_no_moment_is_a_bad_request(served: Served, query: str) -> None:
+    assert client.fetch(served.path, f"/history{query}", 20) == (400, "since is a moment in seconds since 1970\n")
 
 
 def test_metrics_carry_the_type_that_prometheus_asks_for(served: Served) -> None:

@@ -1,5 +1,6 @@
 """What a daemon tells of itself, on a clock that the test moves."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from criproxy.clients.link import RuntimeInfo
 from criproxy.config import Config, ConfigError
 from criproxy.config.load import parse
 from criproxy.config.settings import Colocation, Control
+from criproxy.control.day import Day
 from criproxy.control.history import DecisionRecord, History
 from criproxy.control.interference.responder import InterferenceStatus
 from criproxy.control.policy import PolicyState, StaticSettings, decide
@@ -115,7 +117,7 @@ class Bench:
         self.engine, self.bypass = Engine(), Showing(Bypass)
         self.interference = Showing(InterferenceWatch, HARM, closed="")
         self.kubelets_driver = SimpleNamespace(driver=None)
-        self.holds = SimpleNamespace(everybody="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
+        self.holds = SimpleNamespace(everybody="", closed="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         of_box: Any = SimpleNamespace(contradicted="", state=NOBODY_BOUND)
         self.cpu_manager = CpuManager(Path("/nowhere"), of_box, self.box, self.clock, None, None)  # type: ignore[arg-type]
         self.hold_offs = no_hold_offs(self.clock)
@@ -132,6 +134,8 @@ class Bench:
             notifier=self.notifier,  # type: ignore[arg-type]
             clock=self.clock,
             above=AboveBound(structlog.get_logger()),
+            holds=self.holds,  # type: ignore[arg-type]
+            day=Day(),
         )
         parts: dict[str, Any] = {
             "recorder": self.recorder,
@@ -181,6 +185,40 @@ class Bench:
         found = re.search(rf"^{name} (\S+)$", self.endpoints.metrics().decode(), re.MULTILINE)
         assert found is not None, name
         return float(found[1])
+
+
+# --- the last day ----------------------------------------------------------------------------------------------------
+
+
+def test_past_has_each_tick_and_each_closing_with_its_reason() -> None:
+    bench = Bench()
+    bench.tick()
+    bench.configure(ON, CLOSED="the window is over")
+    bench.tick()
+    bench.tick()
+    bench.configure(ON)
+    bench.tick()
+    bench.holds.closed = "online pods were harmed"
+    bench.tick()
+    bench.configure(Config())
+    bench.tick()
+    marks = json.loads(bench.endpoints.past(-math.inf))["marks"]
+    assert [(mark["kind"], mark["reason"]) for mark in marks] == [
+        ("closing", "the window is over"),
+        ("opening", "new offline pods are let in"),
+        ("closing", "online pods were harmed"),
+        ("opening", "new offline pods are let in"),
+    ]
+
+
+def test_past_has_what_the_status_has() -> None:
+    bench = Bench()
+    bench.recorder.ticked(replace(SNAPSHOT, t_s=bench.clock.now), decision(), (), 0.01)
+    shown, past = bench.status().box.resources, json.loads(bench.endpoints.past(bench.clock.wall))
+    for name, unit in (("cpu", "cores"), ("memory", "bytes")):
+        for key in ("capacity", "online", "box", "limit"):
+            number = past["seconds"][name][key][-1] * past["scales"][unit]
+            assert number == getattr(shown[name], key), (name, key)
 
 
 # --- health --------------------------------------------------------------------------------------------------------
@@ -316,7 +354,7 @@ def test_status_tells_all_parts() -> None:
     assert (status.colocation, status.uptime_s, status.dry_run) == ("on", 5.0, False)
     assert (status.runtime.ready, status.runtime.version) == (True, "containerd 1.6, CRI runtime.v1")
     assert (status.box.drift, status.box.swept) == (3, 2)
-    assert [astuple(pod) for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3", None)]
+    assert [astuple(pod)[:5] for pod in status.pods] == [("u", "batch", "job", "/offline/podu", "0,2-3")]
     cpu = status.box.resources["cpu"]
     assert (cpu.limit, cpu.online) == (1.5, 1.5)
 

@@ -1,6 +1,7 @@
 """The part that answers harm: from the kernel's counters to what is held, who is let in, and which pod goes."""
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -317,6 +318,8 @@ def test_box_that_harms_online_is_tried_squeezed_and_given_back_when_calm() -> N
     bench.looks(200)
 
     assert tried[:2] == [(CPU, "tried"), (CPU, "squeezed")]
+    marks = json.loads(bench.watch.shared.day.to_json(bench.clock.now, bench.clock.wall))["marks"]
+    assert [(mark["of"], mark["state"]) for mark in marks if mark["kind"] == "rung"] == bench.moves()
     assert CPU in held
     assert (bench.node.seen.shares, bench.holds.closed, bench.rung(CPU)) == ({}, "", "open")
     assert bench.saved >= 3

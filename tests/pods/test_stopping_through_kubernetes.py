@@ -1,6 +1,7 @@
 """How pods leave: through the API where it can be had, else at the runtime; and whose budget is waited for."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -94,6 +95,19 @@ def test_evicted_pod_that_is_there_after_its_time_is_stopped() -> None:
     node.now_s += 2.0
     stop(stopper, "a")
     assert (before, node.ended, len(node.asked)) == ([], ["a"], 1)
+
+
+def test_pod_that_leaves_has_one_mark_in_the_day() -> None:
+    node = Node({"a": 45.0, "b": REFUSED})
+    stopper = node.stopper()
+    stop(stopper, "a", "b")
+    node.now_s += 46.0
+    stop(stopper, "a", "b")
+    marks = json.loads(stopper.day.to_json(node.now_s, node.now_s))["marks"]
+    assert sorted((mark["kind"], mark["of"].rpartition("/")[2], mark["state"]) for mark in marks) == [
+        ("leaving", "a", "evicted"),
+        ("leaving", "b", "stopped"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""`criproxy top`: the node and its offline pods on a live screen."""
