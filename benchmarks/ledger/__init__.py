@@ -7,5 +7,5 @@ How it works
                          and the clients of both doors (`run`)
 
 What is let through is shown by the watch at once, as the API server would. The two share the machine's processors: what
-is measured is the ledger with its clients beside it.
+is measured is the ledger with its clients beside it. `--crowd` is another one: real schedulers (`crowd`).
 """

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.cluster.figures import Figure, line
+from benchmarks.ledger import crowd
 from benchmarks.ledger.api import CPU, MEMORY, SLOT, PlayedApi, uid_of
 from benchmarks.table import table
 from criproxy_cluster.ledger import messages
@@ -156,9 +157,13 @@ class Doors:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./bench ledger", description="Measure what the ledger bears.")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--crowd", metavar="SECONDS", type=float, help="two kube-schedulers on full nodes instead")
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="criproxy-ledger-") as folder:
+        if options.crowd:
+            print(table(crowd.measure(Path(folder), options.crowd)))
+            return 0
         figures = asyncio.run(_measure(Path(folder), options.seconds))
     print(table([line(one) for one in figures]))
     if options.json:
