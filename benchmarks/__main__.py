@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks import baselines, footprint, predictor, proxy, replay
 from benchmarks.cluster import run as cluster
 from benchmarks.effect import report as effect
+from benchmarks.ledger import run as ledger
 from benchmarks.soak import report as soak
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
@@ -25,6 +26,7 @@ SOAK = "soak"
 EFFECT = "effect"
 BASELINES = "baselines"
 CLUSTER = "cluster"
+LEDGER = "ledger"
 """Not among them either: these have options of their own."""
 
 
@@ -37,10 +39,12 @@ def main() -> int:
     if sys.argv[1:2] == [CLUSTER]:
         cluster.main(sys.argv[2:])
         return 0
+    if sys.argv[1:2] == [LEDGER]:
+        return ledger.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="./bench", description="Measure what criproxy costs on this machine.")
     names = (
-        f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT}, {BASELINES} and "
-        f"{CLUSTER} have a --help of their own"
+        f"one of {', '.join(BENCHMARKS)} (all of them, unless named) or {SOAK}; {EFFECT}, {BASELINES}, {CLUSTER} and "
+        f"{LEDGER} have a --help of their own"
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     parser.add_argument("--json", metavar="F", type=Path, help="write the figures to this file, too")

@@ -36,13 +36,7 @@ def _parser() -> argparse.ArgumentParser:
 
     webhook = verbs.add_parser("webhook", help="answer the API server, in the cluster: convert its offline pods")
     webhook.add_argument("--port", type=int, default=9443, help="(default: %(default)s)")
-    webhook.add_argument(
-        "--certificates",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("/certificates"),
-        help="with tls.crt and tls.key (default: %(default)s)",
-    )
+    _add_certificates(webhook)
     _add_preset(webhook)
     webhook.add_argument(
         "--trusted-namespace",
@@ -82,9 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     controller.set_defaults(verb=_controller)
 
+    ledger = verbs.add_parser("ledger", help="let binds through that nodes have room for, in the cluster, if it leads")
+    ledger.add_argument("--port", type=int, default=9444, help="of the API server's calls (default: %(default)s)")
+    ledger.add_argument("--grpc-port", type=int, default=9445, help="of schedulers' calls (default: %(default)s)")
+    _add_certificates(ledger)
+    ledger.set_defaults(verb=_ledger)
+
     certificates = verbs.add_parser(
         "certificates", help="make what is due of the webhook's certificates, in the cluster, and end"
     )
+    certificates.add_argument("--ledger", action="store_true", help="the ledger's, not the webhook's")
     certificates.set_defaults(verb=_certificates)
     return parser
 
@@ -92,6 +93,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_preset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset", choices=sorted(NAMES), default="batch", help="what nodes call the resources that they lend"
+    )
+
+
+def _add_certificates(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--certificates",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("/certificates"),
+        help="with tls.crt and tls.key (default: %(default)s)",
     )
 
 
@@ -148,10 +159,17 @@ def _controller(chosen: argparse.Namespace) -> int:
     return main(chosen.metrics_port, quota)
 
 
-def _certificates(_: argparse.Namespace) -> int:
+def _ledger(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.commands.ledger import LedgerSettings, main
+
+    return main(LedgerSettings(chosen.certificates, chosen.port, chosen.grpc_port))
+
+
+def _certificates(chosen: argparse.Namespace) -> int:
+    from criproxy_cluster.certificates.keeper import LEDGER, WEBHOOK
     from criproxy_cluster.commands.certificates import main
 
-    return main()
+    return main(LEDGER if chosen.ledger else WEBHOOK)
 
 
 def _complain(problem: str, status: int = 1) -> int:

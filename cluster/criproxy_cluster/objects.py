@@ -27,7 +27,7 @@ from criproxy_cluster.vocabulary.quantities import amount
 Json = dict[str, Any]
 """An object as Kubernetes has it in JSON."""
 
-_PRESETS: Final = frozenset(name for preset in NAMES.values() for name, _, _ in preset.rows)
+LENT: Final = frozenset(name for preset in NAMES.values() for name, _, _ in preset.rows)
 
 
 class Meta(Struct, rename="camel"):
@@ -209,7 +209,7 @@ def published(node: NodeObject) -> dict[str, Fraction]:
 
 def _names(text: str | None) -> frozenset[str]:
     """The names that are the node's to lend. A node of before does not say them."""
-    return _PRESETS if text is None else frozenset(names_of(text))
+    return LENT if text is None else frozenset(names_of(text))
 
 
 def _some(quantity: Any) -> bool:

@@ -11,7 +11,9 @@ from typing import Final
 CLUSTER: Final = Path(__file__).resolve().parents[1]
 RELEASE: Final = "bookworm"
 PYTHON: Final = "3.11"
-PACKAGES: Final = ("base-files", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal")
+PACKAGES: Final = ("base-files", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal", "libstdc++6")
+"""The last is for the ledger's gRPC."""
+
 PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
 CODE: Final = "usr/lib/criproxy-cluster"
 USER: Final = 65532

@@ -51,6 +51,28 @@ def test_image_has_the_license(image):
     assert len(found) == 1
 
 
+def test_image_has_all_that_each_verb_needs(image, tmp_path):
+    with tarfile.open(image[0]) as archive:
+        for one in archive:
+            if one.name.startswith("blobs/") and (layer := archive.extractfile(one)) is not None:
+                _unpack(layer, tmp_path)
+    verbs = ("certificates", "controller", "convert", "ledger", "plan.command", "webhook")
+    imports = "; ".join(f"import criproxy_cluster.commands.{verb}" for verb in verbs)
+    program = f"import sys; sys.path.insert(0, '/usr/lib/criproxy-cluster'); {imports}"
+    done = subprocess.run(
+        ["chroot", str(tmp_path), "/usr/bin/python3.11", "-ISBc", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _unpack(blob: IO[bytes], folder: Path) -> None:
+    try:
+        with tarfile.open(fileobj=blob) as layer:
+            layer.extractall(folder, filter="fully_trusted")
+    except tarfile.ReadError:  # the config or the manifest
+        return
+
+
 def _has_license(blob: IO[bytes]) -> bool:
     try:
         with tarfile.open(fileobj=blob) as layer:

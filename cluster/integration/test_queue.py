@@ -5,6 +5,7 @@ than what pods there were promised, as criproxy does. Times are a tenth of those
 seconds, and a pod that waits for 6 s stands for one that waits for a minute.
 """
 
+import os
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -141,8 +142,18 @@ def job_s(workload):
 
 FIXED = [f"fixed-{number}" for number in range(4)]
 HIGH, LOW, MEAN = 16, 4, 10
-STEPS = ((30, HIGH), (4, 14), (4, 12), (4, 10), (4, 8), (4, 6), (60, LOW), (3, 8), (3, 12), (40, HIGH))
-"""Seconds, and the cores that are lent meanwhile: a day's ebb. `MEAN` is what people would fix a quota at."""
+FULL_S = float(os.environ.get("FULL_S", "12"))
+STEPS = (
+    (FULL_S, HIGH),
+    *((3, cores) for cores in (14, 12, 10, 8, 6)),
+    (2.0 * FULL_S, LOW),
+    *((3, cores) for cores in (8, 12)),
+    (FULL_S, HIGH),
+)
+"""Seconds, and the cores that are lent meanwhile: a day's ebb. `MEAN` is what people would fix a quota at.
+
+`FULL_S=30 ./test integration cluster/integration/test_queue.py` makes the day longer.
+"""
 WAITING = 10
 """Jobs of each queue that wait at any time."""
 

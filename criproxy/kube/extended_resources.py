@@ -12,7 +12,7 @@ What the node can lend, of CPU and of memory, says `criproxy.control.publication
   today; and at once when it is so far below what was last published that it can't wait. A rise waits;
 - when a pod has ended while more is published than can be lent, as pods were promised it: what it leaves is taken back
   before the scheduler promises it anew, or a node whose queue never ends would stay over-committed for ever. The node
-  knows of the end before the API server does. At most each `SHED_S`, as each costs a report;
+  knows of the end before the API server does. No sooner than `SHED_S` after the last report, as each costs one;
 - when somebody else has written another number, or another annotation (below);
 - no more often than each `QUIET_S`, so that two writers never patch in circles. Only to lend nothing is never put off.
 
@@ -52,9 +52,10 @@ LONGER_RATIO: Final = 0.3
 10,000 nodes then write 31 times a second, of the 33 that they may (`./bench cluster`); with 0.2 it was 32 to 33.
 """
 
-SHED_S: Final = 240.0
-"""While more is published than can be lent, as pods were promised it, so often a pod's end is written at once. By
-replay with a queue that never ends, a node then writes 12 to 13 times an hour, instead of 10 to 11.
+SHED_S: Final = 330.0
+"""While more is published than can be lent, as pods were promised it, a pod's end is written once the last report is so
+old. By replay with a queue that never ends, a node then writes 11 times an hour; with 250 s it was 11.5, and no pod
+got more.
 """
 
 
@@ -119,7 +120,6 @@ class Published(Struct, frozen=True):
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
     `raised`: something was published above what is wanted, as pods were promised it. `occupied`, `pods`: see `Offer`.
-    `shed_s`: when a pod's end was last written at once.
     """
 
     quantities: Mapping[str, int]
@@ -132,7 +132,6 @@ class Published(Struct, frozen=True):
     withheld: str = ""
     occupied: bool = False
     pods: frozenset[str] = frozenset()
-    shed_s: float = -math.inf
 
 
 class Publication(Struct, frozen=True):
@@ -243,7 +242,7 @@ def _reasons(
         yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
     if now_s >= last.due_s:
         yield f"the last report is {now_s - last.at_s:.0f} s old"
-    if last.raised and now_s >= last.shed_s + SHED_S and ended(offered, last):
+    if last.raised and now_s >= last.at_s + SHED_S and ended(offered, last):
         yield _SHED
 
 
@@ -302,7 +301,6 @@ def publication(
 
 def published(made: Publication, pods: frozenset[str], last: Published | None, now_s: float, luck: float) -> Published:
     """The API server has taken it, while these `pods` ran. `luck` is a random number from 0 to 1."""
-    shed_s = -math.inf if last is None else last.shed_s
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
         wanted=made.wanted,
@@ -314,7 +312,6 @@ def published(made: Publication, pods: frozenset[str], last: Published | None, n
         withheld=made.withheld,
         occupied=made.occupied,
         pods=pods,
-        shed_s=now_s if made.why_now == _SHED else shed_s,
     )
 
 

@@ -216,21 +216,18 @@ def test_pods_are_asked_for_when_a_name_comes_anew_as_they_may_have_been_promise
 
 
 def test_number_that_pods_hold_up_is_looked_at_again_when_one_has_ended():
-    last = taken(offered(1.0, pods=PODS), taken(offered(4.0)), allocated={BATCH_CPU: 3000}.items())
-    fewer, others = offered(1.0, pods=frozenset({"a"})), offered(1.0, pods=PODS | {"c"})
-    assert ask(offered(1.0, pods=PODS), last) == ask(others, last) == ""
-    assert ask(fewer, last) == "a pod has ended while more is published than can be lent"
+    last = taken(offered(1.0, pods=PODS), taken(offered(4.0)), allocated={BATCH_CPU: 3000}.items(), luck=1.0)
+    fewer, others, then_s = offered(1.0, pods=frozenset({"a"})), offered(1.0, pods=PODS | {"c"}), SHED_S + 1.0
+    assert ask(offered(1.0, pods=PODS), last, then_s) == ask(others, last, then_s) == ""
+    assert ask(fewer, last, then_s) == "a pod has ended while more is published than can be lent"
     assert needs_allocated(fewer, last, SETTINGS)
     assert ended(fewer, last) == {"b"}
 
 
-def test_ends_of_pods_are_written_at_once_no_more_often_than_their_time():
-    held_up = {BATCH_CPU: 3000}.items()
-    first = taken(offered(1.0, pods=PODS), allocated=held_up)
-    made = publication(offered(1.0, pods=frozenset({"a"})), dict(held_up), first, SETTINGS, ask(offered(1.0), first))
-    last = published(made, frozenset({"a"}), first, 100.0, 0.0)
-    assert ask(offered(1.0), last, 100.0 + SHED_S - 1.0) == ""
-    assert ask(offered(1.0), last, 100.0 + SHED_S)
+def test_end_of_a_pod_waits_until_the_last_report_is_of_some_age():
+    last = taken(offered(1.0, pods=PODS), allocated={BATCH_CPU: 3000}.items(), luck=1.0)
+    assert ask(offered(1.0), last, SHED_S - 1.0) == ""
+    assert ask(offered(1.0), last, SHED_S)
 
 
 @given(st.floats(0, 64), st.floats(0, 64), st.integers(0, 64_000), st.booleans(), st.booleans())

@@ -40,6 +40,10 @@ class Hearing:
         if self._lost_s is None:
             self._lost_s = now_s
 
+    @property
+    def is_lost(self) -> bool:
+        return self._lost_s is not None
+
     def deaf_s(self, now_s: float) -> float:
         return self._before_s + (0.0 if self._lost_s is None else now_s - self._lost_s)
 
@@ -59,7 +63,12 @@ class Follower(Generic[T]):
         *,
         hearing: Hearing,
         log: FilteringBoundLogger,
+        query: Mapping[str, str] | None = None,
+        page: int = PAGE,
     ) -> None:
+        """`query`: selectors, which hold for lists and watches. `page`: how many a list brings at once."""
+        self._query = query or {}
+        self._page = page
         self._client: Any = client._client
         self._kind = kind
         self._changed = changed
@@ -113,7 +122,7 @@ class Follower(Generic[T]):
     async def _list(self) -> None:
         names, more = set[str](), ""
         while True:
-            response = await self._ask({"limit": str(PAGE), **({"continue": more} if more else {})})
+            response = await self._ask({"limit": str(self._page), **({"continue": more} if more else {})})
             async with aclosing(response), timeout(ANSWER_S):
                 page = watching.read_page(await response.aread(), self._kind)
             for item in page.items:
@@ -150,7 +159,7 @@ class Follower(Generic[T]):
 
         lightkube's own watch asks again at once when an answer ends, for ever, and nobody learns of it.
         """
-        request = self._client.prepare_request("list", res=self._kind, params=dict(query))
+        request = self._client.prepare_request("list", res=self._kind, params={**self._query, **query})
         request.timeout = httpx2.Timeout(CONNECT_S, read=None)
         async with timeout(ANSWER_S):
             response: httpx2.Response = await self._client.send(

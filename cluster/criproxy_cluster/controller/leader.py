@@ -92,9 +92,19 @@ def keep_to_terms(client: AsyncClient) -> None:
 
 
 class Leader:
-    """`me` is unique among the replicas."""
+    """`me` is unique among the replicas, which have the Lease `lease` in common."""
 
-    def __init__(self, client: AsyncClient, namespace: str, me: str, work: Work, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        namespace: str,
+        me: str,
+        work: Work,
+        log: FilteringBoundLogger,
+        *,
+        lease: str = LEASE,
+    ) -> None:
+        self._name = lease
         self._client = client
         self._namespace = namespace
         self._me = me
@@ -191,8 +201,8 @@ class Leader:
 
     async def _read(self) -> None:
         """Raises Trouble."""
-        found = await _within_limit(self._client.get(coordination_v1.Lease, LEASE, namespace=self._namespace))
-        lease = _as_law_has_it(found)
+        found = await self._within_limit(self._client.get(coordination_v1.Lease, self._name, namespace=self._namespace))
+        lease = self._as_law_has_it(found)
         self._lease = found
         self._known = lease_law.read(self._known, lease, self._me, _now_s())
 
@@ -200,7 +210,7 @@ class Leader:
         """Raises Trouble."""
         found, sent_s = self._lease, _now_s()
         if found is None:
-            raise Trouble(f"the Lease {LEASE} was not read yet")
+            raise Trouble(f"the Lease {self._name} was not read yet")
         before, now = found.spec or LeaseSpec(), datetime.now(UTC)
         mine = before.holderIdentity == self._me
         found.spec = LeaseSpec(
@@ -211,8 +221,8 @@ class Leader:
             leaseTransitions=(before.leaseTransitions or 0) + (not mine),
         )
         self._known = lease_law.not_written(self._known)  # until it is known to be
-        written = await _within_limit(self._client.replace(found))
-        version = _as_law_has_it(written).version
+        written = await self._within_limit(self._client.replace(found))
+        version = self._as_law_has_it(written).version
         self._lease = written
         if holder == self._me:
             self._known = lease_law.wrote(version, self._me, sent_s, _now_s())
@@ -240,19 +250,17 @@ class Leader:
                 if trouble.code != CONFLICT:
                     raise
 
+    def _as_law_has_it(self, found: coordination_v1.Lease) -> Lease:
+        """Raises Trouble for what is no Lease."""
+        version = found.metadata.resourceVersion if found.metadata is not None else None
+        spec = found.spec or LeaseSpec()
+        if not version:
+            raise Trouble(f"the Lease {self._name}: the answer is none")
+        duration_s = spec.leaseDurationSeconds or lease_law.DURATION_S
+        return Lease(spec.holderIdentity or "", version, max(float(duration_s), lease_law.DURATION_S))
 
-def _as_law_has_it(found: coordination_v1.Lease) -> Lease:
-    """Raises Trouble for what is no Lease."""
-    version = found.metadata.resourceVersion if found.metadata is not None else None
-    spec = found.spec or LeaseSpec()
-    if not version:
-        raise Trouble(f"the Lease {LEASE}: the answer is none")
-    duration_s = spec.leaseDurationSeconds or lease_law.DURATION_S
-    return Lease(spec.holderIdentity or "", version, max(float(duration_s), lease_law.DURATION_S))
-
-
-async def _within_limit(request: Awaitable[T]) -> T:
-    """Each request has its own. Raises Trouble."""
-    with trouble_of(f"the Lease {LEASE}"):
-        async with asyncio.timeout(lease_law.REQUEST_S):
-            return await request
+    async def _within_limit(self, request: Awaitable[T]) -> T:
+        """Each request has its own. Raises Trouble."""
+        with trouble_of(f"the Lease {self._name}"):
+            async with asyncio.timeout(lease_law.REQUEST_S):
+                return await request

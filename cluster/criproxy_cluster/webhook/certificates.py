@@ -40,6 +40,11 @@ class ServerCertificate:
     def ready(self) -> bool:
         return self._loaded is not None
 
+    @property
+    def pair(self) -> Pair | None:
+        """What is served now; None: nothing yet."""
+        return self._loaded
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

@@ -40,9 +40,9 @@ import heapq
 import socket
 import ssl
 from asyncio import sslproto
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from itertools import count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import h11
 from msgspec import Struct
@@ -68,7 +68,10 @@ SHED_LOGGED_S: Final = 60.0
 
 
 class FrontLimits(Struct, frozen=True):
-    """See the table of the module. `idle_s` is above the 90 s of the API server's client, which closes first."""
+    """See the table of the module. `idle_s` is above the 90 s of the API server's client, which closes first.
+
+    `turn_bytes`: a body of as many waits for no turn, where its answer costs next to nothing.
+    """
 
     head_s: float = 5.0
     request_s: float = 10.0
@@ -77,6 +80,7 @@ class FrontLimits(Struct, frozen=True):
     grace_s: float = 1.0
     held_bytes: int = 32 << 20
     lame_duck_s: float = 10.0
+    turn_bytes: int = 0
 
 
 class Reply(Struct, frozen=True):
@@ -91,8 +95,10 @@ class Answers(Protocol):
     @property
     def most_bytes(self) -> int: ...
 
-    def answer(self, method: str, path: str, body: bytes | bytearray, *, ending: bool) -> Reply:
-        """Never raises. `ending`: this replica is about to end."""
+    def answer(
+        self, method: str, path: str, body: bytes | bytearray, *, ending: bool
+    ) -> Reply | Coroutine[Any, Any, Reply]:
+        """Never raises. `ending`: this replica is about to end. An answer that waits for something is a coroutine."""
 
 
 class _Connection:
@@ -372,11 +378,13 @@ class _Talk:
             await self._send(Reply(413, f"criproxy: more than {most} bytes\n".encode()), close=True)
             await self._discard()
             return
-        await self._front.turn(len(body))
+        if len(body) > self._front.limits.turn_bytes:
+            await self._front.turn(len(body))
         method, path = head.method.decode(), head.target.decode("ascii", "replace").partition("?")[0]
         ending = self._front.ending
-        reply = self._front.answers.answer(method, path, body, ending=ending)
+        answer = self._front.answers.answer(method, path, body, ending=ending)
         del body
+        reply = answer if isinstance(answer, Reply) else await answer
         self._front.holds(self._connection, len(reply.body))
         await self._send(reply, close=ending)
         self._front.holds(self._connection, 0)

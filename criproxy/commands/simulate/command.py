@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError, plot, report, signals_command
 from criproxy.commands.simulate.cells import CPU_UNITS, UNITS
+from criproxy.commands.simulate.cluster import command as cluster_command
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.readers import load
 from criproxy.commands.simulate.replay import Plan, Replayed, Trial, run
@@ -29,6 +30,9 @@ ADVERTISED_COLD_START_PROBES: Final = 288
 
 SIGNALS: Final = "--signals"
 """With it, the other options are those of `signals_command`."""
+
+CLUSTER: Final = "--cluster"
+"""With it, the other options are those of `cluster.command`."""
 
 _EPILOG: Final = """\
 FILE is CSV, plain or gzip, or the JSON answer of a Prometheus range query; - reads standard input. CSV has the columns
@@ -109,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     add("files", metavar="FILE", nargs="*", help="recorded usage, see below")
     add(SIGNALS, action="store_true", help="FILE is a record of signals of harm: replay it through the interference "
         "ladder; `--signals --help` says more")  # fmt: skip
+    add(CLUSTER, action="store_true", help="FILE is a folder of nodes and jobs: replay what they would have been lent, "
+        "by criproxy and by its peers; `--cluster --help` says more")  # fmt: skip
     add("--example", action="store_true", help="use two days of three made-up nodes instead of files")
     add("--resource", choices=tuple(RESOURCES), default="cpu", help="what the usage is of (%(default)s)")
     add("--capacity", metavar="N|FILE", help="what each node has, in the unit of the usage; or a CSV or JSON file with "
@@ -157,6 +163,9 @@ def main(arguments: Sequence[str]) -> int:
     """See `carry_out`."""
     if SIGNALS in arguments:
         return carry_out(lambda: signals_command.simulate([one for one in arguments if one != SIGNALS]))
+    if CLUSTER in arguments:
+        others = [one for one in arguments if one != CLUSTER]
+        return carry_out(lambda: cluster_command.simulate(others, Bar(sys.stderr)))
     return carry_out(lambda: simulate(parse(arguments), Bar(sys.stderr)))
 
 

@@ -8,9 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Final, TextIO, TypeVar
-
-from criproxy.commands.simulate.replay import Trial
+from typing import Final, Protocol, TextIO, TypeVar
 
 _WORTH_A_PROCESS: Final = 20_000
 """Samples that take about as long as it takes to start the processes."""
@@ -18,6 +16,16 @@ _WORTH_A_PROCESS: Final = 20_000
 _BAR: Final = 24
 _REDRAW_S: Final = 0.1
 
+
+class Weighed(Protocol):
+    """A part of the work."""
+
+    @property
+    def weight(self) -> int:
+        """How many samples long it takes."""
+
+
+Task = TypeVar("Task", bound=Weighed)
 Result = TypeVar("Result")
 
 
@@ -51,9 +59,9 @@ class Bar:
         self._write("\r\x1b[K")
 
 
-def spread(what: str, task: Callable[[Trial], Result], trials: Sequence[Trial], jobs: int, bar: Bar) -> list[Result]:
+def spread(what: str, task: Callable[[Task], Result], trials: Sequence[Task], jobs: int, bar: Bar) -> list[Result]:
     """The task's result for each trial, in their order. Raises what the task raises."""
-    weights = [len(trial.trace.times_s) * len(trial.plans) for trial in trials]
+    weights = [trial.weight for trial in trials]
     alone = jobs < 2 or len(trials) < 2 or sum(weights) < _WORTH_A_PROCESS
     order = sorted(range(len(trials)), key=lambda i: -weights[i])  # so that no long one is left alone at the end
     results: dict[int, Result] = {}

@@ -91,6 +91,10 @@ class Trial(Struct, frozen=True):
     plans: tuple[Plan, ...]
     keep: bool = False
 
+    @property
+    def weight(self) -> int:
+        return len(self.trace.times_s) * len(self.plans)
+
 
 class Replayed(Struct, frozen=True):
     """Per plan of a trial: the score, None where there is nothing to score, and the course if it was to be kept."""

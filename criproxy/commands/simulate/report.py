@@ -134,13 +134,13 @@ def summed(summary: Summary) -> dict[str, Any]:
 
 def write_json(path: str, content: object) -> None:
     """Raises SimulateError when it can't be written."""
-    with _writing("--json", path) as file:
+    with writing("--json", path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def write_predictions(path: str, traces: Sequence[Trace], courses: Sequence[Course]) -> None:
     """id,t,usage,prediction,limit per sample, in the input's unit. Raises SimulateError when it can't be written."""
-    with _writing("--predictions", path) as file:
+    with writing("--predictions", path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("id", "t", "usage", "prediction", "limit"))
         for trace, course in zip(traces, courses, strict=True):
@@ -149,7 +149,7 @@ def write_predictions(path: str, traces: Sequence[Trace], courses: Sequence[Cour
 
 
 @contextmanager
-def _writing(option: str, path: str) -> Iterator[TextIO]:
+def writing(option: str, path: str) -> Iterator[TextIO]:
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
             yield file

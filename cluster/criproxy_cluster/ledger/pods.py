@@ -1,0 +1,134 @@
+"""What the ledger reads of Pods and Nodes, and what a pod asks for as a whole. Pure.
+
+Source: Kubernetes, component-helpers/resource/helpers.go (PodRequests): init containers run one after another, beside
+the sidecars that were started before; sidecars stay beside the containers.
+"""
+
+from contextlib import suppress
+from functools import lru_cache
+from sys import intern
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from criproxy_cluster.ledger.law import Amounts, Pod, total
+from criproxy_cluster.objects import NodeObject, published
+from criproxy_cluster.vocabulary.quantities import amount, rounded_up
+
+ENDED: Final = ("Succeeded", "Failed")
+
+
+class PodMeta(Struct, frozen=True, gc=False):
+    """A pod goes by its uid here: a name is another pod's tomorrow, or in another namespace."""
+
+    name: str = msgspec.field(name="uid", default="")
+    resource_version: str = msgspec.field(name="resourceVersion", default="")
+    pod_name: str = msgspec.field(name="name", default="")
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+
+
+class Resources(Struct, frozen=True, gc=False):
+    requests: dict[str, Any] | None = None
+    limits: dict[str, Any] | None = None
+
+
+class Container(Struct, frozen=True, gc=False):
+    resources: Resources = Resources()
+    restart: str = msgspec.field(name="restartPolicy", default="")
+
+
+class PodSpec(Struct, frozen=True, gc=False, rename="camel"):
+    node_name: str = ""
+    priority: int = 0
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+    overhead: dict[str, Any] | None = None
+
+
+class PodStatus(Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class PodObject(Struct):
+    """Source: core/v1 Pod."""
+
+    metadata: PodMeta = PodMeta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class UnplacedMeta(Struct, frozen=True, gc=False):
+    name: str = msgspec.field(name="uid", default="")
+    resource_version: str = msgspec.field(name="resourceVersion", default="")
+
+
+class UnplacedObject(Struct):
+    """A pod of which it is enough to know that it is there."""
+
+    metadata: UnplacedMeta = UnplacedMeta()
+
+
+def pod_of(found: PodObject) -> Pod:
+    """Never raises: what can't be read counts as nothing."""
+    meta, spec = found.metadata, found.spec
+    return Pod(
+        uid=meta.name,
+        namespace=intern(meta.namespace),
+        name=meta.pod_name,
+        amounts=_asked(spec),
+        priority=spec.priority,
+        node=intern(spec.node_name),
+        ended=found.status.phase in ENDED,
+    )
+
+
+def lent_by(node: NodeObject) -> dict[str, int]:
+    """What it has of that which it lends, by name, rounded down."""
+    return {intern(name): int(value) for name, value in published(node).items()}
+
+
+def _asked(spec: PodSpec) -> Amounts:
+    sidecars: list[Amounts] = []
+    beginnings: list[Amounts] = []
+    for one in spec.init_containers or ():
+        needs = _amounts(one)
+        if one.restart == "Always":
+            sidecars.append(needs)
+            needs = ()
+        beginnings.append(total([*sidecars, needs]))
+    running = total([*sidecars, *(_amounts(one) for one in spec.containers or ())])
+    overhead = _read(tuple((spec.overhead or {}).items()))
+    return _shared(total([_most([running, *beginnings]), overhead]))
+
+
+def _amounts(container: Container) -> Amounts:
+    """A request that is not there is its limit."""
+    found = {**(container.resources.limits or {}), **(container.resources.requests or {})}
+    return _read(tuple(found.items()))
+
+
+@lru_cache(4096)
+def _read(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
+    """Of extended resources alone, whose names have a domain."""
+    found = []
+    for name, quantity in quantities:
+        if "/" in name:
+            with suppress(ValueError):
+                found.append((intern(name), rounded_up(amount(quantity))))
+    return tuple(sorted(found))
+
+
+def _most(several: list[Amounts]) -> Amounts:
+    most: dict[str, int] = {}
+    for amounts in several:
+        for name, value in amounts:
+            most[name] = max(most.get(name, 0), value)
+    return tuple(sorted(most.items()))
+
+
+@lru_cache(4096)
+def _shared(amounts: Amounts) -> Amounts:
+    """One for all pods that ask for the same."""
+    return amounts

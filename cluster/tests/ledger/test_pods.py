@@ -1,0 +1,94 @@
+"""What pods ask for as a whole, and what nodes lend."""
+
+import msgspec
+import pytest
+
+from criproxy_cluster.ledger.desk import Seen
+from criproxy_cluster.ledger.law import Ledger
+from criproxy_cluster.ledger.pods import PodObject, lent_by, pod_of
+from criproxy_cluster.ledger.resources import PodResource, UnplacedResource
+from criproxy_cluster.ledger.watching import Watches
+from criproxy_cluster.objects import NodeObject
+from criproxy_cluster.resources import NodeResource
+from criproxy_cluster.vocabulary.watching import Item
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+
+
+def container(cpu, **more):
+    return {"name": "c", "resources": {"requests": {CPU: cpu, "cpu": "8"}}, **more}
+
+
+ALWAYS = {"restartPolicy": "Always"}
+ASKED = {
+    "containers together": ({"containers": [container("1k"), container("500")]}, 1500),
+    "the largest init container": ({"initContainers": [container("4k"), container("3k")]}, 4000),
+    "an init container beside the sidecar before it": (
+        {"initContainers": [container("100", **ALWAYS), container("4k"), container("50", **ALWAYS)]},
+        4100,
+    ),
+    "sidecars beside the containers": (
+        {"initContainers": [container("100", **ALWAYS)], "containers": [container("1k")]},
+        1100,
+    ),
+    "overhead": ({"containers": [container("1k")], "overhead": {CPU: "10"}}, 1010),
+    "a part is rounded up": ({"containers": [container("200m")]}, 1),
+    "only a limit": ({"containers": [{"resources": {"limits": {CPU: "7"}}}]}, 7),
+    "what can't be read is nothing": ({"containers": [container("many"), container("5")]}, 5),
+    "nothing": ({"containers": None}, 0),
+}
+
+
+@pytest.mark.parametrize(("spec", "cpu"), ASKED.values(), ids=ASKED)
+def test_a_pod_asks_for_what_kubernetes_counts(spec, cpu):
+    found = pod_of(msgspec.convert({"metadata": {"uid": "u"}, "spec": spec}, PodObject))
+    assert dict(found.amounts) == ({CPU: cpu} if cpu else {})
+
+
+def test_a_pod_goes_by_its_uid_and_ends_by_its_phase():
+    meta = {"uid": "u", "name": "x", "namespace": "d", "resourceVersion": "7"}
+    raw = {"metadata": meta, "spec": {"nodeName": "n", "priority": 3}, "status": {"phase": "Failed"}}
+    found = msgspec.convert(raw, PodObject)
+    pod = pod_of(found)
+    assert (pod.uid, pod.name, pod.namespace, pod.node, pod.priority, pod.ended) == ("u", "x", "d", "n", 3, True)
+    assert (found.metadata.name, found.metadata.resource_version) == ("u", "7")
+
+
+def test_pods_that_ask_for_the_same_share_one_record():
+    first, second = (pod_of(msgspec.convert({"spec": {"containers": [container("1k")]}}, PodObject)) for _ in "ab")
+    assert first.amounts is second.amounts
+
+
+def test_a_node_lends_what_it_publishes_by_the_names_that_it_says():
+    raw = {"metadata": {"name": "n"}, "status": {"allocatable": {CPU: "8k", MEMORY: "1Gi", "cpu": "8", "x.io/y": "1"}}}
+    assert lent_by(msgspec.convert(raw, NodeObject)) == {CPU: 8000, MEMORY: 1 << 30}
+    named = {"name": "n", "annotations": {"colocation.criproxy.io/publishes": "x.io/y"}}
+    assert lent_by(msgspec.convert({**raw, "metadata": named}, NodeObject)) == {"x.io/y": 1}
+
+
+def test_lists_and_watches_fill_the_ledger(log):
+    ledger, seen = Ledger(), Seen()
+    watches = Watches(None, ledger, seen, log)  # type: ignore[arg-type]
+    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": {CPU: "8k"}}}, NodeResource)
+
+    def told(event, uid, node=""):
+        spec = {"nodeName": node, "containers": [container("1k")]}
+        return Item(event, uid, "1", msgspec.convert({"metadata": {"uid": uid}, "spec": spec}, PodResource))
+
+    watches._node(Item("LISTED", "n", "1", node))
+    watches._nodes_listed({"n"})
+    watches._pod(told("LISTED", "a", "n"))
+    watches._pod(told("LISTED", "w"))
+    watches._pods_listed({"a", "w"})
+    watches._unplaced(Item("LISTED", "online", "1", UnplacedResource()))
+    watches._unplaced_listed({"online"})
+    assert not seen.missing and seen.unplaced == {"online"}
+    assert ledger.free("n") == {CPU: 7000} and ledger.pod("w") is not None
+
+    watches._pod(Item("DELETED", "a", "2"))
+    watches._pod(Item("BOOKMARK", "", "3"))
+    watches._unplaced(Item("DELETED", "online", "2"))
+    assert ledger.free("n") == {CPU: 8000} and not seen.unplaced
+    watches._pods_listed(set())
+    watches._node(Item("DELETED", "n", "4"))
+    assert ledger.pod("w") is None and ledger.free("n") is None

@@ -1,0 +1,200 @@
+"""What waits for room, and where the scheduler puts it. Needs numpy.
+
+The scheduler is the same for all laws: it looks each step, takes shapes (what a pod asks for) by the age of their
+oldest job, fills what fits, and where not all nodes are needed takes those that have most free of what they lend, one
+pod a node at a time, as kube-scheduler's LeastAllocated on what is lent does.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from criproxy.commands.simulate.cluster.record import PodsToCome
+
+ENDLESS_CORES: Final = 1.0
+ENDLESS_MEAN_S: Final = 600.0
+LEAST_S: Final = 1.0
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_LEAST: Final = 1e-6
+"""What a sum of floats may lack to a whole pod."""
+
+
+class Room(Struct):
+    """What nodes lend and what of it is free: per node, cores and bytes. Placing takes from what is free."""
+
+    lent_cpu: Floats
+    free_cpu: Floats
+    lent_memory: Floats | None
+    free_memory: Floats | None
+
+    def fits(self, cpu: float, memory: float) -> Ints:
+        """How many such pods fit, per node."""
+        counts = np.floor(self.free_cpu / cpu + _LEAST)
+        if memory and self.free_memory is not None:
+            counts = np.minimum(counts, np.floor(self.free_memory / memory + _LEAST))
+        whole: Ints = np.maximum(counts, 0.0).astype(np.int64)
+        return whole
+
+    def take(self, counts: Ints, cpu: float, memory: float) -> None:
+        self.free_cpu -= counts * cpu
+        if self.free_memory is not None:
+            self.free_memory -= counts * memory
+
+    def score(self) -> Floats:
+        """The free share of what is lent."""
+        score: Floats = self.free_cpu / np.maximum(self.lent_cpu, _LEAST)
+        if self.free_memory is not None and self.lent_memory is not None:
+            score = score + self.free_memory / np.maximum(self.lent_memory, _LEAST)
+        return score
+
+
+class Placed(Struct):
+    """Pods that begin, one entry each. `born_s`: when the job began first; NaN: now."""
+
+    node: Ints
+    cpu: Floats
+    memory: Floats
+    duration_s: Floats
+    arrival_s: Floats
+    born_s: Floats
+
+
+class Endless:
+    """Pods of one core and no memory that never end to come, of 10 minutes on average, exponentially distributed."""
+
+    finite: Final = False
+
+    def __init__(self, luck: np.random.Generator) -> None:
+        self._luck = luck
+
+    def place(self, t_s: float, room: Room) -> Placed | None:
+        counts = room.fits(ENDLESS_CORES, 0.0)
+        total = int(counts.sum())
+        if not total:
+            return None
+        return Placed(
+            np.repeat(np.arange(len(counts)), counts),
+            np.full(total, ENDLESS_CORES),
+            np.zeros(total),
+            np.maximum(self._luck.exponential(ENDLESS_MEAN_S, total), LEAST_S),
+            np.full(total, t_s),
+            np.full(total, np.nan),
+        )
+
+    def back(self, gone: Placed) -> None:
+        """Pods that were evicted: others come in their place, as there is no end of them."""
+
+    def waiting(self) -> tuple[int, float]:
+        return 0, 0.0
+
+
+class _Lot(Struct):
+    arrival_s: float
+    duration_s: float
+    born_s: float
+    count: int
+
+
+class Backlog:
+    """Jobs of a list: first come, first served within a shape; what fits nowhere lets others by."""
+
+    finite: Final = True
+
+    def __init__(self, jobs: Sequence[PodsToCome], luck: np.random.Generator) -> None:
+        self._to_come = deque(sorted(jobs, key=lambda job: job.arrival_s))
+        self._shapes: dict[tuple[float, float], deque[_Lot]] = {}
+        self._luck = luck
+
+    def place(self, t_s: float, room: Room) -> Placed | None:
+        while self._to_come and self._to_come[0].arrival_s <= t_s:
+            job = self._to_come.popleft()
+            lots = self._shapes.setdefault((job.cpu, job.memory), deque())
+            lots.append(_Lot(job.arrival_s, job.duration_s, np.nan, job.count))
+        placed = []
+        most = float(room.free_cpu.max(initial=0.0)) + _LEAST
+        for shape, lots in sorted(self._shapes.items(), key=lambda item: item[1][0].arrival_s):
+            if shape[0] <= most and (found := self._fill(shape, lots, room)) is not None:
+                placed.append(found)
+        self._shapes = {shape: lots for shape, lots in self._shapes.items() if lots}
+        return joined(placed)
+
+    def _fill(self, shape: tuple[float, float], lots: deque[_Lot], room: Room) -> Placed | None:
+        fits = room.fits(*shape)
+        total = int(fits.sum())
+        wanted = 0
+        for lot in lots:
+            wanted += lot.count
+            if wanted >= total:
+                break
+        counts = fits if wanted >= total else self._spread(wanted, fits, shape, room)
+        total = min(wanted, total)
+        if not total:
+            return None
+        room.take(counts, *shape)
+        nodes = np.repeat(np.arange(len(counts)), counts)
+        self._luck.shuffle(nodes)
+        taken = list[tuple[float, float, float, int]]()
+        left = total
+        while left:
+            lot = lots[0]
+            count = min(left, lot.count)
+            taken.append((lot.arrival_s, lot.duration_s, lot.born_s, count))
+            lot.count -= count
+            left -= count
+            if not lot.count:
+                lots.popleft()
+        arrivals, durations, births, numbers = (np.array(column) for column in zip(*taken, strict=True))
+        return Placed(
+            nodes,
+            np.full(total, shape[0]),
+            np.full(total, shape[1]),
+            np.repeat(durations, numbers),
+            np.repeat(arrivals, numbers),
+            np.repeat(births, numbers),
+        )
+
+    def _spread(self, wanted: int, fits: Ints, shape: tuple[float, float], room: Room) -> Ints:
+        """Which nodes get how many: in turns, the best of those that have room first; equals by lot."""
+        counts = np.zeros_like(fits)
+        score = room.score() + 1e-9 * self._luck.random(len(fits))
+        step = shape[0] / np.maximum(room.lent_cpu, _LEAST)
+        if shape[1] and room.lent_memory is not None:
+            step = step + shape[1] / np.maximum(room.lent_memory, _LEAST)
+        while wanted:
+            able = np.flatnonzero(counts < fits)
+            if wanted < len(able):
+                now = score[able] - counts[able] * step[able]
+                able = able[np.argpartition(-now, wanted - 1)[:wanted]]
+            counts[able] += 1
+            wanted -= len(able)
+        return counts
+
+    def back(self, gone: Placed) -> None:
+        """Pods that were evicted wait again, before the others of their shape, and begin anew."""
+        rows = zip(gone.cpu, gone.memory, gone.arrival_s, gone.duration_s, gone.born_s, strict=True)
+        for cpu, memory, arrival_s, duration_s, born_s in rows:
+            lots = self._shapes.setdefault((float(cpu), float(memory)), deque())
+            lots.appendleft(_Lot(float(arrival_s), float(duration_s), float(born_s), 1))
+
+    def waiting(self) -> tuple[int, float]:
+        """How many pods wait, and how many core-hours of work they are."""
+        jobs, hours = 0, 0.0
+        for (cpu, _), lots in self._shapes.items():
+            for lot in lots:
+                jobs += lot.count
+                hours += lot.count * cpu * lot.duration_s / 3600.0
+        return jobs, hours
+
+
+def joined(parts: Sequence[Placed]) -> Placed | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in Placed.__struct_fields__]
+    return Placed(*columns)

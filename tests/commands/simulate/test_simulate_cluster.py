@@ -1,0 +1,334 @@
+"""Nodes and jobs come from a folder, or not at all; a law's replay on small clusters is what arithmetic says."""
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from array import array
+from xml.etree import ElementTree
+
+import pytest
+from msgspec import structs
+
+from criproxy.commands.simulate import SimulateError
+from criproxy.commands.simulate.cluster import command
+from criproxy.commands.simulate.cluster.engine import NodesByLaw, replay
+from criproxy.commands.simulate.cluster.figures import Counted
+from criproxy.commands.simulate.cluster.folder import EXAMPLE, read
+from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, OpenBoxAt, foresee
+from criproxy.commands.simulate.cluster.laws import LAWS
+from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of, on_grid
+from criproxy.commands.simulate.command import main
+from criproxy.commands.simulate.replay import Plan, predict
+from criproxy.commands.simulate.trace import Trace
+from criproxy.control.publication import by_open_box
+
+GIB = 2**30
+START_S = 1_760_000_000
+NAMES = [law.name for law in LAWS]
+
+
+def a_folder(tmp_path, nodes, capacity="id,cpu,memory\na,8,34359738368\nb,8,34359738368\n", jobs=None):
+    for name, content in (("nodes.csv", nodes), ("capacity.csv", capacity), ("jobs.csv", jobs)):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def some_nodes(hours=12, cpu=2.0, memory=8 * GIB, ids=("a", "b")):
+    rows = [f"{one},{START_S + 300 * i},{cpu},{memory}" for one in ids for i in range(12 * hours)]
+    return "\n".join(["id,t,cpu,memory", *rows]) + "\n"
+
+
+def flat(law, *, cpu=(2.0,), lent=(4.0,), cells=40, cores=8.0, memory=None, lent_memory=None, size=32 * GIB):
+    """A node that uses and lends these, cell by cell; the last value goes on."""
+    long = lambda values: array("f", [values[min(i, len(values) - 1)] for i in range(cells)])  # noqa: E731
+    return Foreseen(
+        capacity_cores=cores,
+        capacity_bytes=float(size) if memory else 0.0,
+        cpu=long(cpu),
+        memory=long(memory) if memory else None,
+        lent_cpu={law: long(lent)},
+        lent_memory={law: long(lent_memory)} if lent_memory else {},
+    )
+
+
+def replayed(law, *nodes, jobs=None, cell_s=300.0):
+    return replay(NodesByLaw(law, Grid(0.0, cell_s, 40), nodes, jobs, (1,)))
+
+
+def job(**given):
+    return PodsToCome(**{"arrival_s": 0.0, "cpu": 1.0, "memory": 0.0, "duration_s": 600.0, "count": 1, **given})
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_folder_of_csv_gives_nodes_in_cores_and_bytes(tmp_path):
+    cluster = read(
+        a_folder(tmp_path, some_nodes(), jobs=f"arrival,cpu,memory,duration,count\n{START_S + 60},2,3,4,5\n")
+    )
+    assert [node.id for node in cluster.nodes] == ["a", "b"]
+    node = cluster.nodes[0]
+    assert (node.cpu.capacity, node.cpu.usages[0], node.memory.capacity, node.memory.usages[0]) == (
+        8.0, 2.0, 32 * GIB, 8 * GIB,
+    )  # fmt: skip
+    assert cluster.jobs == (PodsToCome(arrival_s=60.0, cpu=2.0, memory=3.0, duration_s=4.0, count=5),)
+    assert (cluster.grid.cell_s, cluster.grid.cells) == (300.0, 144)
+
+
+def test_folder_may_be_packed_and_have_iso_times_and_no_memory(tmp_path):
+    rows = "".join(f"a,2026-01-31T{hour:02}:{minute:02}:00Z,1\n" for hour in range(2) for minute in range(0, 60, 5))
+    (tmp_path / "nodes.csv.gz").write_bytes(gzip.compress(f"id,t,cpu\n{rows}".encode()))
+    cluster = read(a_folder(tmp_path, None, "id,cpu\na,4\n"))
+    assert (cluster.nodes[0].memory, cluster.jobs, cluster.grid.cells) == (None, None, 24)
+
+
+def test_folder_of_prometheus_answers_is_read(tmp_path):
+    def answer(name, value):
+        values = [[START_S + 300 * i, str(value)] for i in range(24)]
+        series = [{"metric": {"instance": one, "job": "node"}, "values": values} for one in ("n1", "n2")]
+        content = {"status": "success", "data": {"resultType": "matrix", "result": series}}
+        (tmp_path / name).write_text(json.dumps(content))
+
+    for name, value in (("cpu", 1.5), ("memory", GIB), ("cpu_capacity", 4), ("memory_capacity", 8 * GIB)):
+        answer(f"{name}.json", value)
+    cluster = read(tmp_path)
+    found = [(node.id, node.cpu.usages[0], node.cpu.capacity, node.memory.capacity) for node in cluster.nodes]
+    assert found == [("n1", 1.5, 4.0, 8.0 * GIB), ("n2", 1.5, 4.0, 8.0 * GIB)]
+
+
+GOOD_ROW = f"a,{START_S},1,1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "capacity", "jobs", "words"),
+    [
+        pytest.param("", None, None, ("nodes.csv", "empty", "id,t,cpu"), id="empty"),
+        pytest.param("id,t,cpu,memory\n", None, None, ("nodes.csv", "no row"), id="titles only"),
+        pytest.param("id,t,usage\n", None, None, ("nodes.csv:1", "usage", "id,t,cpu"), id="other columns"),
+        pytest.param("id,t,cpu,disk\n", None, None, ("nodes.csv:1", "disk"), id="a column more"),
+        pytest.param(f"id,t,cpu,memory\n{GOOD_ROW}\na,{START_S + 1},x,1\n", None, None,
+                     ("nodes.csv:3", "cpu", "'x'", "3.25"), id="no number"),
+        pytest.param(f"id,t,cpu,memory\na,{START_S},nan,1\n", None, None, ("nodes.csv:2", "'nan'"), id="nan"),
+        pytest.param(f"id,t,cpu,memory\na,{START_S},-1,1\n", None, None, ("nodes.csv:2", "'-1'"), id="negative"),
+        pytest.param("id,t,cpu,memory\na,yesterday,1,1\n", None, None, ("nodes.csv:2", "'yesterday'"), id="time"),
+        pytest.param(f"id,t,cpu,memory\n{GOOD_ROW},7\n", None, None, ("nodes.csv:2", "5 fields"), id="too many fields"),
+        pytest.param(f"id,t,cpu,memory\na,{START_S},1\n", None, None, ("nodes.csv:2", "3 fields"), id="too few fields"),
+        pytest.param(f"id,t,cpu,memory\n,{START_S},1,1\n", None, None, ("nodes.csv:2", "id is empty"), id="no id"),
+        pytest.param(f"id,t,cpu,memory\n{GOOD_ROW}\n{GOOD_ROW}\na,{START_S + 300},1,1\n", None, None,
+                     ("nodes.csv:3", "second usage"), id="twice"),
+        pytest.param(some_nodes(ids=("c",)), None, None, ("nodes.csv", "'c'", "capacity.csv", "'a'"), id="no capacity"),
+        pytest.param(some_nodes(cpu=2000), None, None, ("nodes.csv", "above the node's capacity", "cores"), id="unit"),
+        pytest.param(f"id,t,cpu,memory\n{GOOD_ROW}\n", None, None, ("one moment",), id="one moment"),
+        pytest.param(some_nodes(), "id,cpu,memory\na,0,1\n", None, ("capacity.csv:2", "'0'"), id="no cores"),
+        pytest.param(some_nodes(), "id,cpu,memory\na,8,1\na,8,1\n", None, ("capacity.csv:3", "second"), id="id twice"),
+        pytest.param(some_nodes(), "id,cpu\na,8\n", None, ("capacity.csv:1", "memory"), id="no memory"),
+        pytest.param(some_nodes(), None, "arrival,cpu,memory,duration,count\n0,1,1,60,1.5\n",
+                     ("jobs.csv:2", "'1.5'", "whole"), id="half a job"),
+        pytest.param(some_nodes(), None, "arrival,cpu,memory,duration,count\n0,0,1,60,1\n",
+                     ("jobs.csv:2", "cpu", "'0'"), id="job without CPU"),
+        pytest.param(some_nodes(), None, "arrival,cpu,memory,duration,count\n", ("jobs.csv", "no row"), id="no job"),
+        pytest.param(some_nodes(), None, f"arrival,cpu,duration\n{START_S + 10**7},1,60\n",
+                     ("jobs.csv", "after the record"), id="all jobs late"),
+        pytest.param("id,t,cpu\na,0,1\na,300,1\n", "id,cpu\na,8\n", "arrival,cpu,memory,duration\n0,1,5,60\n",
+                     ("jobs.csv:2", "memory is 5"), id="memory that nobody recorded"),
+    ],
+)  # fmt: skip
+def test_folder_that_is_understood_in_part_is_refused(tmp_path, nodes, capacity, jobs, words):
+    folder = a_folder(tmp_path, nodes, **({"capacity": capacity} if capacity else {}), jobs=jobs)
+    with pytest.raises(SimulateError) as caught:
+        read(folder)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_folder_that_is_not_there_or_empty_is_refused_with_what_is_needed(tmp_path):
+    with pytest.raises(SimulateError, match="is no folder; give one with"):
+        read(tmp_path / "gone")
+    with pytest.raises(SimulateError, match=r"has neither nodes\.csv"):
+        read(tmp_path)
+
+
+def test_packed_file_that_breaks_off_is_refused(tmp_path):
+    packed = gzip.compress(some_nodes().encode())
+    (tmp_path / "nodes.csv.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(SimulateError, match=r"nodes\.csv"):
+        read(a_folder(tmp_path, None))
+
+
+# --- the grid, and the forecast ---------------------------------------------------------------------------------------
+
+
+def test_on_grid_means_and_holds_and_ends_in_a_gap():
+    grid = Grid(0.0, 60.0, 8)
+    values = on_grid([60.0, 90.0, 180.0], [2.0, 4.0, 5.0], grid)
+    assert [round(v, 1) for v in values[1:6]] == [3.0, 3.0, 5.0, 5.0, 5.0]
+    assert [math.isnan(v) for v in values] == [True, False, False, False, False, False, True, True]
+
+
+def test_foresee_is_the_products_prediction_and_law():
+    usages = array("d", [4.0 + math.sin(i / 20.0) for i in range(400)])
+    trace = Trace("a", "a", 16.0, array("d", [300.0 * i for i in range(400)]), usages)
+    node = RecordedNode(trace, None)
+    found = foresee(NodeOnGrid(node, grid_of([node])))
+    hours = predict(trace, Plan("cpu", 0.1, alpha_ratio=0.05, horizon_s=3600.0, cold_start_probes=288))
+    for i in (0, 5, 50, 399):
+        expected = by_open_box(16.0, usages[i], hours[i], watermark_ratio=0.95, factor=2.0)
+        assert found.lent_cpu["criproxy"][i] == pytest.approx(max(expected, 0.1), rel=1e-5)
+        assert found.lent_cpu["criproxy_former"][i] == pytest.approx(max(0.9 * 16 - hours[i], 0.1), rel=1e-5)
+        assert found.lent_cpu["koordinator"][i] == pytest.approx(0.6 * 16 - usages[i], rel=1e-5)
+        highest = max(usages[i : i + 12])
+        assert found.lent_cpu["foresight"][i] == pytest.approx(16.0 - highest, rel=1e-5)
+
+
+# --- the replay -------------------------------------------------------------------------------------------------------
+
+
+def test_what_pods_got_moves_what_criproxy_lends():
+    box = OpenBoxAt(array("f", [2.0] * 40), array("f", [4.0] * 40))
+    calm, starved = (
+        structs.replace(flat("criproxy", cpu=(used,)), open_box=box)
+        for used in (2.0, 7.5)  # 5.6 or 0.5 cores are free
+    )
+    # Of what the forecast leaves, 4 cores, twice as much is lent at first: what is free now, 5.6, is less.
+    assert replayed("criproxy", calm).course[-1][2] == pytest.approx(5.6)
+    assert replayed("criproxy", starved).course[-1][2] < 2.0
+
+
+def test_endless_queue_fills_what_is_lent_and_no_more():
+    counted = replayed("criproxy", flat("criproxy"))
+    found = counted.figures(finite=False)
+    assert found["promised_core_hours"] <= 4.0 * 30 / 12 + 1e-6  # of 40 cells of 5 minutes, a quarter warms up
+    assert found["placed_core_hours"] == pytest.approx(4.0 * 30 / 12, rel=0.05)
+    assert found["free_core_hours"] == pytest.approx(6.0 * 30 / 12)
+    assert (found["below_half"], found["squeezed"], found["evictions"]) == (0.0, 0.0, 0)
+    assert found["slowdown_p95"] == 1.0
+
+
+def test_pods_share_what_online_leaves_and_their_slowdown_is_counted():
+    cpu = (2.0,) * 12 + (7.0,) * 28  # 4 pods of a core share one core from then on
+    counted = replayed("criproxy", flat("criproxy", cpu=cpu), jobs=(job(count=4, arrival_s=3000.0, duration_s=1200.0),))
+    found = counted.figures(finite=True)
+    # Begun at 3000 s, 600 s at full speed, and 600 s of work at a quarter of it: 3000 s for 1200.
+    assert (found["jobs_ended"], found["evictions"]) == (4, 0)
+    assert found["slowdown_p50"] == pytest.approx(2.5, rel=0.002)
+    assert found["below_half"] == pytest.approx(2400.0 / 3000.0, rel=0.01)
+    assert found["placed_core_hours"] == pytest.approx(4 * 1200.0 / 3600.0)
+    assert found["broken_cpu"] == 0
+
+
+def test_koordinator_is_suppressed_to_065_of_the_node():
+    counted = replayed("koordinator", flat("koordinator", cpu=(2.0,) * 12 + (4.0,) * 28, lent=(3.0,)), jobs=(
+        job(count=3, arrival_s=3000.0, duration_s=6000.0),
+    ))  # fmt: skip
+    assert counted.figures(finite=True)["utilisation"] == pytest.approx(
+        (2.0 * 2 + 4.0 * 28 + 3.0 * 2 + 1.2 * 28) / (8.0 * 30), rel=0.01
+    )
+
+
+def test_law_without_idle_breaks_a_sample_that_comes_to_a_full_node():
+    cpu = (2.0,) * 20 + (6.0,) + (2.0,) * 19
+    assert replayed("tke", flat("tke", cpu=cpu, lent=(5.0,))).broken_cpu == 1
+    assert replayed("criproxy", flat("criproxy", cpu=cpu, lent=(5.0,))).broken_cpu == 0
+
+
+def test_memory_that_online_takes_back_evicts_by_each_laws_rule():
+    def run(law):
+        memory, lent = (8.0 * GIB,) * 20 + (26.0 * GIB,) * 20, (20.0 * GIB,) * 20 + (0.0,) * 20
+        node = flat(law, memory=memory, lent_memory=lent, lent=(6.0,))
+        return replayed(law, node, jobs=(job(count=6, arrival_s=3000.0, memory=2 * GIB, duration_s=1e5),))
+
+    ladder, koordinator, tke = run("criproxy"), run("koordinator"), run("tke")
+    assert ladder.broken_memory == koordinator.broken_memory == 1  # 26 + 12 of 32 GiB, as it comes
+    # 0.9 x 32 - 26 = 2.8 GiB stay: one pod, within the budget of 6 in 10 minutes; 0.68 x 32 - 26 < 0: none; kubelet: 2.
+    assert (ladder.evictions, koordinator.evictions, tke.evictions) == (5, 6, 4)
+    assert ladder.lost / 5 == pytest.approx(3000.0, rel=0.02)
+    assert ladder.waiting == 5
+
+
+def test_report_waits_for_a_rise_and_not_for_a_fall():
+    ours, theirs = (
+        replayed(law, flat(law, lent=(4.0, 2.0) * 20), cell_s=60.0).reports for law in ("criproxy", "koordinator")
+    )
+    assert (ours < 12, theirs) == (True, 30)  # one in 5 minutes, and the falls after them; or one each minute
+
+
+def test_scheduler_takes_the_node_that_has_most_free_and_lets_what_fits_by():
+    big, small = flat("criproxy", lent=(6.0,)), flat("criproxy", lent=(2.0,))
+    jobs = (job(cpu=7.0), job(cpu=1.0, count=3, duration_s=9e5))
+    counted = replayed("criproxy", big, small, jobs=jobs)
+    assert counted.waiting == 1  # 7 cores fit nowhere
+    assert counted.figures(finite=True)["placed_core_hours"] == pytest.approx(3.0 * 30 / 12)
+
+
+def test_gap_lends_nothing_and_counts_nothing():
+    nan = math.nan
+    counted = replayed("criproxy", flat("criproxy", cpu=(2.0,) * 20 + (nan,) * 20))
+    assert counted.nodes_s == 10 * 300.0
+    assert counted.course[-1] == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_replay_of_parts_adds_up_and_repeats():
+    one, other = flat("criproxy"), flat("criproxy", cpu=(5.0,), lent=(2.0,))
+    total = Counted()
+    total.add(replayed("criproxy", one))
+    total.add(replayed("criproxy", other))
+    both = replayed("criproxy", one, other)
+    assert total.promised == pytest.approx(both.promised, rel=0.02)
+    assert total.figures(finite=False) == {**total.figures(finite=False)}
+    again = replayed("criproxy", one, other)
+    assert again.figures(finite=False) == both.figures(finite=False)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_command_writes_json_and_a_page_that_needs_no_network(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    folder = a_folder(tmp_path / "in", some_nodes())
+    out, html = tmp_path / "o.json", tmp_path / "o.html"
+    assert main(["--cluster", str(folder), "--json", str(out), "--html", str(html)]) == 0
+    content = json.loads(out.read_text())
+    assert list(content["laws"]) == NAMES
+    assert (content["nodes"], content["duration"], content["warm_up"]) == (2, 12 * 3600.0, 3 * 3600.0)
+    assert content.keys() >= {"seed", "machine", "cores"}
+    needed = {
+        "placed_core_hours", "free_core_hours", "below_half", "squeezed", "evictions", "slowdown_p50", "slowdown_p95",
+        "lost_core_hours", "broken_cpu", "broken_memory", "waiting_jobs", "utilisation",
+    }  # fmt: skip
+    assert all(found.keys() >= needed for found in content["laws"].values())
+    assert content["laws"]["foresight"]["placed_core_hours"] >= content["laws"]["koordinator"]["placed_core_hours"] > 0
+    told = capsys.readouterr().out
+    assert "Koordinator" in told and "2 nodes of 16 cores" in told
+    page = html.read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "prefers-color-scheme: dark" in page
+    for drawing in page.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
+
+
+def test_command_has_no_more_than_one_word_for_a_wrong_folder(tmp_path, capsys):
+    assert main(["--cluster", str(tmp_path / "gone")]) == 1
+    assert "is no folder" in capsys.readouterr().err
+
+
+def test_example_that_ships_is_small_and_sound():
+    cluster = read(EXAMPLE)
+    assert (len(cluster.nodes), cluster.notes) == (12, ())
+    assert cluster.jobs is not None
+    assert sum(file.stat().st_size for file in EXAMPLE.iterdir()) < 60_000
+
+
+def test_command_without_numpy_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert command.require_numpy.__module__.endswith("cluster.command")
+    assert main(["--cluster", str(tmp_path)]) == 1
+    assert "pip install 'criproxy[cluster]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_command_imports_numpy_only_when_it_replays_a_cluster():
+    code = "import sys, criproxy.commands.simulate.command; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
