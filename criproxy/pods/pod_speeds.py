@@ -1,6 +1,7 @@
 """Measures how much of the CPU that offline pods want they get, and says who starves; the law is `control.pod_speed`.
 
-What a pod asked for of what nodes lend is in its annotations, and only such pods are looked at. Three things follow:
+What a pod asked for of what nodes lend is in its annotations, and only such pods are looked at; what it used and waited
+for is read by `PodUseWatch`. Three things follow:
 
     counters   the time of pods that want CPU, and their time below 0.9 and 0.5 of what they asked for
     feedback   how much of what the hour's forecast leaves is published (`control.publication`)
@@ -16,8 +17,6 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from criproxy.cgroup.box import Box
-from criproxy.cgroup.pod_waiting import pods_cpu
 from criproxy.control.pod_speed import (
     SLOW_RATIOS,
     STARVED_RATIO,
@@ -65,16 +64,15 @@ class PodSpeeds(Part, Struct, eq=False):
     )
 
     shared: PodsShared
-    box: Box
     feedback: Feedback = field(default_factory=lambda: Feedback(STARVED_RATIO))
     speeds: Mapping[str, PodSpeed] = {}
-    _last: tuple[float, Mapping[str, PodCpuTimes]] | None = None
+    _last: tuple[float, Mapping[str, PodCpuTimes]] = (0.0, {})
     _starvation: Starvation = field(default_factory=Starvation)
     _reported: frozenset[str] = frozenset()
 
     @classmethod
     def made(cls, ports: Ports) -> "PodSpeeds":
-        return cls(ports.shared, ports.box)
+        return cls(ports.shared)
 
     def configure(self, now: NodeSettings) -> None:
         self.feedback = restored(self.feedback, now.config.kubernetes.speed_ratio)
@@ -83,25 +81,20 @@ class PodSpeeds(Part, Struct, eq=False):
         self._forget()
 
     async def look(self) -> None:
-        inventory = self.shared.inventory
-        pods = {one.placement: one for one in inventory.running_pods if one.placement}
+        inventory, readings = self.shared.inventory, self.shared.readings
+        pods = {one.placement: one for one in inventory.running_pods if one.placement and one.placement in readings.of}
         asked = {
             path: _asked_cores(asked_now(one, inventory.containers_of(one.id)).cpu_shares) for path, one in pods.items()
         }
-        paths = tuple(path for path, cores in asked.items() if cores)
-        read = (
-            await self.box.reads("read pods' waiting", lambda driver, _: pods_cpu(driver.files, paths))
-            if paths
-            else None
-        )
-        if read is None:
+        read = {path: readings.of[path].cpu for path, cores in asked.items() if cores}
+        now_s, (last_s, before) = readings.at_s, self._last
+        if not read:
             self._forget()
+        if not read or now_s <= last_s:
             return
-        now_s = self.shared.clock.monotonic_s()
-        last, self._last = self._last, (now_s, read)
-        if last is None or now_s <= last[0]:
+        self._last, seconds = (now_s, read), now_s - last_s
+        if not before:
             return
-        seconds, before = now_s - last[0], last[1]
         found = {
             path: pod_speed(asked[path], before[path], now, seconds) for path, now in read.items() if path in before
         }
@@ -131,7 +124,7 @@ class PodSpeeds(Part, Struct, eq=False):
         self._reported = frozenset(starved)
 
     def _forget(self) -> None:
-        self.speeds, self._last = {}, None
+        self.speeds, self._last = {}, (0.0, {})
         self._starvation.forget()
 
     # --- what others ask of it --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Measures what each offline pod uses and asks for, and says which pods lie about their size (`control.pod_size`).
 
 All pods are read in one pass, in pieces: the control loop's own reading waits for one piece at most. A pass is taken
-each 5 s, or so much later that all of them together cost a hundredth of a CPU. What a pod asks for is what its
+each 5 s, or so much later that all of them together cost two thousandths of a CPU. What a pod asks for is what its
 annotations say of what nodes lend, and else what kubelet has set on its own cgroup of it; that is read each minute.
 """
 
@@ -29,7 +29,7 @@ from criproxy.pods.shared import PodsShared
 AT_ONCE: Final = 25
 """So many pods are read in one piece."""
 
-CPU_SHARE: Final = 0.01
+CPU_SHARE: Final = 0.002
 """What all passes together may cost, of one CPU."""
 
 ASKS_EVERY_S: Final = 60.0
@@ -87,8 +87,6 @@ class PodUseWatch(Part, Struct):
     _tiers: bool = False
     _began_s: Mapping[str, float] = {}
     """Since when each is there (UTC), by sandbox id."""
-    _last: tuple[float, Mapping[str, PodCounters]] | None = None
-    """By the pods' paths."""
     _asks: Mapping[str, PodAsks] = {}
     _asks_s: float = -ASKS_EVERY_S
     _sizes: Mapping[tuple[str, str], SizeState] = {}
@@ -110,22 +108,23 @@ class PodUseWatch(Part, Struct):
         pods = {one.placement: one for one in shared.inventory.running_pods if one.placement}
         self._tiers = bool(pods) and self.box.state().tiers
         created_s = {one.id: one.created_s for one in shared.inventory.marked} if pods else {}
-        before, wall_s = self._began_s, shared.clock.wall_s()
-        self._began_s = {one.id: created_s.get(one.id) or before.get(one.id, wall_s) for one in pods.values()}
+        began_s, wall_s = self._began_s, shared.clock.wall_s()
+        self._began_s = {one.id: created_s.get(one.id) or began_s.get(one.id, wall_s) for one in pods.values()}
         asks = await self._asks_of(pods)
         counters = await self._read(pods)
         now_s = shared.clock.boottime_s()
-        last, self._last = self._last, (now_s, counters)
-        seconds = 0.0 if last is None else now_s - last[0]
+        readings = shared.readings
+        before_s, before = readings.at_s, readings.of
+        readings.at_s, readings.of = now_s, counters
+        seconds = now_s - before_s if before else 0.0
         self.uses = {
-            pods[path].id: _use(None if last is None else last[1].get(path), after, seconds, asks[path])
-            for path, after in counters.items()
+            pods[path].id: _use(before.get(path), after, seconds, asks[path]) for path, after in counters.items()
         }
         self._judge({one.id: one for one in pods.values()}, now_s, seconds)
 
     def cease(self) -> None:
         """Another criproxy looks after the pods meanwhile, so that an hour on end begins anew."""
-        self._last, self._sizes = None, {}
+        self.shared.readings.of, self._sizes = {}, {}
 
     async def _read(self, pods: Collection[str]) -> dict[str, PodCounters]:
         paths, found = tuple(pods), dict[str, PodCounters]()

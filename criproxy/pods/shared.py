@@ -1,10 +1,12 @@
 """What the parts that look after pods share, so that each is given it as one thing."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.cgroup.pod_use import PodCounters
 from criproxy.concurrency.clock import Clock
 from criproxy.control.day import Day
 from criproxy.control.interference.ladder import Transition
@@ -21,11 +23,21 @@ class TellsLadder(Protocol):
         """A resource has changed its rung. Neither blocks nor raises."""
 
 
+class PodReadings(Struct):
+    """What was counted of the box's pods at `at_s` (CLOCK_BOOTTIME), by their paths; none: nothing is known yet, or no
+    pod runs. Replaced as a whole.
+    """
+
+    at_s: float = 0.0
+    of: Mapping[str, PodCounters] = {}
+
+
 class PodsShared(Struct, frozen=True):
     """The pods of this node, the runtime that runs them, and what every part needs for its work.
 
     `processes`: the first one of each sandbox and container of the box, as the runtime answered last, so that it is
-    asked only once. `PlacementCheck` keeps it. `day` gets a mark of what happens to the box and its pods.
+    asked only once. `PlacementCheck` keeps it, and `PodUseWatch` keeps `readings`. `day` gets a mark of what happens to
+    the box and its pods.
     """
 
     inventory: Inventory
@@ -37,6 +49,7 @@ class PodsShared(Struct, frozen=True):
     evicts: Evicts | None = None
     tells: TellsLadder | None = None
     processes: dict[str, Process] = {}
+    readings: PodReadings = field(default_factory=PodReadings)
     day: Day = field(default_factory=Day)
 
     def stopper(self) -> PodStopper:

@@ -1,19 +1,19 @@
 """What is counted of pods' speed, what it moves, and when one is to go."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from criproxy.cgroup.box import Box, BoxSettings
-from criproxy.cgroup.naming import BoxPath
+from criproxy.cgroup.pod_use import PodCounters
 from criproxy.control.pod_speed import Feedback
-from criproxy.model import UNLIMITED, Asked, ContainerKind, PodRef, Sandbox
+from criproxy.model import Asked, ContainerKind, PodRef, Sandbox
+from criproxy.model.signals import PodCpuTimes
 from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.stopping import ON_STARVED
 from tests.fakes.bench import PartBench
-from tests.fakes.driver import FakeDriver
 from tests.fakes.part import node_settings, round_of
 from tests.fakes.pods import FakeInventory
 
@@ -26,9 +26,9 @@ class Bench(PartBench):
 
     def __init__(self, *settings: str, published: float | None = 4.0) -> None:
         super().__init__(*(settings or (ON_STARVED,)))
-        self.driver, self.inventory, self.published = FakeDriver(), FakeInventory(), published
-        self.box = Box(self.driver, BoxSettings({"cpu": 0.1, "memory": 1 << 20}), lambda: UNLIMITED, self.clock)
-        self.part = PodSpeeds(self.shared(inventory=self.inventory, evicts=self), self.box)
+        self.inventory, self.published = FakeInventory(), published
+        self.counted: dict[str, tuple[float, float]] = {}
+        self.part = PodSpeeds(self.shared(inventory=self.inventory, evicts=self))
         self.part.configure(node_settings())
         self.round = round_of(self.part, self.log, self.clock)
 
@@ -45,18 +45,27 @@ class Bench(PartBench):
         """For so long, pods use so many cores, and wait for such a part of the time."""
 
         async def looks() -> None:
-            if self.box.path is None:
-                await self.box.adopt(BoxPath(BOX))
+            if not self.counted:
+                self.read(use)
                 await self.round.look(self.part)
             for _ in range(round(seconds / LOOK_S)):
                 self.clock.advance(LOOK_S)
                 for uid, (cores, waiting) in use.items():
-                    path = f"{BOX}/pod{uid}"
-                    self.driver.used_s[path] = self.driver.used_s.get(path, 0.0) + LOOK_S * cores
-                    self.driver.waited_s[path] = self.driver.waited_s.get(path, 0.0) + LOOK_S * waiting
+                    used_s, waited_s = self.counted[uid]
+                    self.counted[uid] = used_s + LOOK_S * cores, waited_s + LOOK_S * waiting
+                self.read(use)
                 await self.round.look(self.part)
 
         asyncio.run(looks())
+
+    def read(self, pods: Iterable[str]) -> None:
+        readings = self.part.shared.readings
+        self.counted = {uid: self.counted.get(uid, (0.0, 0.0)) for uid in pods}
+        readings.at_s = self.clock.boottime_s()
+        readings.of = {
+            f"{BOX}/pod{uid}": PodCounters(PodCpuTimes(used_s, {0: waited_s}), 0)
+            for uid, (used_s, waited_s) in self.counted.items()
+        }
 
     def seconds(self, *name: str) -> float:
         return sum(by for counted, labels, by in self.counters.counted if (counted, *labels) == name)
@@ -170,6 +179,16 @@ def test_without_kubernetes_none_is_to_go() -> None:
     bench.looks(400.0, a=(0.3, 0.7))
 
     assert bench.part.why_one_is_to_go() == ""
+
+
+def test_look_without_another_reading_counts_nothing() -> None:
+    bench = Bench()
+    bench.runs("a", 1.0)
+    bench.looks(10.0, a=(0.3, 0.7))
+    bench.clock.advance(10.0)
+    bench.look(bench.part, 3)
+
+    assert bench.seconds("pod_seconds") == pytest.approx(10.0)
 
 
 def test_what_was_seen_before_it_ceased_does_not_count() -> None:
