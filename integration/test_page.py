@@ -39,7 +39,8 @@ needs_browser = pytest.mark.skipif(not is_there(), reason="needs Chromium: integ
 @contextmanager
 def served(config: Path) -> Iterator[str]:
     """The page's address."""
-    command = [sys.executable, "-m", "criproxy", "page", "--config", str(config)]
+    heeding = ["env", "--default-signal=INT"]  # as a job of a shell's in the background does not
+    command = [*heeding, sys.executable, "-m", "criproxy", "page", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

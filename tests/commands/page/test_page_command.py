@@ -65,7 +65,8 @@ def test_criproxy_that_does_not_run_is_status_3(tmp_path: Path, arguments: list[
 
 def test_page_is_served_until_it_is_interrupted(tmp_path: Path) -> None:
     with node(tmp_path) as config:
-        command = [sys.executable, "-m", "criproxy", "page", "--config", str(config)]
+        heeding = ["env", "--default-signal=INT"]  # as a job of a shell's in the background does not
+        command = [*heeding, sys.executable, "-m", "criproxy", "page", "--config", str(config)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             url, ssh = process.stdout.readline().strip(), process.stdout.readline()
