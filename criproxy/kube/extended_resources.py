@@ -9,7 +9,8 @@ What the node can lend, of CPU and of memory, says `criproxy.control.publication
   over-committed;
 - as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
 - when that is `REPORT_S` old, which is also the sign of life by which the controller knows a node's numbers to be of
-  today; and at once when it is so far below what was last published that it can't wait. A rise waits;
+  today; and at once when it is so far below what was last published that it can't wait. A rise waits, unless the
+  settings that it comes of have changed: an operator, or the clock's next window, is not to wait for a report;
 - when a pod has ended while more is published than can be lent, as pods were promised it: what it leaves is taken back
   before the scheduler promises it anew, or a node whose queue never ends would stay over-committed for ever. The node
   knows of the end before the API server does. No sooner than `SHED_S` after the last report, as each costs one;
@@ -35,10 +36,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.control.publication import FALL_RATIO, REPORT_S, Lendable, OpenBoxSettings, falls, lendable
 from criproxy.control.resources import RESOURCES
-from criproxy.model import Decision, Snapshot
+from criproxy.model import Bounds, Decision, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
 from criproxy.vocabulary.names import PUBLISHES
 from criproxy.vocabulary.presets import NAMES
@@ -86,13 +88,14 @@ class Offer(Struct, frozen=True):
     """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
 
     `held`: why it lends no more than its pods were promised already; "": it does. `pods`: the uids of the offline pods
-    that run.
+    that run. `terms`: the settings that it comes of.
     """
 
     lendable: Mapping[str, Lendable]
     withheld: str = ""
     held: str = ""
     pods: frozenset[str] = frozenset()
+    terms: tuple[OpenBoxSettings, Mapping[str, Bounds]] | None = None
 
     @property
     def occupied(self) -> bool:
@@ -119,7 +122,8 @@ class Published(Struct, frozen=True):
     """What was last published, from which numbers (`wanted`), and when the next is due (CLOCK_BOOTTIME).
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
-    `raised`: something was published above what is wanted, as pods were promised it. `occupied`, `pods`: see `Offer`.
+    `raised`: something was published above what is wanted, as pods were promised it. `occupied`, `pods`, `terms`: see
+    `Offer`.
     """
 
     quantities: Mapping[str, int]
@@ -132,6 +136,7 @@ class Published(Struct, frozen=True):
     withheld: str = ""
     occupied: bool = False
     pods: frozenset[str] = frozenset()
+    terms: tuple[OpenBoxSettings, Mapping[str, Bounds]] | None = None
 
 
 class Publication(Struct, frozen=True):
@@ -172,7 +177,8 @@ def offer(
         if name in decision.resources
     }
     held = next((modes.why[mode] or in_words(mode) for mode in _HELD if mode in modes), "")
-    return Offer(found, drained or withheld(modes), held, pods)
+    bounds = {name: replace(decision.resources[name].bounds, kept=0.0) for name in found}  # kubelet's, not settings
+    return Offer(found, drained or withheld(modes), held, pods, (settings.open_box, bounds))
 
 
 def withheld(modes: Modes) -> str:
@@ -238,6 +244,8 @@ def _reasons(
         yield f"the names are left to others: {settings.off}"
     if bool(offered.withheld) != bool(last.withheld):
         yield "the node lends again" if last.withheld else f"nothing is lent: {offered.withheld}"
+    if offered.terms != last.terms:
+        yield "the settings that it comes of have changed"
     if offered.occupied != last.occupied:
         yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
     if now_s >= last.due_s:
@@ -299,8 +307,8 @@ def publication(
     )
 
 
-def published(made: Publication, pods: frozenset[str], last: Published | None, now_s: float, luck: float) -> Published:
-    """The API server has taken it, while these `pods` ran. `luck` is a random number from 0 to 1."""
+def published(made: Publication, offered: Offer, now_s: float, luck: float) -> Published:
+    """The API server has taken it, which was made of `offered`. `luck` is a random number from 0 to 1."""
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
         wanted=made.wanted,
@@ -311,7 +319,8 @@ def published(made: Publication, pods: frozenset[str], last: Published | None, n
         raised=made.raised,
         withheld=made.withheld,
         occupied=made.occupied,
-        pods=pods,
+        pods=offered.pods,
+        terms=offered.terms,
     )
 
 

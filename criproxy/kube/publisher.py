@@ -201,7 +201,7 @@ class Publisher:
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
-        self._last = published(made, offered.pods, last, now_s, self._luck.random())
+        self._last = published(made, offered, now_s, self._luck.random())
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.publication import Lendable
+from criproxy.control.publication import Lendable, OpenBoxSettings
 from criproxy.kube.extended_resources import (
     QUIET_S,
     SHED_S,
@@ -56,7 +56,7 @@ def offered(cores=4.0, size=8 * GIB, **fields):
 
 def taken(one, last=None, now_s=0.0, allocated=(), luck=0.0):
     made = publication(one, dict(allocated), last, SETTINGS, "")
-    return published(made, one.pods, last, now_s, luck)
+    return published(made, one, now_s, luck)
 
 
 # --- how much --------------------------------------------------------------------------------------------------------
@@ -224,6 +224,22 @@ def test_number_that_pods_hold_up_is_looked_at_again_when_one_has_ended():
     assert ended(fewer, last) == {"b"}
 
 
+def test_rise_waits_for_the_report_unless_its_settings_have_changed():
+    snapshot = Snapshot(1.0, {CPU: SAMPLE}, 0.0)
+    offers = [
+        offer(snapshot, Decision(1.0, {CPU: decided(**bounds)}), Modes(), settings)
+        for bounds, settings in (
+            ({}, SETTINGS),
+            ({"kept": 0.5}, SETTINGS),
+            ({"floor": 1.0}, SETTINGS),
+            ({}, PublishSettings(open_box=OpenBoxSettings(speed_ratio=0.9))),
+        )
+    ]
+    last = taken(offers[0])
+    why = "the settings that it comes of have changed"
+    assert [ask(one, last, 60.0) for one in offers] == ["", "", why, why]
+
+
 def test_end_of_a_pod_waits_until_the_last_report_is_of_some_age():
     last = taken(offered(1.0, pods=PODS), allocated={BATCH_CPU: 3000}.items(), luck=1.0)
     assert ask(offered(1.0), last, SHED_S - 1.0) == ""
@@ -253,14 +269,14 @@ def test_other_names_take_the_place_of_the_old_ones():
     assert due(offered(), None, last, other, 100.0) == "other names are to be published"
     made = publication(offered(), {}, last, other, "")
     assert made.quantities == {BATCH_CPU: None, BATCH_MEMORY: None, "gocrane.io/cpu": 4, "gocrane.io/memory": 8 * GIB}
-    assert set(published(made, frozenset(), None, 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
+    assert set(published(made, offered(), 0.0, 0.0).quantities) == {"gocrane.io/cpu", "gocrane.io/memory"}
 
 
 def test_names_that_an_earlier_process_has_left_go_with_the_first_publication():
     made = publication(offered(), {}, None, SETTINGS, "", left=("gocrane.io/cpu", BATCH_CPU))
     assert made.quantities == {"gocrane.io/cpu": None, BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
     assert made.publishes == NAMES
-    assert published(made, frozenset(), None, 0.0, 0.0).publishes == NAMES
+    assert published(made, offered(), 0.0, 0.0).publishes == NAMES
 
 
 def test_names_are_left_to_others_where_nothing_is_to_be_published():
