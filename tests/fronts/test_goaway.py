@@ -114,7 +114,7 @@ async def test_goaway_for_an_error_reaches_the_client_with_its_words(bare: Rig) 
 
 @pytest.mark.parametrize("proxied", ["relay"], indirect=True)  # gRPC's engine sends no headers before the verdict
 async def test_goaway_while_a_call_is_held_leaves_it_to_be_repeated_by_the_client(proxied: Rig) -> None:
-    """What the runtime does not count never reaches it, whatever the verdict; the client calls anew."""
+    """What the runtime does not count it ignores, and does not get once the client has left; the client calls anew."""
     proxied.interceptor.verdicts[RUN] = Forward
     proxied.interceptor.may_decide.clear()
     await proxied.runtime.stop()
@@ -123,7 +123,7 @@ async def test_goaway_while_a_call_is_held_leaves_it_to_be_repeated_by_the_clien
         await asyncio.wait_for(proxied.interceptor.asked.wait(), 20)
         old = runtime.connections[0]
         old.goaway(0)
-        await until(lambda: len(runtime.connections) == 2)
+        await until(lambda: len(runtime.connections) == 2 and old.lost)  # until the client has left it, too
         proxied.interceptor.may_decide.set()
         new = await runtime.got(1, on=1)
         new.answer(new.asked()[0], b"x")
