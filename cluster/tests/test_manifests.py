@@ -14,6 +14,8 @@ import yaml
 from cluster.tests.certificates.test_keeper import REQUIRED
 from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, status, until
 from cluster.tests.fake_kube import patched
+from cluster.tests.manifests import load, rights_of
+from cluster.tests.manifests import named as named_of
 from cluster.tests.quota.test_quota_keeper import active, keeping, put_flavor, put_workload, quota
 from cluster.tests.quota.test_quota_keeper import put_node as put_lending
 from criproxy_cluster.certificates.keeper import AUTHORITY, CONFIGURATION, SERVICE, SERVING, CertificateKeeper
@@ -35,18 +37,12 @@ MARKS = tuple(mark for marks in LABELS.values() for mark in marks)
 _BASE = Path(__file__).parent.parent / "manifests" / "base"
 
 
-def load(folder):
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
-    return [one for file in listed for one in yaml.safe_load_all((folder / file).read_text())]
-
-
 def of_kind(kind):
     return [one for one in load(_BASE) if one["kind"] == kind]
 
 
 def named(kind, name):
-    (found,) = [one for one in of_kind(kind) if one["metadata"]["name"] == name]
-    return found
+    return named_of(load(_BASE), kind, name)
 
 
 def test_every_manifest_is_in_its_kustomization():
@@ -213,17 +209,7 @@ CONTROLLER, CERTIFICATES = "criproxy-controller", "criproxy-certificates"
 
 
 def rights(account):
-    """(verb, resource), or with the only name that it is for."""
-    bindings = [one for one in load(_BASE) if account in [subject["name"] for subject in one.get("subjects", ())]]
-    roles = [named(one["roleRef"]["kind"], one["roleRef"]["name"]) for one in bindings]
-    return {
-        (verb, resource, name) if name else (verb, resource)
-        for role in roles
-        for rule in role["rules"]
-        for verb in rule["verbs"]
-        for resource in rule["resources"]
-        for name in rule.get("resourceNames", [""])
-    }
+    return rights_of(load(_BASE), account)
 
 
 def with_cert_manager():

@@ -103,12 +103,8 @@ class Processes:
         return self.controller.is_alive() and self.webhook.is_alive()
 
 
-class Replica:
-    """`criproxy-cluster webhook`, with a certificate of the plane's authority, and `criproxy-cluster controller`, with
-    the rights of its account. `process` is there once it was started.
-    """
-
-    process: Processes
+class WithCertificate:
+    """A replica that serves with a certificate of the plane's authority, which lies in its folder."""
 
     def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
         """`server`: the URL by which it finds the API server; "": the plane's own."""
@@ -116,7 +112,6 @@ class Replica:
         self._server = server
         self._folder = plane.directory / name
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.port, self.metrics_port = free_ports(2)
         both = plane.authority.sign(name, "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
         self.mount({"tls.crt": both, "tls.key": both})
 
@@ -124,6 +119,18 @@ class Replica:
         """Its certificate and key are these from now on, as kubelet mounts a Secret."""
         for name, content in files.items():
             (self._folder / name).write_bytes(content)
+
+
+class Replica(WithCertificate):
+    """`criproxy-cluster webhook`, with a certificate of the plane's authority, and `criproxy-cluster controller`, with
+    the rights of its account. `process` is there once it was started.
+    """
+
+    process: Processes
+
+    def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
+        super().__init__(plane, name, server)
+        self.port, self.metrics_port = free_ports(2)
 
     @property
     def log(self) -> Path:

@@ -9,9 +9,8 @@ import signal
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 
-from integration.lab.cluster_side import MANIFESTS, SYSTEM, account_config, run
+from integration.lab.cluster_side import MANIFESTS, SYSTEM, WithCertificate, account_config, run
 from integration.lab.control_plane import ControlPlane
 from integration.lab.ports import free_ports
 from integration.lab.process import Process
@@ -26,27 +25,16 @@ def install(plane: ControlPlane) -> None:
     plane.kubectl("apply", "--warnings-as-errors", "-k", str(MANIFESTS / "ledger"))
 
 
-class LedgerReplica:
+class LedgerReplica(WithCertificate):
     """`criproxy-cluster ledger`, with a certificate of the plane's authority. `process`: once it has started."""
 
     process: Process
 
     def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
-        """`server`: the URL by which it finds the API server; "": the plane's own."""
-        self._plane = plane
-        self._server = server
-        self._folder = plane.directory / name
-        self._folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(plane, name, server)
         self.port, self.grpc_port = free_ports(2)
-        both = plane.authority.sign(name, "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
-        self.mount({"tls.crt": both, "tls.key": both})
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.load_verify_locations(plane.authority.ca)
-
-    def mount(self, files: Mapping[str, bytes]) -> None:
-        """Its certificate and key are these from now on, as kubelet mounts a Secret."""
-        for name, content in files.items():
-            (self._folder / name).write_bytes(content)
 
     @property
     def log(self) -> str:

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from cluster.tests.controller.test_controller import until
+from cluster.tests.manifests import load, rights_of
+from cluster.tests.manifests import named as named_of
 from criproxy_cluster.certificates.keeper import LEDGER, CertificateKeeper
 from criproxy_cluster.cli import main
 from criproxy_cluster.commands.ledger import LEASE, LedgerSettings
@@ -23,26 +25,15 @@ FOLDER = Path(__file__).parents[2] / "manifests" / "ledger"
 BASE = FOLDER.parent / "base"
 CPU = "kubernetes.io/batch-cpu"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-OBJECTS = [one for file in KUSTOMIZATION["resources"] for one in yaml.safe_load_all((FOLDER / file).read_text())]
+OBJECTS = load(FOLDER)
 
 
 def named(kind, name):
-    (found,) = [one for one in OBJECTS if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    return found
+    return named_of(OBJECTS, kind, name)
 
 
 def rights(account):
-    """(verb, resource), or with the only name that it is for."""
-    bindings = [one for one in OBJECTS if account in [subject["name"] for subject in one.get("subjects", ())]]
-    roles = [named(one["roleRef"]["kind"], one["roleRef"]["name"]) for one in bindings]
-    return {
-        (verb, resource, name) if name else (verb, resource)
-        for role in roles
-        for rule in role["rules"]
-        for verb in rule["verbs"]
-        for resource in rule["resources"]
-        for name in rule.get("resourceNames", [""])
-    }
+    return rights_of(OBJECTS, account)
 
 
 def test_every_manifest_is_in_the_kustomization_which_has_the_image_of_base():
