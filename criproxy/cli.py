@@ -205,17 +205,8 @@ def _status(options: argparse.Namespace) -> int:
 
 def _top(options: argparse.Namespace) -> int:
     from criproxy.commands.top.command import run
-    from criproxy.config import load
-    from criproxy.observe import client
 
-    try:
-        run(Path(load(options.config).config.proxy.status_path))
-    except client.AskError as error:
-        _fail(str(error))
-        return error.exit_status
-    except ValueError as error:
-        return _fail(str(error))
-    return 0
+    return _asking(options, run)
 
 
 def _page(options: argparse.Namespace) -> int:
@@ -366,12 +357,19 @@ def _command(options: argparse.Namespace, name: str, **asked: str) -> int:
     """Have the running criproxy do it."""
     from urllib.parse import urlencode
 
+    from criproxy.observe import client
+
+    question = f"/{name}?{urlencode(asked)}"
+    return _asking(options, lambda socket: _print(client.command(socket, question, _TIMEOUT_S)))
+
+
+def _asking(options: argparse.Namespace, job: Callable[[Path], object]) -> int:
+    """Has the job ask the running criproxy, at its socket; returns the exit status."""
     from criproxy.config import load
     from criproxy.observe import client
 
-    socket = Path(load(options.config).config.proxy.status_path)
     try:
-        _print(client.command(socket, f"/{name}?{urlencode(asked)}", _TIMEOUT_S))
+        job(Path(load(options.config).config.proxy.status_path))
     except client.AskError as error:
         _fail(str(error))
         return error.exit_status

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection
-from typing import Final
 
 from msgspec import Struct
 
@@ -13,11 +12,8 @@ from criproxy.cgroup.kernel_files import weight_of
 from criproxy.cgroup.naming import PodParent
 from criproxy.cgroup.pod_waiting import pods_cpu
 from criproxy.cgroup.tree import if_there
-from criproxy.model import LOWEST_SHARES
+from criproxy.model import LOWEST_SHARES, SHARES_OF_CORE
 from criproxy.model.signals import PodCpuTimes
-
-SHARES_OF_CORE: Final = 1024
-"""Source: kubelet, MilliCPUToShares."""
 
 
 class PodCounters(Struct, frozen=True):

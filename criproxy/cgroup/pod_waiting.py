@@ -13,6 +13,7 @@ from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.cpu_use import used_s_of
 from criproxy.cgroup.driver import CgroupError, checked_path
+from criproxy.cgroup.run_queue import ENDED, threads_in
 from criproxy.cgroup.tree import GONE, if_there
 from criproxy.model.signals import PodCpuTimes
 
@@ -26,8 +27,6 @@ _LIST_BYTES: Final = 1 << 14
 """How much of a cgroup's list of threads is read, which is about 2,000 of them."""
 
 _NO_PRESSURE: Final = (*GONE, errno.EOPNOTSUPP)
-_NO_THREADS: Final = (*GONE, errno.EOPNOTSUPP)
-_ENDED: Final = (*GONE, errno.ESRCH)
 
 
 def pods_cpu(files: FileAccess, pods: Collection[str], proc: str = "/proc") -> dict[str, PodCpuTimes]:
@@ -54,26 +53,16 @@ def _threads_waited_s(files: FileAccess, path: str, proc: str) -> dict[int, floa
     """{}: this kernel does not count it, or the pod has no thread."""
     tree, top = files.tree, files.directory("cpu", path)
     containers, _ = tree.first_below(top, MOST_CGROUPS)
-    threads = sorted(tid for cgroup in (top, *containers) for tid in _threads(files, cgroup))
+    threads = sorted(tid for cgroup in (top, *containers) for tid in threads_in(files, cgroup, _LIST_BYTES))
     stride = -(-len(threads) // MOST_THREADS) or 1
     found = {}
     for tid in threads[::stride]:
         try:
             times = texts.parse_schedstat(tree.read(f"{proc}/{tid}/schedstat"))
         except CgroupError as error:
-            if error.errno not in _ENDED:
+            if error.errno not in ENDED:
                 raise
             continue
         if times is not None:
             found[tid] = times[1]
     return found
-
-
-def _threads(files: FileAccess, cgroup: str) -> list[int]:
-    file = f"{cgroup}/{'tasks' if files.version == 1 else 'cgroup.threads'}"
-    try:
-        return [int(line) for line in files.tree.head(file, _LIST_BYTES).split()]
-    except CgroupError as error:
-        if error.errno in _NO_THREADS:
-            return []
-        raise

@@ -47,10 +47,10 @@ MOST_CGROUPS: Final = 4096
 _LIST_BYTES: Final = 1 << 16
 """How much of a cgroup's list of threads is read, which is about 9,000 of them."""
 
-_NO_THREADS: Final = (*GONE, errno.EOPNOTSUPP)
+NO_THREADS: Final = (*GONE, errno.EOPNOTSUPP)
 """EOPNOTSUPP is the answer of a cgroup that may hold no threads itself. Source: cgroup-v2.rst, Threads."""
 
-_ENDED: Final = (*GONE, errno.ESRCH)
+ENDED: Final = (*GONE, errno.ESRCH)
 
 
 class RunQueueSampler:
@@ -61,7 +61,6 @@ class RunQueueSampler:
         self._tree = tree
         self._proc = proc
         self._clock = clock
-        self._list = "tasks" if access.version == 1 else "cgroup.threads"
         self._watched: dict[int, str] = {}
         """By thread id, the cgroup that the thread was found in."""
         self._opened: dict[int, int] = {}
@@ -118,7 +117,7 @@ class RunQueueSampler:
             try:
                 times = files.parse_schedstat(self._schedstat(tid))
             except CgroupError as error:
-                if error.errno not in _ENDED:
+                if error.errno not in ENDED:
                     raise
                 if tid in self._opened:  # the id may be another thread's already
                     self._tree.close(self._opened.pop(tid))
@@ -161,15 +160,20 @@ class RunQueueSampler:
 
     def _of(self, cgroup: str) -> list[int]:
         """A few threads of a cgroup, others in each round."""
-        file = f"{self._access.directory('cpu', cgroup)}/{self._list}"
-        try:
-            threads = [int(line) for line in self._tree.head(file, _LIST_BYTES).split()]
-        except CgroupError as error:
-            if error.errno in _NO_THREADS:
-                return []
-            raise
+        threads = threads_in(self._access, self._access.directory("cpu", cgroup), _LIST_BYTES)
         stride = -(-len(threads) // THREADS_OF_A_CGROUP) or 1
         return threads[self._round % stride :: stride]
+
+
+def threads_in(files: FileAccess, directory: str, most_bytes: int) -> list[int]:
+    """Those of a cgroup that the beginning of its list names; none where it has gone, or may hold none."""
+    file = f"{directory}/{'tasks' if files.version == 1 else 'cgroup.threads'}"
+    try:
+        return [int(line) for line in files.tree.head(file, most_bytes).split()]
+    except CgroupError as error:
+        if error.errno in NO_THREADS:
+            return []
+        raise
 
 
 def _in_turn(ordered: list[int], times: dict[int, ThreadTimes]) -> list[int]:

@@ -11,6 +11,7 @@ online's cgroups, `run_queue.MOST_CGROUPS` at most.
 
 import errno
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from criproxy.cgroup import files
@@ -20,7 +21,7 @@ from criproxy.cgroup.cpu_use import used_s_of
 from criproxy.cgroup.driver import CgroupError, checked_box, checked_path
 from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.cgroup.naming import BoxPath, PodParent, parse_box, pod_names
-from criproxy.cgroup.pod_stalls import PodStallReader
+from criproxy.cgroup.pod_stalls import MOST_PODS, PodStallReader
 from criproxy.cgroup.run_queue import MOST_CGROUPS, RunQueueSampler
 from criproxy.cgroup.tree import GONE, TICKS_PER_S, Tree
 from criproxy.cgroup.work import ProcessorCounters, WorkReader
@@ -252,6 +253,7 @@ class SignalReader:
         return Missing("blkio of cgroup v1 counts no disk on this kernel")
 
 
+@lru_cache(2 * MOST_PODS)
 def _at_kubelet(box: BoxPath, uid: str) -> tuple[str, ...]:
     """Where kubelet's own cgroup of a pod may be."""
     return tuple(path for name in dict.fromkeys(pod_names(uid)) for path in PodParent(box, name).at_kubelet)

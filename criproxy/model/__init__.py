@@ -71,6 +71,9 @@ class Resources(Struct, frozen=True):
 LOWEST_SHARES: Final = 2
 """CPU shares of who asked for nothing. Source: kubelet, MinShares."""
 
+SHARES_OF_CORE: Final = 1024
+"""Source: kubelet, MilliCPUToShares."""
+
 HIGHEST_SHARES: Final = 262144
 """Source: Linux, kernel/sched/sched.h, MAX_SHARES."""
 
@@ -93,6 +96,11 @@ class Asked(Struct, frozen=True):
     memory_bytes: int = 0
     cpu_limit_millicores: int = 0
     kind: ContainerKind = ContainerKind.MAIN
+
+    @property
+    def cores(self) -> float | None:
+        """Of the CPU request; None: nothing, as the lowest shares are those of who asks for nothing."""
+        return self.cpu_shares / SHARES_OF_CORE if self.cpu_shares > LOWEST_SHARES else None
 
 
 class AdmissionError(Exception):

@@ -228,7 +228,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             return None
         if self.reader is None or not self.settings.enabled:
             return None
-        online = tuple(self._online())
+        online = tuple(pod.ref.uid for pod in self.shared.inventory.outside.values())
         own_limits, counts_work = self._judge.asks_own_limits, self.settings.cpi
         read = partial(self.reader.of_box, own_limits=own_limits, online=online, counts_work=counts_work)
         return lambda _, box: read(box)

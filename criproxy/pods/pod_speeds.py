@@ -27,15 +27,13 @@ from criproxy.control.pod_speed import (
     pod_speed,
     restored,
 )
-from criproxy.model import LOWEST_SHARES, Sandbox
+from criproxy.model import Sandbox
 from criproxy.model.shown import Counter, Gauge, listed
 from criproxy.model.signals import PodCpuTimes
 from criproxy.pods.inventory import asked_now
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_STARVED
-
-_SHARES_OF_A_CORE: Final = 1024
 
 _LONGEST_S: Final = 60.0
 """What a look counts for at most: a machine may have been suspended."""
@@ -83,9 +81,7 @@ class PodSpeeds(Part, Struct, eq=False):
     async def look(self) -> None:
         inventory, readings = self.shared.inventory, self.shared.readings
         pods = {one.placement: one for one in inventory.running_pods if one.placement and one.placement in readings.of}
-        asked = {
-            path: _asked_cores(asked_now(one, inventory.containers_of(one.id)).cpu_shares) for path, one in pods.items()
-        }
+        asked = {path: asked_now(one, inventory.containers_of(one.id)).cores or 0.0 for path, one in pods.items()}
         read = {path: readings.of[path].cpu for path, cores in asked.items() if cores}
         now_s, (last_s, before) = readings.at_s, self._last
         if not read:
@@ -174,8 +170,3 @@ class PodSpeeds(Part, Struct, eq=False):
         """`speed_ratio`: how much of the CPU that it wanted it got since the last look; None: it wants none."""
         one = self.speeds.get(sandbox.placement or "")
         return {"speed_ratio": round(one.ratio, 2) if one is not None and one.counts else None}
-
-
-def _asked_cores(shares: int) -> float:
-    """0: nothing, as the lowest shares are those of who asks for nothing."""
-    return shares / _SHARES_OF_A_CORE if shares > LOWEST_SHARES else 0.0

@@ -14,13 +14,13 @@ from msgspec import Struct
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupDriver
 from criproxy.cgroup.naming import PodParent, parse_placement
-from criproxy.cgroup.pod_use import SHARES_OF_CORE, PodAsks, PodCounters, pod_asks, pod_counters
+from criproxy.cgroup.pod_use import PodAsks, PodCounters, pod_asks, pod_counters
 from criproxy.concurrency.clock import Clock
 from criproxy.control.pod_size import Seen, Size, SizeState, step
 from criproxy.control.pod_speed import waiting_ratio
 from criproxy.control.resources import RESOURCES
 from criproxy.hooks.batch import of_pod as asked_by_pod
-from criproxy.model import CPU, LOWEST_SHARES, MEMORY, PodRef, Sandbox
+from criproxy.model import CPU, MEMORY, PodRef, Sandbox
 from criproxy.model.shown import Gauge, listed
 from criproxy.pods.inventory import asked_now
 from criproxy.pods.part import Part, Ports
@@ -154,8 +154,7 @@ class PodUseWatch(Part, Struct):
 
     def _asked(self, sandbox: Sandbox, by_kubelet: PodAsks) -> PodAsks:
         """What the annotations say goes before what kubelet knows: where they do, kubelet knows of no request."""
-        shares = asked_now(sandbox, self.shared.inventory.containers_of(sandbox.id)).cpu_shares
-        cores = shares / SHARES_OF_CORE if shares > LOWEST_SHARES else None
+        cores = asked_now(sandbox, self.shared.inventory.containers_of(sandbox.id)).cores
         memory_bytes = asked_by_pod(sandbox.containers).memory_bytes
         return PodAsks(cores or by_kubelet.cores, by_kubelet.memory_bytes or memory_bytes or None)
 

@@ -19,7 +19,7 @@ from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import if_there
 from criproxy.concurrency.clock import Clock
-from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, UNLIMITED, Resources, Unlimited
+from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, SHARES_OF_CORE, UNLIMITED, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 
 STARTING_S: Final = 120.0
@@ -30,9 +30,6 @@ STARTING_MOST_S: Final = 30.0
 
 ORPHAN_S: Final = 60.0
 """For so long a pod's cgroup may have processes and no pod, while the runtime cleans up."""
-
-SHARES_OF_CPU: Final = 1024
-"""Source: kubelet, MilliCPUToShares."""
 
 
 class BoxPods:
@@ -264,7 +261,7 @@ class BoxPods:
 
 def shares_of_node() -> int:
     """The shares of all of the node's CPUs: no scheduler has placed a pod here that asks for more."""
-    return SHARES_OF_CPU * (os.cpu_count() or 1)
+    return SHARES_OF_CORE * (os.cpu_count() or 1)
 
 
 def _with(wanted: PodLimits, held: PodLimits) -> PodLimits:
