@@ -53,7 +53,7 @@ class Term:
 
     def held(self, node="n"):
         held = self.ledger._nodes[node].held.get(HOLDER)
-        return held and {name: amount for name, amount in held}
+        return held and dict(held)
 
 
 @asynccontextmanager
@@ -226,7 +226,7 @@ def test_a_nodemanager_that_is_gone_holds_nothing(kube, stepped, yarn, lines):
 
     async def scenario():
         async with operating(kube, yarn, lines) as term:
-            await until(lambda: term.held())
+            await until(term.held)
             kube.remove("pods", "nm", "yarn")
             await until(lambda: term.held() is None, 3.0)
 
