@@ -128,7 +128,7 @@ def _add_yarn(parser: argparse.ArgumentParser) -> None:
         "--yarn-drain-grace",
         metavar="SECONDS",
         type=_seconds,
-        help="the same on a node that is switched off (default: 600)",
+        help="the same where the node is switched off, or the NodeManager's pod is being deleted (default: 600)",
     )
     yarn.add_argument("--yarn-cluster", metavar="ID", help="leave NodeManagers alone whose pods name another one")
     _add_preset(yarn)

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -175,8 +176,8 @@ class Yarn:
 
     def killed(self) -> int:
         """Containers that were killed as the node became smaller, so far."""
-        log = self.manager.log.read_text()
-        return log.count("Container preempted by scheduler") + log.count("Kill container")
+        marked = re.findall(r"MARK_CONTAINER_FOR_KILLABLE to (\S+)", self.manager.log.read_text())
+        return len({*marked})
 
     # --- what runs on it ----------------------------------------------------------------------------------------------
 

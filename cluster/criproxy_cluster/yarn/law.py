@@ -10,7 +10,7 @@ How it works
 | the same, during a grace | less CPU at once; less memory after it, so that each container has all of its notice |
 | less than wanted | `wanted`, each `RISE_S`; at once where that spares containers that are to be killed |
 | not what was sent | the same again, each `AGAIN_S`: the ResourceManager or the NodeManager has been away |
-| less than is used, without a grace of ours | 1 MiB less (of 0: more), with the grace: the same changes no deadline |
+| less than is used, without a grace of ours | `wanted`, or 1 MiB more, with the grace: the same would change no deadline |
 
     held  =  the most of what was sent, what the ResourceManager has, and what its containers use
 
@@ -156,9 +156,7 @@ class NodeLaw:
             return wanted_mib if over or self._may_rise(now_s) else size_mib
         if over and self._deadline_s is not None:
             return size_mib
-        if not over:
-            return wanted_mib
-        return min(wanted_mib, size_mib - 1) if size_mib else 1
+        return size_mib + 1 if over and wanted_mib == size_mib else wanted_mib
 
     def _cpu(self, wanted_vcores: int, seen: Seen, now_s: float) -> int:
         if wanted_vcores > seen.size.vcores and not self._may_rise(now_s):

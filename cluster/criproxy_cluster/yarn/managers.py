@@ -27,6 +27,7 @@ class ManagerMeta(Struct, frozen=True):
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     pod_name: str = msgspec.field(name="name", default="")
     annotations: dict[str, str] | None = None
+    deleted: str | None = msgspec.field(name="deletionTimestamp", default=None)
 
 
 class ManagerSpec(Struct, frozen=True, rename="camel"):
@@ -48,12 +49,13 @@ class ManagerObject(Struct):
 
 
 class Manager(Struct, frozen=True):
-    """`node_id` "": its annotation does not say, and it is one of `hosts`."""
+    """`node_id` "": its annotation does not say, and it is one of `hosts`. `ends`: its pod is being deleted."""
 
     uid: str
     node: str
     node_id: str
     hosts: frozenset[str]
+    ends: bool = False
 
     def find(self, known: Iterable[str]) -> str:
         """Its id among those that the ResourceManager knows; "": none, or more than one."""
@@ -80,7 +82,8 @@ class Managers:
         if found.spec.node_name and found.status.phase not in _ENDED and ours:
             hosts = {found.status.pod_ip, found.spec.hostname, found.metadata.pod_name, found.spec.node_name} - {""}
             uid, node = found.metadata.name, found.spec.node_name
-            self._by_uid[uid] = Manager(uid, node, annotations.get(NODE_ID, ""), frozenset(hosts))
+            ends = found.metadata.deleted is not None
+            self._by_uid[uid] = Manager(uid, node, annotations.get(NODE_ID, ""), frozenset(hosts), ends)
 
     def forget(self, uid: str) -> None:
         self._by_uid.pop(uid, None)

@@ -43,7 +43,8 @@ MILLICORES: Final = 1000
 
 
 class YarnSettings(Struct, frozen=True):
-    """`share_ratio`: see `law.wanted`. `drain_grace_s`: on a node that is switched off. `cluster_id` "": any."""
+    """`share_ratio`: see `law.wanted`. `drain_grace_s`: where the node is switched off, or
+    the NodeManager's pod is being deleted. `cluster_id` "": any."""
 
     addresses: tuple[str, ...]
     share_ratio: float = 0.5
@@ -208,13 +209,16 @@ class YarnOperator:
     def _hold_unknown(self) -> None:
         """Of a node of which nothing is known yet YARN holds all that it may have."""
         found = {one.node: one for one in self._managers.by_node()}
-        for name in [one for one, node in self._nodes.items() if found.get(one) != node.manager]:
+        for name in [
+            one for one, node in self._nodes.items() if one not in found or found[one].uid != node.manager.uid
+        ]:
             del self._nodes[name]
             if name not in found:
                 self._ledger.hold(name, HOLDER, ())
         for name, manager in found.items():
             node = self._nodes.setdefault(name, _Node(manager))
-            node.wanted = self._wanted(name)
+            node.manager = manager
+            node.wanted = self._wanted(manager)
             if node.law.held is None:
                 self._hold(name, node.wanted)
 
@@ -234,11 +238,10 @@ class YarnOperator:
             node.node_id = node.node_id or node.manager.find(self._known)
             if not await self._see(node):
                 return
-            name = node.manager.node
-            node.wanted = self._wanted(name)
+            node.wanted = self._wanted(node.manager)
             before = node.law.size
-            send = node.law.step(node.wanted, self._grace_s(name), time.monotonic())
-            self._hold(name, node.law.held)
+            send = node.law.step(node.wanted, self._grace_s(node.manager), time.monotonic())
+            self._hold(node.manager.node, node.law.held)
             if send is not None and before is not None and self._leads():
                 await self._send(node, before, send)
 
@@ -288,9 +291,13 @@ class YarnOperator:
 
     # --- what it goes by ----------------------------------------------------------------------------------------------
 
-    def _wanted(self, name: str) -> Size:
-        if name in self._switched_off:
+    def _drains(self, manager: Manager) -> bool:
+        return manager.ends or manager.node in self._switched_off
+
+    def _wanted(self, manager: Manager) -> Size:
+        if self._drains(manager):
             return Size()
+        name = manager.node
         lent, pods = self._ledger.allocatable(name), self._ledger.taken_beside(name, HOLDER)
         return wanted(self._amounts(lent), self._amounts(pods), self._settings.share_ratio)
 
@@ -304,8 +311,8 @@ class YarnOperator:
             amounts = ((names.cpu, held.vcores * names.per_core), (names.memory, held.mib << 20))
             self._ledger.hold(name, HOLDER, amounts)
 
-    def _grace_s(self, name: str) -> float:
-        return self._settings.drain_grace_s if name in self._switched_off else self._settings.grace_s
+    def _grace_s(self, manager: Manager) -> float:
+        return self._settings.drain_grace_s if self._drains(manager) else self._settings.grace_s
 
     # --- what is said -------------------------------------------------------------------------------------------------
 

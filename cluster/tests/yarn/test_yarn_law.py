@@ -155,18 +155,21 @@ def test_what_is_not_given_back_in_time_is_held_no_longer_and_is_asked_for_by_an
     assert not law.overdue and law.held == Size(4096, 1)
     law.see(seen((1024, 1), (4096, 4)), GRACE_S + SETTLE_S + 0.1)
     assert law.overdue and law.held == Size(1024, 1)
-    assert law.step(Size(1024, 1), GRACE_S, 33.1) == Send(Size(1023, 1), 30_000), "the same would change no deadline"
-    law.see(seen((1023, 1), (1023, 1)), 40.0)
+    assert law.step(Size(1024, 1), GRACE_S, 33.1) == Send(Size(1025, 1), 30_000), "the same would change no deadline"
+    law.see(seen((1025, 1), (1024, 1)), 40.0)
     assert not law.overdue
+    assert law.step(Size(1024, 1), GRACE_S, 44.0) == Send(Size(1024, 1), 30_000)
 
 
 def test_who_takes_over_gives_what_is_under_way_a_grace_of_its_own():
     """When the one before sent what it sent is not known; nor whether the ResourceManager still knows it."""
-    assert law_of((3072, 4), (4096, 4)).step(Size(3072, 4), GRACE_S, 0.0) == Send(Size(3071, 4), 30_000)
+    assert law_of((3072, 4), (4096, 4)).step(Size(3072, 4), GRACE_S, 0.0) == Send(Size(3073, 4), 30_000)
 
 
-def test_a_size_of_nothing_that_is_over_can_only_change_upwards():
+def test_a_deadline_is_never_changed_by_a_smaller_size_than_wanted():
+    """A container that just fits must not go for it."""
     assert law_of((0, 0), (1024, 1)).step(Size(), GRACE_S, 0.0) == Send(Size(1, 0), 30_000)
+    assert law_of((2048, 2), (3072, 3)).step(Size(1024, 1), GRACE_S, 0.0) == Send(Size(1024, 1), 30_000)
 
 
 @pytest.mark.parametrize(("grace_s", "ms"), [(0.0, LEAST_GRACE_MS), (-1.0, LEAST_GRACE_MS), (1e9, MOST_GRACE_MS)])

@@ -89,7 +89,7 @@ class Operator(RuleBasedStateMachine):
         send = self.law.step(self.wanted, GRACE_S, self.now_s)
         if send is None:
             return
-        if send.size.mib > before.mib and send.size.mib != 1:  # a change of nothing, for its deadline
+        if send.size.mib > before.mib + 1:  # 1 more is for a deadline
             assert send.size.mib << 20 <= max(self.lent.bytes - self.pods.bytes, 0), "it grows into a pod's memory"
         if send.size.vcores > before.vcores:
             assert send.size.vcores * 1000 <= max(self.lent.millicores - self.pods.millicores, 0)

@@ -126,7 +126,7 @@ def test_what_is_not_given_back_in_time_is_said_and_held_no_longer(kube, stepped
             term.lend(2, 2)
             await asyncio.sleep(28.0)
             assert term.held()[MEMORY] == 4 * GIB
-            await until(lambda: term.held()[MEMORY] == GIB - (1 << 20), 15.0 + SETTLE_S)
+            await until(lambda: term.held()[MEMORY] == GIB + (1 << 20), 15.0 + SETTLE_S)
             assert term.operator.state.overdue == 1
 
     stepped(scenario())
@@ -147,6 +147,22 @@ def test_a_node_that_is_switched_off_is_drained_with_the_longer_grace(kube, step
             await until(lambda: term.held() == {CPU: 0, MEMORY: 0}, 12.0)
             kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
             await until(lambda: yarn.sizes[ID] == [4096, 4], 22.0)
+
+    stepped(scenario())
+
+
+def test_a_nodemanager_whose_pod_is_being_deleted_is_drained_until_it_is_gone(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.used[ID] = [2048, 2]
+            pod = kube.get("pods", "nm", "yarn")
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:10:00Z"
+            kube.put("pods", pod, "yarn")
+            await until(lambda: yarn.sizes[ID] == [0, 0], 12.0)
+            assert yarn.sent[-1][1]["overCommitTimeout"] == 600_000 and term.held()[MEMORY] == 2 * GIB
 
     stepped(scenario())
 
