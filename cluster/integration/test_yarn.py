@@ -1,9 +1,7 @@
 """YARN as a holder in the ledger: a real ResourceManager and NodeManager, jobs that are squeezed, a naive writer."""
 
-import os
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -18,10 +16,9 @@ from integration.lab.control_plane import ApiError, ControlPlane
 from integration.lab.ledger_side import LedgerReplica
 from integration.lab.ports import free_ports
 
-BY_COMMAND = "YARN=1 ./test integration cluster/integration/test_yarn.py"
 pytestmark = [
     pytest.mark.timeout(1800),
-    pytest.mark.skipif("YARN" not in os.environ, reason=f"Hadoop's jobs take minutes: {BY_COMMAND}"),
+    pytest.mark.by_command,
 ]
 
 GIB = 1 << 30
@@ -30,6 +27,7 @@ LENT_GIB, LESS_GIB = 4, 2
 SHARE, GRACE_S = 0.75, 60.0
 JOB_S = 600.0
 NODE = "n"
+MANAGER_MIB = 256
 MAPS = 16
 SUM = """
 import time
@@ -88,17 +86,20 @@ class Node:
         self.plane.merge(f"/api/v1/nodes/{NODE}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
 
     def held_mib(self):
-        """By the ledger's own answer of what is free, for which no pod but the NodeManager's is there."""
-        reserve = self._channel.unary_unary(
-            f"/{SERVICE}/Reserve",
-            request_serializer=messages.ReserveRequest.SerializeToString,
-            response_deserializer=messages.ReserveResponse.FromString,
+        """By what the ledger tells its listeners is free; no pod but the NodeManager's is there. None: it abstains."""
+        watch = self._channel.unary_stream(
+            f"/{SERVICE}/Watch",
+            request_serializer=messages.WatchRequest.SerializeToString,
+            response_deserializer=messages.Changes.FromString,
         )
-        wish = messages.Wish(uid="u", namespace="default", name="x", node=NODE, resources={MEMORY: 1 << 50})
-        with suppress(grpc.RpcError):
-            (verdict,) = reserve(messages.ReserveRequest(wishes=[wish]), timeout=10).verdicts
-            return (self.lent[MEMORY] - 256 * MIB - verdict.free[MEMORY]) // MIB
-        return None
+        stream = watch(messages.WatchRequest(), timeout=10)
+        try:
+            (node,) = next(stream).nodes
+        except grpc.RpcError:
+            return None
+        finally:
+            stream.cancel()
+        return (self.lent[MEMORY] - MANAGER_MIB * MIB - node.free[MEMORY]) // MIB
 
     def metrics(self):
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
@@ -122,7 +123,7 @@ def node(plane, yarn):
     ledger = LedgerReplica(plane, "ledger", arguments=arguments)
     made = Node(plane, yarn, ledger, metrics_port)
     made.lend(LENT_GIB)
-    manager = pod("nm", {CPU: "500", MEMORY: "256Mi"}, nodeName=NODE)
+    manager = pod("nm", {CPU: "500", MEMORY: f"{MANAGER_MIB}Mi"}, nodeName=NODE)
     manager["metadata"]["labels"]["app.kubernetes.io/component"] = "node-manager"
     manager["metadata"]["annotations"] = {"yarn.hadoop.apache.org/node-id": yarn.node_id}
     container = manager["spec"]["containers"][0]["resources"]
@@ -171,13 +172,14 @@ def squeezed(node, job, busy_mib):
     began_s = time.monotonic()
     ends_s = began_s + GRACE_S + 60.0
     while time.monotonic() < ends_s and not (yarn.used_mib() <= part_mib(LESS_GIB) and node.agrees(part_mib(LESS_GIB))):
-        used, held, used_after = yarn.used_mib(), node.held_mib(), yarn.used_mib()
-        seen.append((used, yarn.size()[0], held))
+        used, size, held, used_after = yarn.used_mib(), yarn.size()[0], node.held_mib(), yarn.used_mib()
+        seen.append((used, size, held))
         if time.monotonic() < began_s + GRACE_S:
             assert held is None or held >= min(used, used_after), "what YARN uses is YARN's until it is given back"
         assert job.is_alive()
         time.sleep(0.3)
     assert node.agrees(part_mib(LESS_GIB)), seen[-3:]
+    assert any(size < used <= held for used, size, held in seen if held is not None), "YARN kept what it used, held"
     killed = yarn.killed() - before
     took_s = time.monotonic() - began_s
     print(f"squeezed from {seen[0]} to {seen[-1]} (used, size, held) in {took_s:.0f} s: {killed} killed")

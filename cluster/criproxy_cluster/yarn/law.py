@@ -10,7 +10,7 @@ How it works
 | the same, during a grace | less CPU at once; less memory after it, so that each container has all of its notice |
 | less than wanted | `wanted`, each `RISE_S`; at once where that spares containers that are to be killed |
 | not what was sent | the same again, each `AGAIN_S`: the ResourceManager or the NodeManager has been away |
-| less than is used, without a grace of ours | `wanted`, or 1 MiB more, with the grace: the same would change no deadline |
+| less than is used, without a grace of ours | `wanted`, or 1 MiB more, with the grace: the same sets no deadline |
 
     held  =  the most of what was sent, what the ResourceManager has, and what its containers use
 
