@@ -100,7 +100,7 @@ class Yarn:
         self.manager = self._start("resourcemanager.ResourceManager")
         self.node_manager = self._start("nodemanager.NodeManager")
         try:
-            wait_until(lambda: self.node().get("state") == "RUNNING", START_S, "the NodeManager to be known", 0.5)
+            wait_until(lambda: self.node().get("state") == "RUNNING", START_S, "the NodeManager to be known", self.node_manager.log, 0.5)
         except BaseException:
             self.stop()
             raise
@@ -210,7 +210,7 @@ class Yarn:
             "SPARK_LOCAL_IP": "127.0.0.1",
             **_java_home(),
         }
-        command = (spark / "bin" / "spark-submit", *master, *memory, *pairs, *options, job)
+        command: list[str | Path] = [spark / "bin" / "spark-submit", *master, *memory, *pairs, *options, job]
         return Process("spark-submit", command, self.folder / f"{job.stem}.log", env)
 
 

@@ -109,4 +109,4 @@ def _read(answer: httpx2.Response, kind: Any, what: str) -> Any:
     try:
         return msgspec.json.decode(answer.content, type=kind)
     except msgspec.MsgspecError as error:
-        raise Trouble(f"{what}: the answer can't be read: {error}") from error
+        raise Trouble(f"{what}: the answer can't be read: {error}", answer.status_code) from error

@@ -38,6 +38,9 @@ CONFIRM_S: Final = 0.1
 LIST_S: Final = 30.0
 """From one list of the ResourceManager's nodes to the next, while one is looked for in it."""
 
+OF_ALL: Final = (0, 401, 403)
+"""A Trouble with these codes is none of a single node."""
+
 TOLD_RATIO: Final = 0.10
 MILLICORES: Final = 1000
 
@@ -233,11 +236,19 @@ class YarnOperator:
                 turns.create_task(self._take_turn(one, gate))
 
     async def _take_turn(self, node: _Node, gate: asyncio.Semaphore) -> None:
-        """Raises Trouble."""
+        """Raises Trouble of the ResourceManager as a whole: what it has against one node holds up no other."""
         async with gate:
-            node.node_id = node.node_id or node.manager.find(self._known)
-            if not await self._see(node):
-                return
+            try:
+                await self._settle(node)
+            except Trouble as trouble:
+                if trouble.code in OF_ALL:
+                    raise
+                self._leave(node, str(trouble))
+
+    async def _settle(self, node: _Node) -> None:
+        """Raises Trouble."""
+        node.node_id = node.node_id or node.manager.find(self._known)
+        if await self._see(node):
             node.wanted = self._wanted(node.manager)
             before = node.law.size
             send = node.law.step(node.wanted, self._grace_s(node.manager), time.monotonic())
@@ -246,24 +257,18 @@ class YarnOperator:
                 await self._send(node, before, send)
 
     async def _see(self, node: _Node) -> bool:
-        """Whether the ResourceManager knows it. Raises Trouble."""
+        """Whether it is there still, and the ResourceManager knows it. Raises Trouble."""
         node.asked_s = time.monotonic()
         seen = await self._manager.node(node.node_id) if node.node_id else None
+        if self._nodes.get(node.manager.node) is not node:
+            return False  # its pod went meanwhile, and holds nothing
         if seen is None:
-            if not node.is_unknown:
-                self._log.warning(
-                    "yarn_node_unknown",
-                    node=node.manager.node,
-                    node_id=node.node_id,
-                    consequence="its size is left alone",
-                )
-            node.is_unknown = True
+            self._leave(node, "the ResourceManager does not know it, or not as alive")
             return False
         node.is_unknown = False
-        if self._nodes.get(node.manager.node) is node:
-            node.law.see(seen, time.monotonic())
-            self._hold(node.manager.node, node.law.held)
-            self._tell_overdue(node)
+        node.law.see(seen, time.monotonic())
+        self._hold(node.manager.node, node.law.held)
+        self._tell_overdue(node)
         return True
 
     async def _send(self, node: _Node, before: Size, send: Send) -> None:
@@ -288,6 +293,15 @@ class YarnOperator:
             if not await self._see(node) or node.law.size == send.size:
                 return
             await asyncio.sleep(CONFIRM_S)
+
+    def _leave(self, node: _Node, why: str) -> None:
+        """Its size, until another look. It is said once."""
+        if not node.is_unknown:
+            consequence = "its size is left alone, and YARN holds what it held"
+            self._log.warning(
+                "yarn_node_left", node=node.manager.node, node_id=node.node_id, why=why, consequence=consequence
+            )
+        node.is_unknown = True
 
     # --- what it goes by ----------------------------------------------------------------------------------------------
 

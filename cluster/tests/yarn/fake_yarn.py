@@ -1,7 +1,6 @@
 """A ResourceManager in memory, with the traits that were found of Hadoop 3.4 (see docs/yarn.md)."""
 
 import json
-import re
 
 import httpx2
 
@@ -9,14 +8,14 @@ import httpx2
 class FakeYarn:
     """`sizes`, `used`: by a node's id, [MiB, virtual cores]. `sent`: all that was posted. `fails`: it does not answer.
 
-    `standby`: the host that only redirects.
+    `standby`: the host that only redirects. `broken`: the id of a node for which it fails.
     """
 
     def __init__(self):
         self.sizes, self.used, self.sent = {}, {}, []
         self.states = {}
         self.fails = self.deaf = False
-        self.standby = ""
+        self.standby = self.broken = ""
         self.asked = []
 
     def node(self, node_id, mib, vcores):
@@ -34,9 +33,11 @@ class FakeYarn:
         self.asked.append(path)
         if path == "nodes":
             return httpx2.Response(200, json={"nodes": {"node": [self._shown(one) for one in self.sizes]}})
-        node_id = re.fullmatch(r"nodes/([^/]+)(/resource)?", path)[1]
+        node_id = path.removeprefix("nodes/").removesuffix("/resource")
         if node_id not in self.sizes:
             return httpx2.Response(404, json={"RemoteException": {"message": "unknown"}})
+        if node_id == self.broken:
+            return httpx2.Response(500, text="NullPointerException")
         if request.method == "GET":
             return httpx2.Response(200, json={"node": self._shown(node_id)})
         body = json.loads(request.content)

@@ -249,6 +249,22 @@ def test_a_nodemanager_that_is_gone_holds_nothing(kube, stepped, yarn, lines):
     stepped(scenario())
 
 
+def test_a_nodemanager_that_goes_while_it_is_asked_about_holds_nothing(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            node = term.operator._nodes["n"]
+            kube.remove("pods", "nm", "yarn")
+            await until(lambda: term.held() is None, 3.0)
+            term.lend(2, 2)
+            await term.operator._settle(node)
+            assert term.held() is None and yarn.sizes[ID] == [4096, 4]
+
+    stepped(scenario())
+
+
 def test_a_node_that_the_resourcemanager_does_not_know_is_said_once(kube, stepped, yarn, lines):
     put_manager(kube, annotations={NODE_ID: "other:1"})
 
@@ -258,7 +274,26 @@ def test_a_node_that_the_resourcemanager_does_not_know_is_said_once(kube, steppe
             assert term.operator.state.unknown == 1 and term.held() == {CPU: 4000, MEMORY: 4 * GIB}
 
     stepped(scenario())
-    assert [one["node_id"] for one in said(lines, "yarn_node_unknown")] == ["other:1"] and not yarn.sent
+    assert [one["node_id"] for one in said(lines, "yarn_node_left")] == ["other:1"] and not yarn.sent
+
+
+def test_one_node_that_it_fails_for_holds_up_no_other(kube, stepped, yarn, lines):
+    put_manager(kube)
+    yarn.node("broken:1", 16384, 16)
+    yarn.broken = "broken:1"
+    put_manager(kube, "another", "m", {NODE_ID: "broken:1"})
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            term.lend(8, 8, "m")
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            term.lend(2, 2)
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 12.0)
+            await until(lambda: term.held("m") == {CPU: 4000, MEMORY: 4 * GIB})
+            assert not term.operator.state.problem
+
+    stepped(scenario())
+    assert [one["node_id"] for one in said(lines, "yarn_node_left")] == ["broken:1"]
 
 
 @pytest.mark.parametrize("named", ["pod name", "address", "node"])
