@@ -1,5 +1,6 @@
 """YARN as a holder in the ledger: a real ResourceManager and NodeManager, jobs that are squeezed, a naive writer."""
 
+import os
 import time
 import urllib.request
 from pathlib import Path
@@ -12,9 +13,11 @@ from cluster.integration.objects import CPU, MEMORY, PODS, pod, put_node, until
 from criproxy_cluster.ledger import messages
 from criproxy_cluster.ledger.grpc_door import SERVICE
 from integration.lab import cache, control_plane, hadoop, ledger_side
+from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.control_plane import ApiError, ControlPlane
 from integration.lab.ledger_side import LedgerReplica
 from integration.lab.ports import free_ports
+from integration.lab.process import all_pids, argv_of
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -69,6 +72,20 @@ def yarn(tmp_path_factory):
     made = hadoop.Yarn(tmp_path_factory.mktemp("yarn"), 8192, 8)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="module")
+def box(yarn):
+    """The cgroup of memory in which the NodeManager is, as an offline pod's is in the box."""
+    tree = Tree(f"/criproxy-yarn-{os.getpid()}")
+    tree.make()
+    (hierarchy,) = [one for one in hierarchies() if "memory" in one.controllers or one.controllers == ("",)][:1]
+    pod = hierarchy.directory(tree.path) / "nodemanager"
+    pod.mkdir()
+    (pod / "cgroup.procs").write_text(str(yarn.node_manager.pid))
+    yield pod
+    tree.kill()
+    tree.remove()
 
 
 class Node:
@@ -136,6 +153,12 @@ def node(plane, yarn):
     ledger.process.stop()
 
 
+def of_containers(yarn):
+    """The processes of its containers."""
+    folder = str(yarn.folder)
+    return {pid for pid in all_pids() if any("/container_" in word and folder in word for word in argv_of(pid))}
+
+
 def part_mib(gib):
     return int(gib * 1024 * SHARE)
 
@@ -163,10 +186,13 @@ def test_yarn_has_its_part_and_no_bind_gets_more_than_the_rest(plane, yarn, node
     until(lambda: node.agrees(part_mib(LENT_GIB)), 60.0)
 
 
-def squeezed(node, job, busy_mib):
-    """What happened to a job that was squeezed once and then given all again: kills, and what was seen each 0.3 s."""
+def squeezed(node, job, box, busy_mib):
+    """How many containers of a job were killed that was squeezed once and then given all again."""
     yarn = node.yarn
     until(lambda: yarn.used_mib() >= busy_mib, 240.0)
+    running = of_containers(yarn)
+    inside = {int(pid) for pid in (box / "cgroup.procs").read_text().split()}
+    assert running and running & of_containers(yarn) <= inside, "the NodeManager's containers are its children"
     before, seen = yarn.killed(), []
     node.lend(LESS_GIB)
     began_s = time.monotonic()
@@ -188,22 +214,22 @@ def squeezed(node, job, busy_mib):
     return killed
 
 
-def test_a_mapreduce_job_ends_with_the_right_answer_and_its_maps_are_let_end(yarn, node):
+def test_a_mapreduce_job_ends_with_the_right_answer_and_its_maps_are_let_end(yarn, node, box):
     """Maps of a few seconds end within the grace: none is killed. The naive writer's are."""
     until(lambda: node.agrees(part_mib(LENT_GIB)), 60.0)
     job = yarn.run("pi", str(MAPS), "300000")
-    killed = squeezed(node, job, 2500)
+    killed = squeezed(node, job, box, 2500)
     until(lambda: not job.is_alive(), JOB_S)
     assert "Estimated value of Pi is 3.141" in Path(job.log).read_text()
     print(f"pi: {killed} killed with the grace")
 
 
-def test_a_spark_job_survives_a_squeeze_and_ends_with_the_right_answer(yarn, node, tmp_path):
+def test_a_spark_job_survives_a_squeeze_and_ends_with_the_right_answer(yarn, node, box, tmp_path):
     if (home := spark()) is None:
         pytest.skip("no Spark here: integration/setup spark")
     (file := tmp_path / "sum.py").write_text(SUM)
     job = yarn.submit(home, file, "--num-executors", "2", "--executor-cores", "1")
-    killed = squeezed(node, job, 2500)
+    killed = squeezed(node, job, box, 2500)
     until(lambda: not job.is_alive(), JOB_S)
     assert f"ANSWER {RIGHT}" in Path(job.log).read_text()
     print(f"spark: {killed} executors killed, told {GRACE_S:.0f} s before")
