@@ -100,7 +100,13 @@ class Yarn:
         self.manager = self._start("resourcemanager.ResourceManager")
         self.node_manager = self._start("nodemanager.NodeManager")
         try:
-            wait_until(lambda: self.node().get("state") == "RUNNING", START_S, "the NodeManager to be known", self.node_manager.log, 0.5)
+            wait_until(
+                lambda: self.node().get("state") == "RUNNING",
+                START_S,
+                "the NodeManager to be known",
+                self.node_manager.log,
+                0.5,
+            )
         except BaseException:
             self.stop()
             raise
