@@ -59,7 +59,7 @@ class AskedService(Struct):
     """One check at work. `problem`: why its signal is not known, or what failed of the last answer; "": nothing.
 
     `owner`: what owns the pod, as far as is known, or itself. `percent` is what the last answer says, which came at
-    `read_s` and requested at `asked_s`.
+    `read_s` and was requested at `asked_s`.
     """
 
     pod: PodRef
