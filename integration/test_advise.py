@@ -1,7 +1,7 @@
 """`criproxy advise` through a real Prometheus, backfilled by promtool: its numbers are those of `simulate`, and it says
 what a scrape lacks.
 
-Each `cluster` is a way of scraping: `plain` (node_exporter, and cAdvisor's pods), `thanos` (two replicas of Prometheus),
+Each `cluster` is a way of scraping: `plain` (node_exporter, and cAdvisor's pods), `thanos` (two replicas),
 `cadvisor` (kubelet alone), `twice` (two jobs).
 """
 
@@ -22,7 +22,7 @@ from msgspec import Struct
 from criproxy.cli import main
 from criproxy.commands.advise.prometheus import Prometheus as Client
 from criproxy.commands.advise.prometheus import PrometheusAddress
-from criproxy.commands.advise.questions import Asked, ask
+from criproxy.commands.advise.questions import RecordQuery, ask
 from criproxy.commands.advise.study import POD_BYTES, POD_CORES, endless_jobs
 from criproxy.commands.simulate import SimulateError
 from integration.lab.prometheus import Prometheus, program
@@ -123,7 +123,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     file = folder / "fill.txt"
     with file.open("w") as out:
         out.writelines(fill.text())
-    command = [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", file, folder / "data"]
+    command = [str(program("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(file), str(folder / "data")]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     server = Prometheus(folder, [], folder / "none.yml")
     try:
@@ -133,8 +133,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
         server.process.stop()
 
 
-def asked(cluster: str, days: float = SHORT_DAYS, **more: object) -> Asked:
-    return Asked(END_S - days * 86400, END_S, STEP_S, f'cluster="{cluster}"', **more)  # type: ignore[arg-type]
+def asked(cluster: str, days: float = SHORT_DAYS, **more: object) -> RecordQuery:
+    return RecordQuery(END_S - days * 86400, END_S, STEP_S, f'cluster="{cluster}"', **more)  # type: ignore[arg-type]
 
 
 def range_query(url: str, query: str, step_s: int = STEP_S) -> str:
@@ -245,10 +245,10 @@ def test_cadvisor_alone_is_enough(prometheus: Answers) -> None:
     assert any("kubelet's cAdvisor" in one for one in found.notes)
 
 
-REFUSED: dict[str, tuple[Callable[[], Asked], str]] = {
+REFUSED: dict[str, tuple[Callable[[], RecordQuery], str]] = {
     "two jobs": (lambda: asked("twice"), "differ in job"),
     "nothing": (lambda: asked("none"), "has neither node_exporter"),
-    "no promql": (lambda: Asked(START_S, END_S, STEP_S, 'cluster="'), "answers 400"),
+    "no promql": (lambda: RecordQuery(START_S, END_S, STEP_S, 'cluster="'), "answers 400"),
     "millicores": (
         lambda: asked(
             "cadvisor",

@@ -15,12 +15,12 @@ from msgspec import Struct
 from criproxy import __version__
 
 
-class Title(Struct, frozen=True):
+class Heading(Struct, frozen=True):
     text: str
     level: int = 2
 
 
-class Text(Struct, frozen=True):
+class Paragraph(Struct, frozen=True):
     """A paragraph. `kind` verdict: the sentence that the page begins with; quiet: an aside."""
 
     text: str
@@ -55,7 +55,7 @@ class Listing(Struct, frozen=True):
     text: str
 
 
-Block = Title | Text | Items | FactTable | Drawing | Listing
+PageBlock = Heading | Paragraph | Items | FactTable | Drawing | Listing
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1b1f24; --quiet: #57606a; --ground: #ffffff; --line: #c9d1d9; --card: #f6f8fa;
@@ -90,7 +90,7 @@ summary { cursor: pointer; } :focus-visible { outline: 2px solid var(--mean); ou
 """
 
 
-def html(title: str, blocks: Sequence[Block]) -> str:
+def html(title: str, blocks: Sequence[PageBlock]) -> str:
     """It has no script, and its policy lets none in, nor any other host."""
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -105,11 +105,11 @@ def html(title: str, blocks: Sequence[Block]) -> str:
     return f"{head}\n<h1>{escape(title)}</h1>\n{body}\n{foot}\n"
 
 
-def _html_of(block: Block) -> Iterator[str]:
+def _html_of(block: PageBlock) -> Iterator[str]:
     match block:
-        case Title(text, level):
+        case Heading(text, level):
             yield f"<h{level}>{_inline(text)}</h{level}>"
-        case Text(text, kind):
+        case Paragraph(text, kind):
             yield f'<p class="{kind}">{_inline(text)}</p>' if kind else f"<p>{_inline(text)}</p>"
         case Items(items, ordered):
             tag = "ol" if ordered else "ul"
@@ -145,17 +145,17 @@ def _inline(text: str) -> str:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def markdown(title: str, blocks: Sequence[Block]) -> str:
+def markdown(title: str, blocks: Sequence[PageBlock]) -> str:
     parts = [f"# {_plain(title)}"]
     parts += [text for block in blocks if (text := _markdown_of(block))]
     return "\n\n".join([*parts, f"criproxy {__version__}"]) + "\n"
 
 
-def _markdown_of(block: Block) -> str:
+def _markdown_of(block: PageBlock) -> str:
     match block:
-        case Title(text, level):
+        case Heading(text, level):
             return f"{'#' * level} {_plain(text)}"
-        case Text(text, kind):
+        case Paragraph(text, kind):
             return f"**{_plain(text)}**" if kind in ("yes", "no") else _plain(text)
         case Items(items, ordered):
             marks = [f"{i}." if ordered else "-" for i in range(1, len(items) + 1)]

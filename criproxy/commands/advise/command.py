@@ -41,7 +41,7 @@ cores and bytes. What is asked and what is replayed: docs/advise.md.
 """
 
 
-class Read(Struct, frozen=True):
+class Recorded(Struct, frozen=True):
     """What the page is of: nodes, what else is known of them, and where it is from, in words."""
 
     nodes: tuple[RecordedNode, ...]
@@ -161,7 +161,7 @@ def _left(nodes: Sequence[RecordedNode], advice: Advice) -> tuple[str, ...]:
     return (f"Too young to say anything of: {', '.join(left[:5])}{', …' if len(left) > 5 else ''}.",) if left else ()
 
 
-def _read(given: argparse.Namespace) -> Read:
+def _read(given: argparse.Namespace) -> Recorded:
     """Raises SimulateError."""
     if given.prometheus:
         return _of_prometheus(given)
@@ -170,7 +170,7 @@ def _read(given: argparse.Namespace) -> Read:
         return _of_this_node(given.config)
     if len(what) == 1 and Path(what[0]).is_dir():
         cluster = read_folder(Path(what[0]))
-        return Read(cluster.nodes, f"recorded in {what[0]}", cluster.notes)
+        return Recorded(cluster.nodes, f"recorded in {what[0]}", cluster.notes)
     if all(map(dryrun.is_saved, what)):
         runs = tuple(dryrun.of_pages(what))
         return _of_runs(runs, "by what criproxy recorded there")
@@ -182,15 +182,15 @@ def _read(given: argparse.Namespace) -> Read:
     traces, findings = load(what, given.capacity, given.family, CPU_UNITS[0])
     questions.check_units(traces, "CPU", "cores")
     notes = ("Memory is not in these files, and so not judged: give a folder with nodes.csv.", *findings.lines())
-    return Read(tuple(RecordedNode(one, None) for one in traces), f"recorded in {', '.join(what[:3])}", notes)
+    return Recorded(tuple(RecordedNode(one, None) for one in traces), f"recorded in {', '.join(what[:3])}", notes)
 
 
-def _of_prometheus(given: argparse.Namespace) -> Read:
+def _of_prometheus(given: argparse.Namespace) -> Recorded:
     prometheus = Prometheus(
         PrometheusAddress(given.prometheus, given.token_file, given.ca_file, given.certificate, given.key), given.cache
     )
     end_s = time.time() if given.until is None else given.until
-    asked = questions.Asked(
+    asked = questions.RecordQuery(
         end_s - given.days * 86400,
         end_s,
         given.step,
@@ -204,7 +204,7 @@ def _of_prometheus(given: argparse.Namespace) -> Read:
         found = questions.ask(prometheus, asked, tell)
     finally:
         tell("")
-    return Read(found.nodes, f"as {prometheus.url} recorded them", found.notes, found.pods)
+    return Recorded(found.nodes, f"as {prometheus.url} recorded them", found.notes, found.pods)
 
 
 def _line(url: str) -> Callable[[str], None]:
@@ -219,7 +219,7 @@ def _line(url: str) -> Callable[[str], None]:
     return tell
 
 
-def _of_this_node(config: Path) -> Read:
+def _of_this_node(config: Path) -> Recorded:
     path = Path(load_config(config).config.proxy.status_path)
     try:
         text = client.ask(path, "/history", _ASK_S)
@@ -234,5 +234,5 @@ def _of_this_node(config: Path) -> Read:
     return _of_runs((dryrun.of_histories(socket.gethostname(), [history]),), "by what criproxy recorded here")
 
 
-def _of_runs(runs: tuple[dryrun.DryRun, ...], source: str) -> Read:
-    return Read(tuple(run.node for run in runs), source, dry_runs=runs)
+def _of_runs(runs: tuple[dryrun.DryRun, ...], source: str) -> Recorded:
+    return Recorded(tuple(run.node for run in runs), source, dry_runs=runs)

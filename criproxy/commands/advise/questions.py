@@ -104,7 +104,7 @@ class Recording(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-class Asked(Struct, frozen=True):
+class RecordQuery(Struct, frozen=True):
     """What to ask for. `selector`: matchers, without braces. `queries`: instead of the exporters' own, by `_NAMES`.
 
     `replica_labels`: what tells replicas apart, beside `REPLICA_LABELS`. `family`: the label that groups nodes.
@@ -150,7 +150,7 @@ def parse_queries(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def ask(prometheus: Prometheus, asked: Asked, tell: Callable[[str], None]) -> Recording:
+def ask(prometheus: Prometheus, asked: RecordQuery, tell: Callable[[str], None]) -> Recording:
     """`tell` is given what is being done, in a few words. Raises SimulateError."""
     notes: list[str] = []
     tell("looking for exporters")
@@ -162,7 +162,7 @@ def ask(prometheus: Prometheus, asked: Asked, tell: Callable[[str], None]) -> Re
             f"{MOST_SAMPLES // 1_000_000}; give --selector, fewer --days, or --step 300"
         )
     findings = Findings()
-    series = _Series(prometheus, asked, identity, findings, tell)
+    series = _NodeAnswers(prometheus, asked, identity, findings, tell)
     names = _names(prometheus, asked, identity)
     queries = {name: identity.fill(getattr(exporter, name), asked.selector, asked.step_s) for name in _FIELDS}
     queries |= {name.replace("-", "_"): query for name, query in asked.queries.items()}
@@ -208,7 +208,7 @@ _FIELDS: Final = ("cpu", "memory", "cpu_capacity", "memory_capacity")
 # --- who exports, and what a node is called ---------------------------------------------------------------------------
 
 
-def _exporter(prometheus: Prometheus, asked: Asked, notes: list[str]) -> tuple[Exporter, Identity]:
+def _exporter(prometheus: Prometheus, asked: RecordQuery, notes: list[str]) -> tuple[Exporter, Identity]:
     """Raises SimulateError without any."""
     own = asked.queries.get("cpu")
     selector = f",{asked.selector}" if asked.selector else ""
@@ -266,7 +266,7 @@ def _labels(series: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in metric.items()} if isinstance(metric, dict) else {}
 
 
-def _names(prometheus: Prometheus, asked: Asked, identity: Identity) -> dict[str, str]:
+def _names(prometheus: Prometheus, asked: RecordQuery, identity: Identity) -> dict[str, str]:
     """Nodes' own names, by their instance, where node_exporter says them and no two are alike."""
     if identity.label != "instance" or asked.queries:
         return {}
@@ -278,11 +278,11 @@ def _names(prometheus: Prometheus, asked: Asked, identity: Identity) -> dict[str
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-class _Series(Struct):
+class _NodeAnswers(Struct):
     """Answers to range queries, node by node."""
 
     prometheus: Prometheus
-    asked: Asked
+    asked: RecordQuery
     identity: Identity
     findings: Findings
     tell: Callable[[str], None]
@@ -329,7 +329,7 @@ def _capacity(capacities: Mapping[str, float], node_id: str) -> tuple[float, str
     return (capacities[node_id], "") if node_id in capacities else None
 
 
-def _capacities(series: _Series, resource: str, notes: list[str]) -> dict[str, float]:
+def _capacities(series: _NodeAnswers, resource: str, notes: list[str]) -> dict[str, float]:
     """As kube-state-metrics knows them, where the exporter does not."""
     selector = f",{series.asked.selector}" if series.asked.selector else ""
     query = f'max by (node) (kube_node_status_capacity{{resource="{resource}"{selector}}})'
@@ -340,7 +340,7 @@ def _capacities(series: _Series, resource: str, notes: list[str]) -> dict[str, f
 
 
 def _pods(
-    prometheus: Prometheus, asked: Asked, series: _Series, names: Mapping[str, str], notes: list[str]
+    prometheus: Prometheus, asked: RecordQuery, series: _NodeAnswers, names: Mapping[str, str], notes: list[str]
 ) -> LargestPods | None:
     selector = f",{asked.selector}" if asked.selector else ""
     probe = [_labels(one) for one in prometheus.instant(_PODS_PROBE.format(s=selector), asked.end_s)]
@@ -403,7 +403,7 @@ def _mean_ratio(trace: Trace) -> float:
     return sum(trace.usages) / len(trace.usages) / trace.capacity if trace.usages else 0.0
 
 
-def _of_time(nodes: Sequence[RecordedNode], asked: Asked) -> Iterator[str]:
+def _of_time(nodes: Sequence[RecordedNode], asked: RecordQuery) -> Iterator[str]:
     """Of nodes that are younger than the time asked for, or gone."""
     slack_s = 0.05 * (asked.end_s - asked.start_s)
     young = [node.id for node in nodes if node.cpu.times_s[0] > asked.start_s + slack_s]

@@ -46,7 +46,7 @@ class HourOfDay(Struct, frozen=True):
     mean: float | None
 
 
-class Lent(Struct, frozen=True):
+class GroupLent(Struct, frozen=True):
     """Of a group, all nodes together. `open_mean`, `bounded_mean`: with `cpu.idle` and without; alike for memory."""
 
     hours: tuple[HourOfDay, ...]
@@ -83,7 +83,7 @@ class ResourceAdvice(Struct, frozen=True):
 
     resource: str
     capacity: float
-    lent: Lent
+    lent: GroupLent
     score: Score
 
 
@@ -171,12 +171,12 @@ def study(nodes: Sequence[RecordedNode], largest: Mapping[str, float], bar: Bar,
 # --- the box's limit --------------------------------------------------------------------------------------------------
 
 
-class _Swept(Struct, frozen=True):
+class _SweptResource(Struct, frozen=True):
     summary: Summary
     curve: Curve
 
 
-def _swept(traces: Sequence[Trace], resource: str, bar: Bar) -> _Swept:
+def _swept(traces: Sequence[Trace], resource: str, bar: Bar) -> _SweptResource:
     plan = usual_plan(resource)
     values = tuple(sorted({*SWEEP.values, plan.watermark_ratio}))
     plans = Sweep("watermark", values).plans(plan)
@@ -192,7 +192,7 @@ def _swept(traces: Sequence[Trace], resource: str, bar: Bar) -> _Swept:
     )
     at = values.index(plan.watermark_ratio)
     curve = Curve(resource, shown, None if best is None else best.value, plan.watermark_ratio, hard_budget(plan))
-    return _Swept(points[at].summary, curve)
+    return _SweptResource(points[at].summary, curve)
 
 
 # --- what is lent -----------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _group(
     )
 
 
-def _lent(foreseen: Sequence[Foreseen], capacities: Sequence[float], grid: Grid, resource: str) -> Lent:
+def _lent(foreseen: Sequence[Foreseen], capacities: Sequence[float], grid: Grid, resource: str) -> GroupLent:
     def amounts(law: str) -> "array[float]":
         columns = [one.lent_cpu[law] if resource == "cpu" else one.lent_memory[law] for one in foreseen]
         return together(columns, capacities)
@@ -247,7 +247,7 @@ def together(columns: Sequence[Sequence[float]], capacities: Sequence[float]) ->
     return sums
 
 
-def lent(ours: Sequence[float], bounded: Sequence[float], grid: Grid) -> Lent:
+def lent(ours: Sequence[float], bounded: Sequence[float], grid: Grid) -> GroupLent:
     """After the warm-up; the amounts are those of cells."""
     cells = [cell for cell in range(grid.warm_cells, grid.cells) if not math.isnan(ours[cell])]
     by_hour: list[list[float]] = [[] for _ in range(HOURS)]
@@ -259,7 +259,7 @@ def lent(ours: Sequence[float], bounded: Sequence[float], grid: Grid) -> Lent:
     all_of_it = [ours[cell] for cell in cells]
     others = [bounded[cell] for cell in cells]
     count = max(1, len(cells))
-    return Lent(hours, min(all_of_it, default=0.0), sum(all_of_it) / count, sum(others) / count)
+    return GroupLent(hours, min(all_of_it, default=0.0), sum(all_of_it) / count, sum(others) / count)
 
 
 # --- how long jobs would have lived -----------------------------------------------------------------------------------

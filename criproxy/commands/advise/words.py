@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.commands.advise import drawings
-from criproxy.commands.advise.blocks import Block, Drawing, FactTable, Items, Listing, Text, Title
+from criproxy.commands.advise.blocks import Drawing, FactTable, Heading, Items, Listing, PageBlock, Paragraph
 from criproxy.commands.advise.dryrun import SAME_RATIO, Comparison
 from criproxy.commands.advise.questions import LargestPods
 from criproxy.commands.advise.study import POD_BYTES, Advice, Curve, GroupAdvice, Life, ResourceAdvice
@@ -65,45 +65,44 @@ class Origin(Struct, frozen=True):
     left_out: str = ""
 
 
-def blocks(advice: Advice, origin: Origin) -> Iterator[Block]:
+def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
     well, sentence = verdict(advice)
     nodes = sum(group.nodes for group in advice.groups)
     first, last = (
         datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%d %H:%M") for t_s in (advice.first_s, advice.last_s)
     )
-    yield Text(sentence, "yes" if well else "no")
-    yield Text(
+    yield Paragraph(sentence, "yes" if well else "no")
+    yield Paragraph(
         f"Of {_nodes(nodes)}, {origin.source}, from {first} to {last} UTC, a sample each {advice.step_s:g} s; replayed "
         "by criproxy's own code, with its defaults. Online is what runs on the nodes now; offline are batch pods that "
         "may wait, be slowed down, or be moved.",
         "quiet",
     )
     if origin.compared:
-        yield Title("What a dry run said")
+        yield Heading("What a dry run said")
         yield from _compared(origin.compared)
-    yield Title("What is promised")
+    yield Heading("What is promised")
     yield Items(_PROMISED)
-    yield Title("What is not promised")
+    yield Heading("What is not promised")
     yield Items(tuple(one.format(step=_length(advice.step_s)) for one in _NOT_PROMISED))
-    yield Title("What would have been lent")
-    yield Text(
+    yield Heading("What would have been lent")
+    yield Paragraph(
         "Lent is what the node would have published for offline pods. Wide bars: the mean of that hour. Narrow bars: "
-        "what was there at every moment of it, on all days. A squeeze is online taking back CPU from pods that run: they "
-        "slow down, and go on. An eviction is a pod that leaves, as memory got short; its work since its last checkpoint is "
-        "lost.",
+        "what was there at every moment of it, on all days. A squeeze is online taking back CPU from pods that run: "
+        "they slow down, and go on. An eviction is a pod that leaves, as memory got short; its work is lost.",
         "quiet",
     )
     for group in advice.groups:
         yield from _group(group)
     if origin.left_out:
-        yield Text(origin.left_out, "quiet")
-    yield Title("What online would have risked")
+        yield Paragraph(origin.left_out, "quiet")
+    yield Heading("What online would have risked")
     yield from _risks(advice, origin.pods)
-    yield Title("The setting, and why this one")
+    yield Heading("The setting, and why this one")
     for curve in advice.curves:
         yield from _curve(curve)
     yield from _config(advice)
-    yield Title("How it is stopped")
+    yield Heading("How it is stopped")
     yield Items(
         (
             "On a node, for a while: `criproxy hold-off box 2h --reason …` freezes what it does; `criproxy "
@@ -115,10 +114,10 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[Block]:
             "In the cluster: `enabled: false` in a ColocationPolicy; and no Job asks for batch-cpu any more.",
         )
     )
-    yield Title("The first step")
+    yield Heading("The first step")
     yield Items(_first_step(advice), ordered=True)
     if origin.notes:
-        yield Title("What is known of the record")
+        yield Heading("What is known of the record")
         yield Items(tuple(origin.notes))
 
 
@@ -171,15 +170,17 @@ def _of(group: GroupAdvice, resource: str) -> ResourceAdvice:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _group(group: GroupAdvice) -> Iterator[Block]:
-    yield Title(f"{group.name}: {_nodes(group.nodes)}", 3)
+def _group(group: GroupAdvice) -> Iterator[PageBlock]:
+    yield Heading(f"{group.name}: {_nodes(group.nodes)}", 3)
     if group.unscored:
-        yield Text(f"{_nodes(group.unscored)} too young to be scored: a record counts after its first hours.", "quiet")
+        yield Paragraph(
+            f"{_nodes(group.unscored)} too young to be scored: a record counts after its first hours.", "quiet"
+        )
     for one in group.resources:
         factor, unit = _unit(one.resource)
         lent, amount = one.lent, _amount(one)
         named = "CPU" if one.resource == "cpu" else "Memory"
-        yield Text(
+        yield Paragraph(
             f"{named}: {amount(lent.mean)} of {amount(one.capacity)} {unit} on average "
             f"({lent.mean / one.capacity:.0%}), and "
             f"never less than {amount(lent.guaranteed)} ({lent.guaranteed / one.capacity:.0%})."
@@ -230,7 +231,7 @@ def _life(life: Life) -> tuple[str, ...]:
     )
 
 
-def _risks(advice: Advice, pods: LargestPods | None) -> Iterator[Block]:
+def _risks(advice: Advice, pods: LargestPods | None) -> Iterator[PageBlock]:
     items = []
     for resource, score in advice.overall.items():
         named = "CPU" if resource == "cpu" else "memory"
@@ -283,10 +284,10 @@ def _largest(group: GroupAdvice, pods: LargestPods) -> str:
     )
 
 
-def _curve(curve: Curve) -> Iterator[Block]:
+def _curve(curve: Curve) -> Iterator[PageBlock]:
     named = "CPU" if curve.resource == "cpu" else "Memory"
     shows = f"{named}: what each watermark gives offline pods, against how often online wants more than the slack"
-    yield Text(
+    yield Paragraph(
         f"{named}: what the box may have on average (up), against how often online wants more than the slack (right)."
     )
     yield Drawing(drawings.of_sweep(curve), shows)
@@ -304,26 +305,26 @@ def _curve(curve: Curve) -> Iterator[Block]:
         folded=True,
     )
     if curve.chosen is None:
-        yield Text(
+        yield Paragraph(
             f"None of them keeps within {curve.budget_ratio:.1%} of the time: leave out the nodes that are "
             "violated most."
         )
     else:
-        yield Text(
+        yield Paragraph(
             f"Recommended is {curve.chosen:g} (the default is {curve.present:g}, with which the numbers of "
             "this page were made): of "
             f"those within {curve.budget_ratio:.1%} of the time, the lowest that gives nearly the most."
         )
 
 
-def _config(advice: Advice) -> Iterator[Block]:
+def _config(advice: Advice) -> Iterator[PageBlock]:
     lines = ["# /etc/criproxy/config.d/site.toml"]
     for curve in advice.curves:
         if curve.chosen is not None:
             lines += [f"[{curve.resource}]", f"watermark_ratio = {curve.chosen:g}"]
     lines += ["", "[colocation]", "enabled = false    # true after the dry run"]
     yield Listing("\n".join(lines))
-    yield Text(
+    yield Paragraph(
         "The watermark of CPU counts where the kernel has no cpu.idle; where it has, the box may use what "
         "online leaves, and "
         "`kubernetes.cpu_watermark_ratio` (0.95) is what is published.",
@@ -351,7 +352,7 @@ def _first_step(advice: Advice) -> tuple[str, ...]:
     )
 
 
-def _compared(found: Sequence[Comparison]) -> Iterator[Block]:
+def _compared(found: Sequence[Comparison]) -> Iterator[PageBlock]:
     rows = []
     for one in found:
         factor, unit = _unit(one.resource)
@@ -363,7 +364,7 @@ def _compared(found: Sequence[Comparison]) -> Iterator[Block]:
         tuple(rows),
     )
     far = [one for one in found if abs(one.off_ratio) > SAME_RATIO]
-    yield Text(
+    yield Paragraph(
         f"Within {SAME_RATIO:.0%}: this page can be believed for these nodes."
         if not far
         else f"More than {SAME_RATIO:.0%} apart: {', '.join(f'{one.node} ({one.resource})' for one in far)}. The "
