@@ -1,7 +1,9 @@
 """The client of Prometheus: pieces, cache, bounds, who may see a token; and which node a series is of."""
 
 import json
+import ssl
 import threading
+import time
 import urllib.parse
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,6 +15,7 @@ from criproxy.commands.advise.prometheus import Prometheus, PrometheusAddress
 from criproxy.commands.advise.questions import check_units, identify
 from criproxy.commands.simulate import SimulateError
 from tests.commands.simulate.simulate_helpers import trace
+from tests.fakes.authority import Authority
 
 HOUR = 3600
 
@@ -31,6 +34,8 @@ class FakePrometheus(HTTPServer):
 
 
 class AnswersRanges(BaseHTTPRequestHandler):
+    server: FakePrometheus
+
     def do_GET(self):
         asked = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         self.server.asked.append(asked)
@@ -103,7 +108,7 @@ def test_who_asks_again_asks_only_for_what_may_have_changed(server, tmp_path):
 
 
 def test_what_may_still_change_is_not_kept(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(prometheus.time, "time", lambda: 86400.0 * 100)
+    monkeypatch.setattr(time, "time", lambda: 86400.0 * 100)
     times_of(Prometheus(PrometheusAddress(server.url), tmp_path / "c"), 86400 * 99, 86400 * 100)
     assert len(list((tmp_path / "c").iterdir())) == 0
 
@@ -126,6 +131,30 @@ def test_token_is_not_sent_over_a_network_without_tls(tmp_path):
     (tmp_path / "token").write_text("s3cret\n")
     with pytest.raises(SimulateError, match="not sent without TLS"):
         Prometheus(PrometheusAddress("http://prometheus.example", str(tmp_path / "token")), None)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("pki"))
+
+
+def test_tls_trusts_whom_it_is_told_to_and_shows_our_own_certificate(pki, tmp_path):
+    (tmp_path / "token").write_text("s3cret\n")
+    certificate, key = pki.issue("localhost")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pki.certificate))
+    context.load_cert_chain(certificate, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    made = FakePrometheus()
+    made.socket = context.wrap_socket(made.socket, server_side=True)
+    with serving(made) as served:
+        url = f"https://localhost:{served.server_port}"
+        address = PrometheusAddress(url, str(tmp_path / "token"), str(pki.certificate), str(certificate), str(key))
+        assert times_of(Prometheus(address, None), 0, HOUR)
+        assert served.headers[0]["Authorization"] == "Bearer s3cret"
+        with pytest.raises(SimulateError, match="give --ca-file"):
+            times_of(Prometheus(PrometheusAddress(url), None), 0, HOUR)
+    with pytest.raises(SimulateError, match="can't be used"):
+        Prometheus(PrometheusAddress(url, ca_file=str(tmp_path / "token")), None)
 
 
 @pytest.mark.parametrize(
