@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from criproxy.cli import main
 from criproxy.commands.advise.dryrun import SAME_RATIO, compared, of_histories, of_pages
 from criproxy.commands.page.document import document
 from criproxy.commands.simulate import SimulateError
@@ -15,6 +16,7 @@ from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.control.predictor import make_predictor
 from criproxy.control.resources import RESOURCES
 from criproxy.model import ResourcePrediction
+from tests.commands.page.lived import node
 from tests.rows import laws, snapshot
 
 GIB = 1 << 30
@@ -103,3 +105,12 @@ def test_what_is_no_record_is_refused_in_words(tmp_path, week):
     empty = json.loads(Day().to_json(60.0, WALL_S))
     with pytest.raises(SimulateError, match="no minute on record yet"):
         of_histories("n", [empty])
+
+
+def test_on_a_node_the_running_criproxy_is_asked(tmp_path, capsys):
+    with node(tmp_path) as config:
+        assert main(["advise", "--config", str(config)]) == 0
+    told = capsys.readouterr().out
+    assert "Of 1 node, by what criproxy recorded here" in told
+    assert "Too early to say: the record has 1.0 days" in told
+    assert "32 cores" in told
