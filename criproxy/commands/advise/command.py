@@ -18,6 +18,7 @@ from criproxy.commands.advise.study import Advice, study
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cells import CPU_UNITS
 from criproxy.commands.simulate.cluster.command import require_numpy
+from criproxy.commands.simulate.cluster.folder import EXAMPLE
 from criproxy.commands.simulate.cluster.folder import read as read_folder
 from criproxy.commands.simulate.cluster.record import RecordedNode
 from criproxy.commands.simulate.command import carry_out
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("what", metavar="WHAT", nargs="*", help="recorded usage, see below")
+    add("--example", action="store_true", help="use two days of twelve made-up nodes")
     add("--prometheus", metavar="URL", help="ask this Prometheus (or Thanos, Mimir, VictoriaMetrics) instead")
     add("--selector", metavar="MATCHERS", default="", help='which nodes, in PromQL: \'cluster="a",job="node"\'')
     add("--days", metavar="N", type=_days, default=7.0, help="how far back (%(default)g)")
@@ -112,8 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit status; the page goes to stdout or the file, progress and what is wrong to stderr."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    if given.prometheus and given.what:
-        parser.error("give either --prometheus or WHAT")
+    if bool(given.prometheus) + bool(given.what) + given.example > 1:
+        parser.error("give either --prometheus, WHAT or --example")
     if given.output and given.format is None and not given.output.endswith((".html", ".htm", ".md", ".markdown")):
         parser.error(f"--output {given.output}: call it .html or .md, or give --format")
     if bool(given.key) > bool(given.certificate):
@@ -150,7 +152,7 @@ def _without_numpy() -> str:
         return (
             "How long offline jobs would have lived is not said: that needs numpy. Make the page on "
             "another machine, from "
-            "`criproxy page --save` of this node, or install it: `pip install 'criproxy[cluster]'`."
+            "`criproxy page --save` of this node, or install it: `pip install numpy`."
         )
     return ""
 
@@ -165,12 +167,13 @@ def _read(given: argparse.Namespace) -> Recorded:
     """Raises SimulateError."""
     if given.prometheus:
         return _of_prometheus(given)
-    what: list[str] = given.what
+    what: list[str] = [str(EXAMPLE)] if given.example else given.what
     if not what:
         return _of_this_node(given.config)
     if len(what) == 1 and Path(what[0]).is_dir():
         cluster = read_folder(Path(what[0]))
-        return Recorded(cluster.nodes, f"recorded in {what[0]}", cluster.notes)
+        source = "made up (the example that ships)" if given.example else f"recorded in {what[0]}"
+        return Recorded(cluster.nodes, source, cluster.notes)
     if all(map(dryrun.is_saved, what)):
         runs = tuple(dryrun.of_pages(what))
         return _of_runs(runs, "by what criproxy recorded there")

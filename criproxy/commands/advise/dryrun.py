@@ -30,7 +30,7 @@ SAME_RATIO: Final = 0.1
 """What a dry run lends and what the advice says are alike within this."""
 
 LEAST_HOURS: Final = 6.0
-"""The replay knows nothing at its first minute, the daemon did; less is not compared."""
+"""A record of fewer says nothing; nor are fewer compared after the warm-up, as the replay begins without knowledge."""
 
 _DATA: Final = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 _TITLE: Final = re.compile(r"<title>(?:criproxy on )?(.{0,300}?)</title>", re.DOTALL)
@@ -100,8 +100,12 @@ def of_histories(name: str, histories: Sequence[Mapping[str, Any]]) -> DryRun:
                         rows[of][t_s // 60] = values
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SimulateError(f"{name}: its record is not understood ({error!r}); is that an older criproxy?") from error
-    if not rows["cpu"]:
-        raise SimulateError(f"{name}: has no minute on record yet; let criproxy run for {LEAST_HOURS:g} hours at least")
+    hours = len(rows["cpu"]) / 60
+    if hours <= LEAST_HOURS:
+        raise SimulateError(
+            f"{name}: has {hours:.1f} hours on record; ask again in {math.ceil(LEAST_HOURS + 1 - hours)} hours, "
+            "and after a day for a comparison of some worth"
+        )
     cores = max(size for _, size, _ in rows["cpu"].values())
     total = max((size for _, size, _ in rows["memory"].values()), default=0.0)
     family = f"{cores:g} cores, {total / GIB:.0f} GiB"

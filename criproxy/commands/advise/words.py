@@ -335,20 +335,19 @@ def _config(advice: Advice) -> Iterator[PageBlock]:
 def _first_step(advice: Advice) -> tuple[str, ...]:
     names = " and ".join(group.name for group in advice.groups[:2])
     return (
-        f"Choose three nodes ({names}) whose loss for a quarter of an hour would hurt nobody, and no two "
-        "of one service.",
-        "Install the package there, and nothing else: the service computes from its first second on, and "
-        "with colocation off "
-        "(as it comes) it writes nothing; nothing is attached, so that kubelet stays as it is.",
-        "After a day, on each: `criproxy advise --output node.html`. It compares what the dry run computed "
+        f"Choose three nodes ({names}) whose loss for a quarter of an hour would hurt nobody, no two of one service.",
+        "Install the package there (README, Install: the first line), and nothing else: the service computes from its "
+        "first second on, and with colocation off, as it comes, it writes nothing; kubelet does not go through it.",
+        "After a day, on each: `criproxy advise --output node.html`. It compares what the daemon computed "
         "each minute with "
-        f"what this advice's replay makes of the same minutes: they should be within {SAME_RATIO:.0%}.",
-        "After a week: `criproxy advise --prometheus …` for these three nodes again. If lent and guaranteed are within "
-        f"{SAME_RATIO:.0%} of this page, begin with `enabled = true` on one of them, and one batch Job "
-        "that can be lost.",
+        f"what this page's replay makes of the same minutes: they should be within {SAME_RATIO:.0%}.",
+        "After a week: this page again, for these three nodes. If lent and guaranteed are within "
+        f"{SAME_RATIO:.0%}, begin on "
+        "one of them: `criproxy attach`, `enabled = true`, and one pod with the label "
+        "`colocation.criproxy.io/class: offline` that can be lost (examples/ has some).",
         "Watch online's own latency on that node against the other two for a week. If nobody can tell "
-        "which of the three it is, "
-        "go on; else `criproxy detach`.",
+        "which of the three "
+        "it is, go on; else `criproxy detach`.",
     )
 
 

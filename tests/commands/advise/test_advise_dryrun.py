@@ -103,7 +103,7 @@ def test_what_is_no_record_is_refused_in_words(tmp_path, week):
     with pytest.raises(SimulateError, match="not understood"):
         of_histories("n", [{"minutes": {}, "scales": {}}])
     empty = json.loads(Day().to_json(60.0, WALL_S))
-    with pytest.raises(SimulateError, match="no minute on record yet"):
+    with pytest.raises(SimulateError, match=r"has 0\.0 hours on record; ask again in 7 hours"):
         of_histories("n", [empty])
 
 
