@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from criproxy.commands.simulate.cluster import laws
 from criproxy.commands.simulate.cluster.command import SEED
+from criproxy.commands.simulate.cluster.figures import Counted
 from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, foresee
 from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of
 from criproxy.commands.simulate.command import replay
@@ -107,14 +108,19 @@ class CurvePoint(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """Of all groups. `chosen` None: none of them keeps within the budget."""
+    """Of all groups. `recommended`: what `simulate --sweep` says; None: none of them keeps within the budget."""
 
     resource: str
     points: tuple[CurvePoint, ...]
-    chosen: float | None
+    recommended: float | None
     present: float
     """The settings' own."""
     budget_ratio: float
+
+    @property
+    def chosen(self) -> float | None:
+        """To begin with: nobody begins with more than the default."""
+        return None if self.recommended is None else min(self.recommended, self.present)
 
 
 class Advice(Struct, frozen=True):
@@ -222,7 +228,7 @@ def _group(
         len(members) - scored,
         grid.duration_s / 86400,
         tuple(resources),
-        tuple(_life(foreseen, grid, length_s) for length_s in LIVES_S) if lives else (),
+        _lives(foreseen, grid, bar) if lives else (),
         max(pods, default=None),
     )
 
@@ -271,12 +277,18 @@ def endless_jobs(capacity_cores: float, duration_s: float, length_s: float) -> P
     return PodsToCome(0.0, POD_CORES, POD_BYTES, length_s, count)
 
 
-def _life(foreseen: Sequence[Foreseen], grid: Grid, length_s: float) -> Life:
+def _lives(foreseen: Sequence[Foreseen], grid: Grid, bar: Bar) -> tuple[Life, ...]:
     from criproxy.commands.simulate.cluster.engine import NodesByLaw
     from criproxy.commands.simulate.cluster.engine import replay as replay_jobs
 
-    job = endless_jobs(sum(one.capacity_cores for one in foreseen), grid.duration_s, length_s)
-    counted = replay_jobs(NodesByLaw(laws.LAWS[0].name, grid, tuple(foreseen), (job,), (SEED, 0)))
+    cores = sum(one.capacity_cores for one in foreseen)
+    jobs = [endless_jobs(cores, grid.duration_s, length_s) for length_s in LIVES_S]
+    parts = [NodesByLaw(laws.LAWS[0].name, grid, tuple(foreseen), (job,), (SEED, 0)) for job in jobs]
+    found = spread("replaying jobs", replay_jobs, parts, available_cpus(), bar)
+    return tuple(map(_life, LIVES_S, found))
+
+
+def _life(length_s: float, counted: Counted) -> Life:
     figures: dict[str, Any] = counted.figures(finite=True)
     days = counted.nodes_s / 86400 or 1.0
     return Life(

@@ -296,7 +296,7 @@ def _curve(curve: Curve) -> Iterator[PageBlock]:
         ("watermark", "box's mean limit", "more than the slack"),
         tuple(
             (
-                f"{one.watermark_ratio:g}{' (recommended)' if one.watermark_ratio == curve.chosen else ''}",
+                f"{one.watermark_ratio:g}{' (begin with this)' if one.watermark_ratio == curve.chosen else ''}",
                 f"{one.limit_ratio:.1%}",
                 _share(one.hard_ratio),
             )
@@ -310,10 +310,10 @@ def _curve(curve: Curve) -> Iterator[PageBlock]:
             "violated most."
         )
     else:
+        more = "" if curve.recommended == curve.chosen else f" Later, {curve.recommended:g} would give more."
         yield Paragraph(
-            f"Recommended is {curve.chosen:g} (the default is {curve.present:g}, with which the numbers of "
-            "this page were made): of "
-            f"those within {curve.budget_ratio:.1%} of the time, the lowest that gives nearly the most."
+            f"Begin with {curve.chosen:g} (the default is {curve.present:g}, with which the numbers of this page were "
+            f"made): within {curve.budget_ratio:.1%} of the time, and no more than the default.{more}"
         )
 
 

@@ -126,6 +126,16 @@ def test_html_asks_nobody_and_its_drawings_are_well_formed_and_named():
         assert root.attrib["role"] == "img" and root.attrib["aria-label"]
 
 
+def test_nobody_begins_with_more_than_the_default():
+    advice = an_advice(chosen=0.95)
+    text = blocks.markdown("t", [*words.blocks(advice, words.Origin("by a test"))])
+    assert "[cpu]\nwatermark_ratio = 0.9" in text
+    assert "Later, 0.95 would give more." in text
+    text = blocks.markdown("t", [*words.blocks(an_advice(chosen=None), words.Origin("by a test"))])
+    assert "\nwatermark_ratio" not in text
+    assert "None of them keeps within 0.2%" in text
+
+
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
