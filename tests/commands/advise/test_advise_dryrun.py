@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 
 import pytest
 
@@ -107,10 +108,13 @@ def test_what_is_no_record_is_refused_in_words(tmp_path, week):
         of_histories("n", [empty])
 
 
-def test_on_a_node_the_running_criproxy_is_asked(tmp_path, capsys):
+def test_on_a_node_without_numpy_the_running_criproxy_is_asked(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
     with node(tmp_path) as config:
         assert main(["advise", "--config", str(config)]) == 0
     told = capsys.readouterr().out
     assert "Of 1 node, by what criproxy recorded here" in told
     assert "Too early to say: the record has 1.0 days" in told
     assert "32 cores" in told
+    assert "How long offline jobs would have lived is not said: that needs numpy." in told
+    assert "ran to its end" not in told

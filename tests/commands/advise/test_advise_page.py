@@ -14,6 +14,8 @@ from criproxy.commands.advise import blocks, words
 from criproxy.commands.advise.dryrun import Comparison
 from criproxy.commands.advise.questions import LargestPods
 from criproxy.commands.advise.study import (
+    POD_BYTES,
+    POD_CORES,
     Advice,
     Curve,
     CurvePoint,
@@ -22,6 +24,7 @@ from criproxy.commands.advise.study import (
     HourOfDay,
     Life,
     ResourceAdvice,
+    endless_jobs,
     lent,
     together,
 )
@@ -159,9 +162,9 @@ def test_guaranteed_is_the_least_of_an_hour_on_all_days_and_the_warm_up_does_not
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def usage(path, cores=4.0, days=3, scale=1.0):
-    rows = [f"{name},{t},{scale * cores * (0.3 + 0.1 * math.sin(t / 9000)):.3f}" for name in ("a-1", "b-1")
-            for t in range(0, days * 86400, 300)]  # fmt: skip
+def usage(path, cores=4.0, hours=14):
+    rows = [f"{name},{t},{cores * (0.3 + 0.1 * math.sin(t / 9000)):.3f}" for name in ("a-1", "b-1")
+            for t in range(0, hours * 3600, 300)]  # fmt: skip
     path.write_text("\n".join(("id,t,u", *rows)) + "\n")
     return str(path)
 
@@ -178,6 +181,34 @@ def test_files_of_cpu_alone_make_a_page_and_say_that_memory_is_missing(tmp_path,
     assert json.loads(numbers.read_text())["overall"]["score"] == content["advice"]["overall"]["cpu"]
 
 
+def test_folders_lives_are_those_of_simulate_cluster(tmp_path, capsys):
+    folder, out, cluster = tmp_path / "in", tmp_path / "o.json", tmp_path / "c.json"
+    folder.mkdir()
+    rows = [f"{name},{t},{2 + math.sin(t / 4000 + seed):.3f},{4e9 + 3e9 * math.sin(t / 5000):.0f}"
+            for seed, name in enumerate(("a", "b")) for t in range(0, 12 * 3600, 300)]  # fmt: skip
+    (folder / "nodes.csv").write_text("\n".join(("id,t,cpu,memory", *rows)) + "\n")
+    (folder / "capacity.csv").write_text("id,cpu,memory\na,4,16000000000\nb,4,16000000000\n")
+    assert main(["advise", str(folder), "--json", str(out)]) == 0
+    assert "Too early to say: the record has 0.5 days" in capsys.readouterr().out
+    groups = json.loads(out.read_text())["advice"]["groups"]
+    assert len(groups) == 2  # a folder has no groups of its own: each id is one
+    group = groups[0]
+    job = endless_jobs(4.0, 12 * 3600.0, 3600.0)
+    (folder / "nodes.csv").write_text("\n".join(("id,t,cpu,memory", *(row for row in rows if row[0] == "a"))) + "\n")
+    (folder / "capacity.csv").write_text("id,cpu,memory\na,4,16000000000\n")
+    (folder / "jobs.csv").write_text(
+        f"arrival,cpu,memory,duration,count\n0,{POD_CORES},{POD_BYTES:.0f},{job.duration_s:.0f},{job.count}\n"
+    )
+    assert main(["simulate", "--cluster", str(folder), "--json", str(cluster)]) == 0
+    law = json.loads(cluster.read_text())["laws"]["criproxy"]
+    life = group["lives"][1]
+    assert life["ended"] == law["jobs_ended"] > 5
+    assert life["evictions"] == law["evictions"]
+    assert life["slowdown_p99"] == law["slowdown_p99"]
+    assert life["below_half_ratio"] == law["below_half"]
+    assert life["squeezed_ratio"] == law["squeezed"] > 0.0
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -191,7 +222,7 @@ def test_files_of_cpu_alone_make_a_page_and_say_that_memory_is_missing(tmp_path,
     ids=["capacity", "unit", "scheme", "password", "query", "no daemon"],
 )
 def test_wrong_question_says_what_to_do(arguments, says, tmp_path, capsys):
-    file = usage(tmp_path / "u.csv", scale=1.0)
+    file = usage(tmp_path / "u.csv")
     given = [one.format(file=file, folder=tmp_path) for one in arguments]
     assert main(["advise", *given]) == 1
     assert says in capsys.readouterr().err
