@@ -2,7 +2,8 @@
 what a scrape lacks.
 
 Each `cluster` is a way of scraping: `plain` (node_exporter, and cAdvisor's pods), `thanos` (two replicas),
-`cadvisor` (kubelet alone), `twice` (two jobs).
+`cadvisor` (kubelet alone), `twice` (two jobs), `forgetful`
+(node_exporter without memory).
 """
 
 import json
@@ -84,6 +85,8 @@ def node(fill: Backfill, cluster: str, number: int, *, start_s: int = START_S, g
                 fill.add(
                     "node_cpu_seconds_total", f'{labels},cpu="{cpu}",mode="idle"', t_s, t_s - start_s - used / CORES
                 )
+            if cluster == "forgetful":
+                continue
             fill.add("node_memory_MemTotal_bytes", labels, t_s, BYTES)
             fill.add("node_memory_MemAvailable_bytes", labels, t_s, BYTES - memory)
             fill.add("node_uname_info", f'{labels},nodename="{name}"', t_s, 1)
@@ -116,7 +119,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     for number in (1, 2):
         node(fill, "plain", number, gap=number == 2)
     node(fill, "plain", 3, start_s=YOUNG_S)
-    for cluster in ("thanos", "cadvisor", "twice"):
+    for cluster in ("thanos", "cadvisor", "twice", "forgetful"):
         for number in (1, 2):
             node(fill, cluster, number, start_s=END_S - int(SHORT_DAYS * 86400))
     file = folder / "fill.txt"
@@ -229,6 +232,13 @@ def test_cadvisor_alone_is_enough(prometheus: Answers) -> None:
     assert [(one.id, one.cpu.capacity) for one in found.nodes] == [("cadvisor-1", CORES), ("cadvisor-2", CORES)]
     assert all(one.memory is not None and one.memory.capacity == BYTES for one in found.nodes)
     assert any("kubelet's cAdvisor" in one for one in found.notes)
+
+
+def test_page_without_memory_is_of_cpu_alone_and_says_so(prometheus: Answers) -> None:
+    found = ask(prometheus.client, asked("forgetful"), quiet)
+    assert [(one.id, one.memory) for one in found.nodes] == [("10.0.0.1:9100", None), ("10.0.0.2:9100", None)]
+    assert any("node_exporter says nothing of memory here" in one for one in found.notes)
+    assert any("The largest pod is not known" in one for one in found.notes)
 
 
 REFUSED: dict[str, tuple[Callable[[], RecordQuery], str]] = {
