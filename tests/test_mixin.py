@@ -10,9 +10,9 @@ import yaml
 from monitoring.dashboards import FLEET, ONE_NODE, boards, expressions
 from monitoring.generate import MADE, amiss, files, recorded_names
 from monitoring.rules import ALERTS, CLUSTER, RECORDED, UP
-from monitoring.table import ROOT, controllers, daemons, labels_by_name, webhooks, wrong_names
+from monitoring.table import ROOT, controllers, daemons, labels_by_name, ledgers, webhooks, wrong_names
 
-KNOWN = labels_by_name([*daemons(), *webhooks(), *controllers()])
+KNOWN = labels_by_name([*daemons(), *webhooks(), *controllers(), *ledgers()])
 
 
 def test_nothing_is_amiss_and_what_is_made_is_what_is_there() -> None:

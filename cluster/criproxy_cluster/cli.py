@@ -50,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give offline pods user namespaces of their own (hostUsers: false), where all their nodes can",
     )
+    webhook.add_argument(
+        "--owners",
+        action="store_true",
+        help="leave pods for virtual nodes where policies and the owners' past say so",
+    )
     webhook.set_defaults(verb=_webhook)
 
     controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
@@ -69,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="suspend as many of the newest Workloads where nodes lend less than is in use for five minutes "
         "(default: none)",
+    )
+    controller.add_argument(
+        "--owners", action="store_true", help="keep the book of owners, and do what policies say of them"
+    )
+    controller.add_argument(
+        "--remakes-per-hour",
+        metavar="N",
+        type=int,
+        default=0,
+        help="evict as many pods that wait for a node, where their successors overflow (default: none)",
     )
     _add_preset(controller)
     controller.add_argument(
@@ -143,11 +158,12 @@ def _webhook(chosen: argparse.Namespace) -> int:
 
     hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
     conversion = ConversionSettings(names=NAMES[chosen.preset], hardening=hardening)
-    return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
+    return main(WebhookSettings(chosen.certificates, conversion, chosen.port, owners=chosen.owners))
 
 
 def _controller(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.controller import main
+    from criproxy_cluster.owners.keeper import OwnersSettings
     from criproxy_cluster.quota.keeper import QuotaSettings
 
     quota = None
@@ -156,7 +172,10 @@ def _controller(chosen: argparse.Namespace) -> int:
         quota = QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], max(chosen.suspends_per_hour, 0))
     elif chosen.flavor or chosen.suspends_per_hour:
         return _complain("controller: --flavor and --suspends-per-hour are of a Cohort: add --cohort NAME", 2)
-    return main(chosen.metrics_port, quota)
+    if chosen.remakes_per_hour and not chosen.owners:
+        return _complain("controller: --remakes-per-hour is of owners: add --owners", 2)
+    owners = OwnersSettings(max(chosen.remakes_per_hour, 0)) if chosen.owners else None
+    return main(chosen.metrics_port, quota, owners)
 
 
 def _ledger(chosen: argparse.Namespace) -> int:
