@@ -31,7 +31,7 @@ JOBS = "/apis/batch/v1/namespaces/default/jobs"
 BOOK = "/api/v1/namespaces/criproxy-system/configmaps/criproxy-owners"
 OWNERS = {
     "namespaces": ["default"],
-    "overflow": {"pods": 3, "evictions": 2, "waitSeconds": 8},
+    "overflow": {"pods": 3, "evictions": 2, "waitSeconds": 10},
     "raise": {"waitSeconds": 3, "pods": 2},
     "slo": {"times": 2},
 }

@@ -148,7 +148,7 @@ def test_the_schema_has_the_fields_that_are_read_and_written():
     windows = [{"start": "22:00", "end": "06:00", "policy": "static", "days": "mon", "cores": 1, "bytes": 4 << 20}]
     schedule = {"timeZone": "UTC", "windows": windows, "outside": "off", "graceSeconds": 1, "onClose": "evict"}
     spec = {"selector": {}, "priority": 1, "enabled": True, "settings": {}, "schedule": schedule}
-    overflow = {"pods": 1, "evictions": 1, "waitSeconds": 1, "deadlineMarginSeconds": 0}
+    overflow = {"pods": 1, "evictions": 1, "waitSeconds": 10, "deadlineMarginSeconds": 0}
     raises, slo = {"waitSeconds": 1, "pods": 1}, {"times": 2}
     owners = {"namespaces": ["batch"], "overflow": overflow, "raise": raises, "slo": slo}
     spec["owners"] = owners

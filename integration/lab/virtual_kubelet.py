@@ -34,7 +34,9 @@ class VirtualKubelet:
         config = self._plane.kubeconfig("virtual-kubelet", "/O=system:masters/CN=virtual-kubelet")
         arguments: list[str | Path] = ["--kubeconfig", config, "--nodename", NODE, "--provider", "mock"]
         arguments += ["--provider-config", self._folder / "provider.json", "--metrics-addr", f"127.0.0.1:{metrics}"]
-        own = {"VKUBELET_POD_IP": "127.0.0.1", "KUBELET_PORT": str(port)}
+        both = str(self._plane.authority.sign("virtual-node", "/CN=localhost", "subjectAltName=DNS:localhost"))
+        serving = {"APISERVER_CERT_LOCATION": both, "APISERVER_KEY_LOCATION": both}  # it ends without
+        own = {"VKUBELET_POD_IP": "127.0.0.1", "KUBELET_PORT": str(port), **serving}
         process = Process("virtual-kubelet", [build.find("virtual-kubelet"), *arguments], self._folder / "log", own)
         self._process = process
         process.wait_until(self._is_ready, START_S, "the virtual node", 0.1)

@@ -22,12 +22,19 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.owners.pods import OwnedPod, Owner
-from criproxy_cluster.owners.rules import DAY_S, MOST_EVICTIONS, NOTHING_YET, OwnersSpec, Past, Rule, kept, rule_of
+from criproxy_cluster.owners.rules import (
+    DAY_S,
+    LEAST_WAIT_S,
+    MOST_EVICTIONS,
+    NOTHING_YET,
+    OwnersSpec,
+    Past,
+    Rule,
+    kept,
+    rule_of,
+)
 
 SETTLED_S: Final = 30.0
-NEWS_S: Final = 10.0
-"""A wait that is shorter is none."""
-
 MOST_OWNERS: Final = 400
 MOST_SHOWN: Final = 10
 _SHORT: Final = 13
@@ -57,7 +64,7 @@ class History(Struct, omit_defaults=True):
     def newest_s(self, now_s: float) -> float:
         if self.waits_since_s:
             return now_s
-        return max(self.waited_at_s if self.waited_s >= NEWS_S else 0, self.began_s, *self.evicted.values(), 0)
+        return max(self.waited_at_s if self.waited_s >= LEAST_WAIT_S else 0, self.began_s, *self.evicted.values(), 0)
 
     def has_news(self, now_s: float) -> bool:
         return now_s - self.newest_s(now_s) < DAY_S
@@ -162,7 +169,7 @@ class Book:
 
     def _waits_no_more(self, history: History, mine: "_Mine", pod: OwnedPod, ended_s: float, now_s: float) -> None:
         waited_s = ended_s - pod.created_s
-        if waited_s >= NEWS_S and (waited_s > history.waited_s or now_s - history.waited_at_s >= DAY_S):
+        if waited_s >= LEAST_WAIT_S and (waited_s > history.waited_s or now_s - history.waited_at_s >= DAY_S):
             history.waited_s, history.waited_at_s = int(waited_s), int(now_s)
         created_s = mine.waiting.pop(pod.uid, None)
         if created_s is not None and int(created_s) <= history.waits_since_s:

@@ -24,6 +24,9 @@ DAY_S: Final = 86400
 MOST_EVICTIONS: Final = 8
 """Of one owner that are remembered; a rule can't ask for more."""
 
+LEAST_WAIT_S: Final = 10
+"""A wait that is shorter is none, and is not remembered."""
+
 MOST_ALONE_S: Final = 30 * DAY_S
 
 Seconds = Annotated[int, Meta(ge=1, le=DAY_S)]
@@ -35,7 +38,7 @@ class Overflow(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
     pods: Pods
     evictions: Annotated[int, Meta(ge=1, le=MOST_EVICTIONS)] | None = None
-    wait_seconds: Seconds | None = None
+    wait_seconds: Annotated[int, Meta(ge=LEAST_WAIT_S, le=DAY_S)] | None = None
     deadline_margin_seconds: Annotated[int, Meta(ge=0, le=DAY_S)] | None = None
 
     def __post_init__(self) -> None:

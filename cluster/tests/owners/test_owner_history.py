@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from criproxy_cluster.owners.history import (
     MOST_OWNERS,
-    NEWS_S,
     SETTLED_S,
     Book,
     History,
@@ -20,7 +19,7 @@ from criproxy_cluster.owners.history import (
 )
 from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
 from criproxy_cluster.owners.resources import OwnedPodResource
-from criproxy_cluster.owners.rules import DAY_S, MOST_EVICTIONS, OwnersSpec, Past, Raise, Rule, Slo
+from criproxy_cluster.owners.rules import DAY_S, LEAST_WAIT_S, MOST_EVICTIONS, OwnersSpec, Past, Raise, Rule, Slo
 
 NOW = 1_000_000.0
 JOB = Owner("batch", "Job", "sort", "uid-job")
@@ -75,7 +74,7 @@ def test_the_longest_wait_counts_while_it_lasts_and_for_a_day():
 
 def test_a_pod_that_was_placed_at_once_has_not_waited():
     book = Book()
-    book.see(pod(1, bound_s=NOW + NEWS_S - 1), NOW + 60)
+    book.see(pod(1, bound_s=NOW + LEAST_WAIT_S - 1), NOW + 60)
     assert book.past(JOB, NOW + 60) == Past() and book.written((), NOW + 60, virtual=False).histories == []
 
 

@@ -83,6 +83,7 @@ OVERFLOW = {"pods": 5, "waitSeconds": 60}
         ({"namespaces": ["a"], "overflow": {"pods": 5}}, "no condition"),
         ({"namespaces": ["a"], "overflow": {"waitSeconds": 60}}, "pods"),
         ({"namespaces": ["a"], "overflow": {**OVERFLOW, "evictions": 9}}, "evictions"),
+        ({"namespaces": ["a"], "overflow": {**OVERFLOW, "waitSeconds": 9}}, "waitSeconds"),
         ({"raise": {"waitSeconds": 0, "pods": 1}}, "waitSeconds"),
         ({"slo": {"times": 0.5}}, "times"),
         ({"overfow": {}}, "overfow"),
