@@ -233,8 +233,8 @@ ALERTS: Final = (
         "15m",
         "warning",
         "criproxy-cluster can't keep Kueue's quota, or the book of owners",
-        "For 15 minutes the leader could not write Kueue's Cohort or the owners' book: quotas stay as they were, and pods "
-        "are converted as if no policy spoke of owners.",
+        "For 15 minutes the leader could not write Kueue's Cohort or the owners' book: quotas stay as they were, and "
+        "pods are converted as if no policy spoke of owners.",
     ),
     Alert(
         "CriproxyWebhookFailing",

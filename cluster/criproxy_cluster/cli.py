@@ -156,14 +156,16 @@ def _plan(chosen: argparse.Namespace) -> int:
 def _webhook(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.webhook import WebhookSettings, main
 
+    if chosen.owners:
+        from criproxy_cluster.commands.overflowing_webhook import main
     hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
     conversion = ConversionSettings(names=NAMES[chosen.preset], hardening=hardening)
-    return main(WebhookSettings(chosen.certificates, conversion, chosen.port, owners=chosen.owners))
+    return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
 
 
 def _controller(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.controller import main
-    from criproxy_cluster.owners.keeper import OwnersSettings
+    from criproxy_cluster.overflow.keeper import OwnersSettings
     from criproxy_cluster.quota.keeper import QuotaSettings
 
     quota = None

@@ -11,7 +11,6 @@ from typing import Final, Protocol, TypeVar
 from criproxy_cluster.exposition import Histogram, Reading, Registry, Value, add_process_metrics
 from criproxy_cluster.owners.rules import Past
 from criproxy_cluster.owners.state import OwnersState
-from criproxy_cluster.quota.pool import Amounts, QuotaState
 
 T = TypeVar("T")
 
@@ -95,6 +94,39 @@ class Leads(Protocol):
         """For how long in all nothing could be heard of nodes."""
 
 
+class ShowsAmounts(Protocol):
+    @property
+    def millicores(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+class ShowsQuota(Protocol):
+    """The keeper of Kueue's quota. By flavor: `lent`, `quota`. `problem` "": all is well."""
+
+    @property
+    def lent(self) -> Mapping[str, ShowsAmounts]: ...
+
+    @property
+    def quota(self) -> Mapping[str, ShowsAmounts]: ...
+
+    @property
+    def problem(self) -> str: ...
+
+    @property
+    def writes(self) -> int: ...
+
+    @property
+    def failures(self) -> int: ...
+
+    @property
+    def suspended(self) -> int: ...
+
+    @property
+    def resumed(self) -> int: ...
+
+
 class ControllerMetrics:
     """`work`: the leader's, None while another replica leads. `leads`, `trouble`: of the Lease.
 
@@ -104,7 +136,7 @@ class ControllerMetrics:
     def __init__(self) -> None:
         self.registry: Final = Registry()
         self.work: Leads | None = None
-        self.quota: QuotaState | None = None
+        self.quota: ShowsQuota | None = None
         self.owners: OwnersState | None = None
         self.leads: Callable[[], bool] = lambda: False
         self.trouble: Callable[[], bool] = lambda: False
@@ -135,7 +167,7 @@ class ControllerMetrics:
         self._writes.inc(queue, "written" if ok else "failed")
 
     def _add_quota(self) -> None:
-        named, registry, off = "criproxy_cluster_quota", self.registry, QuotaState()
+        named, registry = "criproxy_cluster_quota", self.registry
         for kind, name, text, read in (
             ("gauge", "trouble", "Whether Kueue's Cohort can't be kept now", lambda one: float(bool(one.problem))),
             ("counter", "writes_total", "Times that the Cohort was written", lambda one: one.writes),
@@ -143,13 +175,13 @@ class ControllerMetrics:
             ("counter", "suspended_total", "Workloads suspended, as nodes lend less", lambda one: one.suspended),
             ("counter", "resumed_total", "Workloads made active again", lambda one: one.resumed),
         ):
-            Reading(kind, f"{named}_{name}", text, _of(lambda: self.quota or off, read), registry=registry)
+            Reading(kind, f"{named}_{name}", text, _of(lambda: self.quota, read), registry=registry)
         labels = ("flavor", "what")
         self._cores = Value("gauge", f"{named}_cores", "CPUs that are lent, and the quota", labels, registry=registry)
         self._bytes = Value("gauge", f"{named}_bytes", "The same of memory", labels, registry=registry)
 
     def _add_owners(self) -> None:
-        named, registry, off = "criproxy_cluster_owner", self.registry, OwnersState()
+        named, registry = "criproxy_cluster_owner", self.registry
         for kind, name, text, read in (
             (
                 "gauge",
@@ -170,7 +202,7 @@ class ControllerMetrics:
             ("counter", "s_remakes_total", "Waiting pods evicted, so that others overflow", lambda one: one.remakes),
             ("counter", "s_failures_total", "Looks at owners that failed", lambda one: one.failures),
         ):
-            Reading(kind, f"{named}{name}", text, _of(lambda: self.owners or off, read), registry=registry)
+            Reading(kind, f"{named}{name}", text, _of(lambda: self.owners, read), registry=registry)
         words = "For how long a pod waited within a day, of the owners with the longest waits"
         labels = ("namespace", "kind", "owner")
         self._waited = Value("gauge", f"{named}_waited_seconds", words, labels, registry=registry)
@@ -179,9 +211,10 @@ class ControllerMetrics:
 
     def render(self) -> bytes:
         self._lengths.replace(self.work.lengths() if self.work else {})
-        quota = self.quota or QuotaState()
-        amounts: dict[tuple[str, ...], Amounts] = {(flavor, "lent"): one for flavor, one in quota.lent.items()}
-        amounts |= {(flavor, "quota"): one for flavor, one in quota.quota.items()}
+        amounts: dict[tuple[str, ...], ShowsAmounts] = {}
+        if self.quota is not None:
+            amounts = {(flavor, "lent"): one for flavor, one in self.quota.lent.items()}
+            amounts |= {(flavor, "quota"): one for flavor, one in self.quota.quota.items()}
         self._cores.replace({labels: one.millicores / 1000 for labels, one in amounts.items()})
         self._bytes.replace({labels: float(one.bytes) for labels, one in amounts.items()})
         worst: dict[tuple[str, ...], Past] = {
@@ -195,8 +228,9 @@ class ControllerMetrics:
         return math.nan if self.work is None else self.work.known()[which]
 
 
-def _of(one: Callable[[], T], read: Callable[[T], float]) -> Callable[[], float]:
-    return lambda: read(one())
+def _of(one: Callable[[], T | None], read: Callable[[T], float]) -> Callable[[], float]:
+    """0 while there is none."""
+    return lambda: 0.0 if (found := one()) is None else read(found)
 
 
 LEDGER_OUTCOMES: Final = ("allowed", "refused", "abstained")

@@ -17,7 +17,7 @@ def stepped(monkeypatch):
         "controller.follower",
         "controller.leader",
         "quota.keeper",
-        "owners.keeper",
+        "overflow.keeper",
     ):
         monkeypatch.setattr(f"criproxy_cluster.{module}.time", clock)
     return stepping.run

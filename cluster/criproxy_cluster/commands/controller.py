@@ -17,7 +17,7 @@ from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
 from criproxy_cluster.metrics import ControllerMetrics
 from criproxy_cluster.metrics_server import serve
-from criproxy_cluster.owners.keeper import OwnersKeeper, OwnersSettings
+from criproxy_cluster.overflow.keeper import OwnersKeeper, OwnersSettings
 from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
 from criproxy_cluster.requests import prepare
 

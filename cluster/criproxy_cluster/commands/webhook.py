@@ -1,11 +1,10 @@
-"""`criproxy-cluster webhook`: answers the API server. With `--owners` it follows one ConfigMap, the book of owners.
-
-Without, it asks nobody, and has no credential of the cluster's.
-"""
+"""`criproxy-cluster webhook`: answers the API server, and asks nobody. It has no credential of the cluster's."""
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -17,7 +16,7 @@ from criproxy_cluster.webhook.app import WebhookAnswers
 from criproxy_cluster.webhook.certificates import ServerCertificate
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.front import Front
-from criproxy_cluster.webhook.overflow import Overflow
+from criproxy_cluster.webhook.overflow import NEVER, Decides
 
 
 class WebhookSettings(Struct, frozen=True):
@@ -27,12 +26,16 @@ class WebhookSettings(Struct, frozen=True):
     conversion: ConversionSettings = ConversionSettings()
     port: int = 9443
     address: str = ""
-    owners: bool = False
 
 
-async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
-    """Until SIGTERM, and what follows it."""
-    certificate, overflow = ServerCertificate(settings.certificates, log), Overflow()
+async def serve(
+    settings: WebhookSettings,
+    log: FilteringBoundLogger,
+    overflow: Decides = NEVER,
+    beside: Coroutine[Any, Any, None] | None = None,
+) -> None:
+    """Until SIGTERM, and what follows it. `beside` runs as long as it answers."""
+    certificate = ServerCertificate(settings.certificates, log)
     metrics = WebhookMetrics()
     answers = WebhookAnswers(settings.conversion, certificate, log, metrics, overflow)
     front = Front(answers, certificate.context, log)
@@ -41,24 +44,10 @@ async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
         asyncio.get_running_loop().add_signal_handler(name, front.end)
     settle()  # what connections leave is looked for often, and soon found
     async with asyncio.TaskGroup() as parts:
-        beside = [parts.create_task(certificate.run())]
-        if settings.owners:
-            beside.append(parts.create_task(_follow(overflow, log)))
+        kept = [parts.create_task(one) for one in (certificate.run(), beside) if one is not None]
         await front.serve(settings.address, settings.port)
-        for one in beside:
+        for one in kept:
             one.cancel()
-
-
-async def _follow(overflow: Overflow, log: FilteringBoundLogger) -> None:
-    """A webhook without owners has no client of the API server's."""
-    from lightkube.core.async_client import AsyncClient
-
-    from criproxy_cluster.requests import prepare
-    from criproxy_cluster.webhook.book import follow
-
-    async with AsyncClient(field_manager="criproxy-cluster") as client:
-        prepare(client)
-        await follow(client, overflow, log)
 
 
 def main(settings: WebhookSettings) -> int:

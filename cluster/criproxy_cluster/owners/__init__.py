@@ -17,5 +17,5 @@ annotations would need the right to write Jobs, ReplicaSets and whatever else ow
 them; a policy's status is for people, and has no place for owners of several namespaces. A new leader begins with the
 book, and counts nothing twice that is in it: what it lists may have been counted before.
 
-`rules` and `history` are pure.
+All here is pure; who keeps the book, and follows it, is in `overflow`.
 """

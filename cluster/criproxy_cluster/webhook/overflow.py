@@ -7,7 +7,6 @@ The book is a few seconds late. So that a burst of pods does not go past the mos
 nodes, this replica adds those that it has let overflow since the last book; other replicas do not know of them.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -38,7 +37,7 @@ NEVER: Final = NeverOverflows()
 class Overflow:
     """`now_s` is a clock that only grows, `wall_s` the time of day."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, now_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._wall_s = wall_s
         self._book = Written()

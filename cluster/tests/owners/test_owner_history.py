@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criproxy_cluster.overflow.resources import OwnedPodResource
 from criproxy_cluster.owners.history import (
     MOST_OWNERS,
     SETTLED_S,
@@ -18,7 +19,6 @@ from criproxy_cluster.owners.history import (
     raised,
 )
 from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
-from criproxy_cluster.owners.resources import OwnedPodResource
 from criproxy_cluster.owners.rules import DAY_S, LEAST_WAIT_S, MOST_EVICTIONS, OwnersSpec, Past, Raise, Rule, Slo
 
 NOW = 1_000_000.0

@@ -128,7 +128,7 @@ def full(overflow, clock):
 def test_without_what_it_needs_a_pod_is_converted(happens, overflow, clock):
     happens(overflow, clock)
     assert made(pod(), overflow)[1] == "converted"
-    assert made(pod(), Overflow())[1] == "converted", "nothing was heard yet"
+    assert made(pod(), Overflow(clock, clock))[1] == "converted", "nothing was heard yet"
 
 
 def test_a_book_that_can_not_be_read_leaves_the_one_before(overflow):

@@ -12,15 +12,16 @@ from structlog.testing import CapturingLogger
 from cluster.tests.controller.test_controller import put_policy, status, until
 from cluster.tests.manifests import load, named, rights_of
 from criproxy_cluster.cli import main
+from criproxy_cluster.commands.overflowing_webhook import keep_up
 from criproxy_cluster.controller.controller import Controller
-from criproxy_cluster.owners import keeper as keeping_of
+from criproxy_cluster.overflow import keeper as keeping_of
+from criproxy_cluster.overflow.following import follow
+from criproxy_cluster.overflow.keeper import AGAIN_S, HEARD_S, WRITE_S, OwnersKeeper, OwnersSettings
+from criproxy_cluster.overflow.resources import BOOK, KEY
 from criproxy_cluster.owners.history import decoded
-from criproxy_cluster.owners.keeper import AGAIN_S, HEARD_S, WRITE_S, OwnersKeeper, OwnersSettings
-from criproxy_cluster.owners.resources import BOOK, KEY
 from criproxy_cluster.owners.rules import Past
 from criproxy_cluster.vocabulary.names import CLASS, OVERFLOW, RAISED, TIER
 from criproxy_cluster.vocabulary.times import rfc3339
-from criproxy_cluster.webhook.book import follow
 from criproxy_cluster.webhook.overflow import Overflow
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -294,11 +295,11 @@ def arguments(deployment, *folders):
 def test_components_switch_it_on(folders, remakes, monkeypatch):
     found = []
     monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda *given: found.append(given[2]))
-    monkeypatch.setattr("criproxy_cluster.commands.webhook.main", lambda settings: found.append(settings.owners))
+    monkeypatch.setattr("criproxy_cluster.commands.overflowing_webhook.main", lambda _: found.append("followed"))
     for deployment in ("criproxy-controller", "criproxy-webhook"):
         with pytest.raises(SystemExit):
             main(arguments(deployment, *folders))
-    assert found == [OwnersSettings(remakes), True]
+    assert found == [OwnersSettings(remakes), "followed"]
 
 
 def test_remakes_are_of_owners(capsys):
@@ -309,7 +310,7 @@ def test_remakes_are_of_owners(capsys):
 
 async def all_done(kube, log):
     """A pod is raised, one is made anew, and the webhook hears of the book, and of a change of it."""
-    heard = Overflow()
+    heard = Overflow(asyncio.get_running_loop().time, wall_s)
     put_pod(kube, "a", 300)
     async with kube.client() as client, keeping(kube, log, remakes_per_hour=1) as keeper:
         task = asyncio.create_task(follow(client, heard, log))
@@ -357,3 +358,11 @@ def test_without_one_of_its_rights_something_is_not_done(missing, cluster, stepp
     else:
         assert missing[0] == "watch", "lists, again and again, do its work"
         assert not all(cluster.may(*request) for request in cluster.requests)
+
+
+def test_a_webhook_without_a_credential_answers_and_nothing_overflows(lines, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    heard = Overflow(lambda: 0.0, lambda: 0.0)
+    asyncio.run(keep_up(heard, lines))
+    (said_once,) = said(lines, "owners_not_followed")
+    assert "converted" in said_once["consequence"] and not heard._book.virtual

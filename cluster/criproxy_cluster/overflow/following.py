@@ -6,7 +6,7 @@ from lightkube.core.async_client import AsyncClient
 from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.controller.follower import Follower, Hearing
-from criproxy_cluster.owners.resources import BOOK, KEY, BookResource
+from criproxy_cluster.overflow.resources import BOOK, KEY, BookResource
 from criproxy_cluster.vocabulary.watching import Item
 from criproxy_cluster.webhook.overflow import Overflow
 

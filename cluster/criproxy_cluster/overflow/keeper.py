@@ -19,10 +19,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.controller.policies import Policy
 from criproxy_cluster.objects import Json, Meta, NodeObject
-from criproxy_cluster.owners import history
-from criproxy_cluster.owners.history import Book, Written, raised
-from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
-from criproxy_cluster.owners.resources import (
+from criproxy_cluster.overflow.resources import (
     BOOK,
     KEY,
     BookResource,
@@ -30,6 +27,9 @@ from criproxy_cluster.owners.resources import (
     PodEvictionResource,
     PodStatusResource,
 )
+from criproxy_cluster.owners import history
+from criproxy_cluster.owners.history import Book, Written, raised
+from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
 from criproxy_cluster.owners.rules import Asked, Rule, overflows, rule_of
 from criproxy_cluster.owners.state import OwnersState
 from criproxy_cluster.requests import Trouble, patch, pause_s, trouble_of
