@@ -20,10 +20,7 @@ from integration.lab.virtual_kubelet import NODE, VirtualKubelet
 
 pytestmark = [
     pytest.mark.timeout(1200),  # a control plane takes its time on a busy machine
-    pytest.mark.skipif(
-        not os.environ.get("OVERFLOW"),
-        reason="it takes minutes: OVERFLOW=1 ./test integration cluster/integration/test_overflow.py",
-    ),
+    pytest.mark.by_command,
 ]
 
 JOBS = "/apis/batch/v1/namespaces/default/jobs"

@@ -4,7 +4,6 @@ What online pods need is played by the cluster's policy, which lowers what offli
 machine could be made to need so much, and no more.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +20,7 @@ from integration.lab.virtual_kubelet import NODE, VirtualKubelet
 
 pytestmark = [
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        not os.environ.get("OVERFLOW"),
-        reason="it takes minutes: OVERFLOW=1 ./test integration integration/control_plane/test_shortage.py",
-    ),
+    pytest.mark.by_command,
 ]
 
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
