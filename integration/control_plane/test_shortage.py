@@ -78,6 +78,11 @@ def jobs_pods(cluster: Cluster) -> list[Any]:
     return [one for one in found if "deletionTimestamp" not in one["metadata"]]
 
 
+def box_cores(cluster: Cluster, pod: Any) -> float | None:
+    """What all offline pods together may use, by the kernel."""
+    return Cgroup(cluster.cgroup(pod).partition("/pod")[0]).quota_cores()
+
+
 def used_cores(cluster: Cluster, pod: Any, seconds: float) -> float:
     cgroup = Cgroup(cluster.cgroup(pod))
     before_s, began_s = cgroup.cpu_s(), time.monotonic()
@@ -98,10 +103,12 @@ def test_cpu_shortage_squeezes_and_memory_shortage_moves(
     (first,) = wait_for(lambda: jobs_pods(cluster), SOON_S, "the Job's pod")
     first = cluster.wait_running(first["metadata"]["name"])
     assert cluster.in_box(first)
+    assert box_cores(cluster, first) == pytest.approx(ROOM["cpu"]["static_cores"], rel=0.05)
     wide = used_cores(cluster, first, 5.0)
 
     lower(cluster, cpu={**ROOM["cpu"], "static_cores": FEW_CORES})
     wait_for(lambda: used_cores(cluster, first, 2.0) < 1.3 * FEW_CORES, SOON_S, "the squeeze")
+    assert box_cores(cluster, first) == pytest.approx(FEW_CORES, rel=0.05)
     narrow = used_cores(cluster, first, 5.0)
     say(f"of CPU: {wide:.2f} cores before, {narrow:.2f} squeezed")
     (still,) = jobs_pods(cluster)

@@ -73,6 +73,7 @@ class OwnersKeeper:
         self._rules: tuple[Rule, ...] = ()
         self._virtual: set[str] = set()
         self._book = Book()
+        self._pods = Hearing()
         self._listed = False
         self._written: tuple[str, float] | None = None
         """The book without its time, and when it was written."""
@@ -139,7 +140,7 @@ class OwnersKeeper:
             OwnedPodResource,
             self._pod_changed,
             self._pods_listed,
-            hearing=Hearing(),
+            hearing=self._pods,
             log=self._log,
             query=MARKED,
             page=PAGE,
@@ -165,8 +166,11 @@ class OwnersKeeper:
         return True
 
     async def _look(self) -> None:
-        """All that is due now. Whatever is wrong here, nodes and policies go on."""
-        if not self._listed or time.monotonic() < self._next_try_s:
+        """All that is due now. Whatever is wrong here, nodes and policies go on.
+
+        While nothing is heard of pods, nothing is done, and the webhooks' book becomes old: who waited may run since.
+        """
+        if not self._listed or self._pods.is_lost or time.monotonic() < self._next_try_s:
             return
         try:
             await self._act(time.monotonic(), time.time())

@@ -220,6 +220,24 @@ def test_status_says_whether_the_slo_was_kept(cluster, stepped, log):
     stepped(scenario())
 
 
+def test_while_nothing_is_heard_of_pods_nothing_is_done(cluster, stepped, log):
+    async def scenario():
+        put_pod(cluster, "a", 5)
+        async with keeping(cluster, log, remakes_per_hour=5):
+            await until(lambda: book(cluster).histories)
+            cluster.fail("GET .*/pods", 500, times=10_000)
+            cluster.tell_watchers(None)
+            await asyncio.sleep(10)
+            before = len(cluster.seen("patch", "configmaps"))
+            await asyncio.sleep(10 * AGAIN_S)
+            assert len(cluster.seen("patch", "configmaps")) == before
+            assert TIER not in meta(cluster, "a")["labels"] and not cluster.seen("create", "pods/eviction")
+            cluster.faults.clear()
+            await until(lambda: TIER in meta(cluster, "a")["labels"], 2 * AGAIN_S)
+
+    stepped(scenario())
+
+
 def test_what_is_shown_of_owners_is_bounded(cluster, stepped, log):
     async def scenario():
         for number in range(40):
