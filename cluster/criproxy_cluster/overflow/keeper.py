@@ -7,7 +7,7 @@ say in an hour, and never one without an owner, which nobody would make again.
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
@@ -206,13 +206,14 @@ class OwnersKeeper:
     def _show(self, waiting: Sequence[OwnedPod], counts: Mapping[str, Mapping[str, int]], wall_s: float) -> None:
         self.state.owners, self.state.waiting = len(self._book), len(waiting)
         self.state.raised, self.state.overflowed = (sum(counts[what].values()) for what in ("raised", "overflowed"))
-        self.state.worst = self._book.worst(wall_s, MOST_SHOWN)
 
     async def _write(self, now_s: float, wall_s: float) -> None:
         """Raises Trouble."""
         since_s = float("inf") if self._written is None else now_s - self._written[1]
         if since_s < WRITE_S:
             return
+        self.state.worst = self._book.worst(wall_s, MOST_SHOWN)
+        await asyncio.sleep(0)  # either takes its time where there are many owners
         book = self._book.written(self._rules, wall_s, virtual=bool(self._virtual))
         text = history.encoded(book)
         if self._written is not None and self._written[0] == text and since_s < AGAIN_S:
@@ -225,19 +226,25 @@ class OwnersKeeper:
 
     def _set_statuses(self) -> None:
         statuses = {}
+        counts: dict[str, Mapping[str, int]] = {
+            "waiting": Counter(pod.owner.namespace for pod in self._book.waiting()),
+            "raised": self._book.count("raised"),
+            "overflowed": self._book.count("overflowed"),
+        }
         for rule in self._rules:
-            of = [pod for pod in self._book.pods() if rule_of(self._rules, pod.owner.namespace) is rule]
             outcomes = self._book.outcomes(rule.policy)
             statuses[rule.policy] = {
-                "waiting": sum(pod.waits for pod in of),
-                "raised": sum(pod.raised for pod in of),
-                "overflowed": sum(pod.overflowed for pod in of),
+                **{name: self._of(rule, count) for name, count in counts.items()},
                 "kept": outcomes.kept,
                 "missed": outcomes.missed,
                 "late": list(outcomes.late),
             }
         self._changed |= {name for name, one in statuses.items() if self._statuses.get(name) != one}
         self._statuses = statuses
+
+    def _of(self, rule: Rule, count: Mapping[str, int]) -> int:
+        """What is counted in the namespaces that this rule has."""
+        return sum(number for namespace, number in count.items() if rule_of(self._rules, namespace) is rule)
 
     async def _raise(self, pod: OwnedPod, wall_s: float) -> None:
         """Its labels are all that is changed: by pods/status, which can't change what a pod runs. Raises Trouble."""

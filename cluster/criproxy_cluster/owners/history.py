@@ -15,6 +15,7 @@ What is older than a day is forgotten. The book has `MOST_OWNERS` at most, those
 in turn: a namespace that makes thousands of owners takes no other's place.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -35,6 +36,9 @@ from criproxy_cluster.owners.rules import (
 )
 
 SETTLED_S: Final = 30.0
+FORGET_S: Final = 60.0
+"""From one look for what is of old to the next."""
+
 MOST_OWNERS: Final = 400
 MOST_SHOWN: Final = 10
 _SHORT: Final = 13
@@ -118,6 +122,10 @@ class Book:
         self._outcomes = before.outcomes
         self._pods: dict[str, OwnedPod] = {}
         self._mine: dict[Owner, _Mine] = {}
+        self._waiting: dict[str, OwnedPod] = {}
+        self._counts: dict[str, Counter[str]] = {"raised": Counter(), "overflowed": Counter()}
+        """By namespace, of pods that have not ended."""
+        self._forgot_s = float("-inf")
         self._settling: dict[Owner, tuple[float, float]] = {}
         """Of owners without an unfinished pod: since when, and when the last one ended."""
 
@@ -129,6 +137,9 @@ class Book:
     def see(self, pod: OwnedPod, now_s: float) -> None:
         before = self._pods.get(pod.uid)
         self._pods[pod.uid] = pod
+        if before is not None:
+            self._count(before, -1)
+        self._count(pod, 1)
         mine = self._mine.setdefault(pod.owner, _Mine())
         mine.pods += before is None
         mine.unfinished += (not pod.phase) - (before is not None and not before.phase)
@@ -147,6 +158,7 @@ class Book:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
+        self._count(pod, -1)
         mine, history = self._mine[pod.owner], self._histories[pod.owner]
         mine.pods -= 1
         mine.unfinished -= not pod.phase
@@ -166,6 +178,15 @@ class Book:
         for owner, history in self._histories.items():
             mine = self._mine.get(owner)
             history.waits_since_s = int(min(mine.waiting.values(), default=0)) if mine else 0
+
+    def _count(self, pod: OwnedPod, by: int) -> None:
+        for field, is_so in (("raised", pod.raised), ("overflowed", pod.overflowed)):
+            if is_so and not pod.phase:
+                self._counts[field][pod.owner.namespace] += by
+        if pod.waits and by > 0:
+            self._waiting[pod.uid] = pod
+        else:
+            self._waiting.pop(pod.uid, None)
 
     def _waits_no_more(self, history: History, mine: "_Mine", pod: OwnedPod, ended_s: float, now_s: float) -> None:
         waited_s = ended_s - pod.created_s
@@ -196,9 +217,11 @@ class Book:
                 history = self._histories[owner]
                 self._judge(rule_of(rules, owner.namespace), history, ended_s)
                 history.began_s = history.alone_s = 0
-        for owner, history in list(self._histories.items()):
-            if owner not in self._mine and not history.has_news(now_s):
-                del self._histories[owner]
+        if now_s - self._forgot_s >= FORGET_S:
+            self._forgot_s = now_s
+            for owner in [one for one, past in self._histories.items() if not past.has_news(now_s)]:
+                if owner not in self._mine:
+                    del self._histories[owner]
         names = {rule.policy for rule in rules}
         self._outcomes = {name: one for name, one in self._outcomes.items() if name in names}
 
@@ -223,19 +246,11 @@ class Book:
 
     def waiting(self) -> list[OwnedPod]:
         """Pods that wait for a node, the oldest first."""
-        return sorted((pod for pod in self._pods.values() if pod.waits), key=lambda pod: (pod.created_s, pod.uid))
-
-    def pods(self) -> list[OwnedPod]:
-        """Those that have not ended."""
-        return [pod for pod in self._pods.values() if not pod.phase]
+        return sorted(self._waiting.values(), key=lambda pod: (pod.created_s, pod.uid))
 
     def count(self, field: str) -> dict[str, int]:
-        """By namespace, the pods that have not ended and are `raised`, or `overflowed`."""
-        found: dict[str, int] = {}
-        for pod in self.pods():
-            if getattr(pod, field):
-                found[pod.owner.namespace] = found.get(pod.owner.namespace, 0) + 1
-        return found
+        """By namespace, the pods that have not ended and are "raised", or "overflowed"."""
+        return {namespace: count for namespace, count in sorted(self._counts[field].items()) if count}
 
     def written(self, rules: Iterable[Rule], now_s: float, *, virtual: bool) -> Written:
         return Written(
@@ -244,7 +259,8 @@ class Book:
 
     def worst(self, now_s: float, most: int) -> list[tuple[Owner, Past]]:
         """Those with the longest waits, and then the most evictions."""
-        pasts = [(owner, one.past(now_s)) for owner, one in self._histories.items()]
+        some = [one for one in self._histories.values() if one.evicted or one.waited_s or one.waits_since_s]
+        pasts = [(one.owner, one.past(now_s)) for one in some]
         found = [(owner, past) for owner, past in pasts if past != NOTHING_YET]
         return sorted(found, key=lambda one: (-one[1].waited_s, -one[1].evictions, one[0]))[:most]
 

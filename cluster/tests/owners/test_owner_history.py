@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from criproxy_cluster.overflow.resources import OwnedPodResource
 from criproxy_cluster.owners.history import (
+    FORGET_S,
     MOST_OWNERS,
     SETTLED_S,
     Book,
@@ -137,7 +138,7 @@ def test_what_is_of_old_is_forgotten():
     book.forget(pod(1).uid, NOW + 1)
     book.settle((), NOW + DAY_S - 1)
     assert len(book) == 1
-    book.settle((), NOW + DAY_S + 1)
+    book.settle((), NOW + DAY_S + FORGET_S)
     assert len(book) == 0
 
 
@@ -207,7 +208,7 @@ def test_a_pod_is_read_as_the_api_server_has_it():
 _STEPS = st.lists(
     st.tuples(
         st.integers(0, 5),  # which pod
-        st.sampled_from(["see", "bind", "evict", "succeed", "fail", "gone", "leader", "settle"]),
+        st.sampled_from(["see", "bind", "raise", "evict", "succeed", "fail", "gone", "leader", "settle"]),
         st.integers(0, 3600),  # how much later
     ),
     max_size=40,
@@ -238,6 +239,8 @@ def test_whenever_the_leader_changes_nothing_counts_twice_and_nothing_is_lost(st
             fields = msgspec.structs.asdict(before)
             if what in ("bind", "evict", "succeed") and before.bound_s is None:
                 fields["bound_s"] = now_s
+            if what == "raise":
+                fields["raised"] = True
             if what == "evict" and before.evicted_s is None:
                 fields["evicted_s"] = evicted[before.uid] = now_s
             if what in ("succeed", "fail") and not before.phase:
@@ -251,5 +254,7 @@ def test_whenever_the_leader_changes_nothing_counts_twice_and_nothing_is_lost(st
         assert [one.uid for one in book.waiting()] == sorted(
             (one.uid for one in pods.values() if one.waits), key=lambda uid: (book._pods[uid].created_s, uid)
         )
+        raised_now = sum(one.raised and not one.phase for one in pods.values())
+        assert book.count("raised") == ({"batch": raised_now} if raised_now else {})
         done = book.outcomes("p")
         assert done.kept + done.missed <= lives
