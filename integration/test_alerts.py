@@ -95,6 +95,16 @@ CASES: Mapping[str, tuple[Series, Series]] = {
             "criproxy_cluster_leads{job='criproxy-cluster', instance='d'}": "1x150",
         },
     ),
+    "CriproxyClusterTrouble": (
+        {
+            f"criproxy_cluster_quota_trouble{{{CLUSTER}}}": "0x150",
+            f"criproxy_cluster_owners_trouble{{{CLUSTER}}}": "0x20 1x130",
+        },
+        {
+            f"criproxy_cluster_quota_trouble{{{CLUSTER}}}": "0 1 1 0 1 0 0x144",
+            f"criproxy_cluster_owners_trouble{{{CLUSTER}}}": "0x150",
+        },
+    ),
     "CriproxyWebhookFailing": (
         {f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='failed'}}": "0x20 0+1x150"},
         {
@@ -112,7 +122,7 @@ CASES: Mapping[str, tuple[Series, Series]] = {
 LOOKED_AT = range(0, 90, 3)
 """Minutes."""
 
-OF_A_JOB = ("CriproxyClusterNoLeader", "CriproxyWebhookFailing")
+OF_A_JOB = ("CriproxyClusterNoLeader", "CriproxyClusterTrouble", "CriproxyWebhookFailing")
 """The others are of an instance."""
 
 
@@ -125,7 +135,7 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_rules_are_well_formed() -> None:
     said = promtool("check", "rules", MADE / "prometheus.yaml")
-    assert "SUCCESS: 27 rules found" in said
+    assert "SUCCESS: 28 rules found" in said
 
 
 def labels(name: str, series: Series) -> dict[str, str]:

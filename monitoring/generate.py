@@ -13,7 +13,7 @@ import yaml
 
 from monitoring.dashboards import FLEET, ONE_NODE, boards, expressions
 from monitoring.rules import ALERTS, RECORDED, RUNBOOK, alert_groups, rule_groups
-from monitoring.table import ROOT, controllers, daemons, labels_by_name, webhooks, wrong_names
+from monitoring.table import ROOT, controllers, daemons, labels_by_name, ledgers, webhooks, wrong_names
 
 MADE: Final = ROOT / "monitoring" / "made"
 _HEAD: Final = "# Made by `.venv/bin/python -m monitoring.generate`.\n"
@@ -39,7 +39,7 @@ def files() -> dict[str, str]:
 
 def amiss() -> Iterator[str]:
     """What no check of a file shows: names that there are not, alerts without a runbook."""
-    known = labels_by_name([*daemons(), *webhooks(), *controllers()])
+    known = labels_by_name([*daemons(), *webhooks(), *controllers(), *ledgers()])
     recorded = {one.record for one in RECORDED}
     for expr in (
         *(one.expr for one in (*RECORDED, *ALERTS)),

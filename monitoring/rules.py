@@ -227,6 +227,16 @@ ALERTS: Final = (
         "lend is not taken back.",
     ),
     Alert(
+        "CriproxyClusterTrouble",
+        f"sum by (job) (criproxy_cluster_quota_trouble{{{CLUSTER}}} + criproxy_cluster_owners_trouble{{{CLUSTER}}})",
+        "> 0",
+        "15m",
+        "warning",
+        "criproxy-cluster can't keep Kueue's quota, or the book of owners",
+        "For 15 minutes the leader could not write Kueue's Cohort or the owners' book: quotas stay as they were, and "
+        "pods are converted as if no policy spoke of owners.",
+    ),
+    Alert(
         "CriproxyWebhookFailing",
         f'sum by (job) (rate(criproxy_cluster_reviews_total{{{CLUSTER}, outcome=~"failed|unreadable"}}[5m]))',
         "> 0",

@@ -10,9 +10,9 @@ import yaml
 from monitoring.dashboards import FLEET, ONE_NODE, boards, expressions
 from monitoring.generate import MADE, amiss, files, recorded_names
 from monitoring.rules import ALERTS, CLUSTER, RECORDED, UP
-from monitoring.table import ROOT, controllers, daemons, labels_by_name, webhooks, wrong_names
+from monitoring.table import ROOT, controllers, daemons, labels_by_name, ledgers, webhooks, wrong_names
 
-KNOWN = labels_by_name([*daemons(), *webhooks(), *controllers()])
+KNOWN = labels_by_name([*daemons(), *webhooks(), *controllers(), *ledgers()])
 
 
 def test_nothing_is_amiss_and_what_is_made_is_what_is_there() -> None:
@@ -50,7 +50,7 @@ def test_rules_are_named_level_metric_operation() -> None:
 
 
 def test_alerts_have_what_a_mixin_s_alerts_have() -> None:
-    assert len(ALERTS) == len({one.name for one in ALERTS}) == 15
+    assert len(ALERTS) == len({one.name for one in ALERTS}) == 16
     page = (ROOT / "docs/monitoring.md").read_text()
     for group in yaml.safe_load((MADE / "prometheusrule.yaml").read_text())["spec"]["groups"]:
         for one in group["rules"]:

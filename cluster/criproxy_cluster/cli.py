@@ -52,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give offline pods user namespaces of their own (hostUsers: false), where all their nodes can",
     )
+    webhook.add_argument(
+        "--owners",
+        action="store_true",
+        help="leave pods for virtual nodes where policies and the owners' past say so",
+    )
     webhook.set_defaults(verb=_webhook)
 
     controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
@@ -72,6 +77,16 @@ def _parser() -> argparse.ArgumentParser:
         help="suspend as many of the newest Workloads where nodes lend less than is in use for five minutes "
         "(default: none)",
     )
+    controller.add_argument(
+        "--owners", action="store_true", help="keep the book of owners, and do what policies say of them"
+    )
+    controller.add_argument(
+        "--remakes-per-hour",
+        metavar="N",
+        type=int,
+        default=0,
+        help="evict as many pods that wait for a node, where their successors overflow (default: none)",
+    )
     _add_preset(controller)
     controller.add_argument(
         "--metrics-port", metavar="PORT", type=int, help="serve /metrics there, to whoever asks (default: nowhere)"
@@ -81,9 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     ledger = verbs.add_parser("ledger", help="let binds through that nodes have room for, in the cluster, if it leads")
     ledger.add_argument("--port", type=int, default=9444, help="of the API server's calls (default: %(default)s)")
     ledger.add_argument("--grpc-port", type=int, default=9445, help="of schedulers' calls (default: %(default)s)")
-    ledger.add_argument(
-        "--metrics-port", metavar="PORT", type=int, help="serve /metrics there, to whoever asks (default: nowhere)"
-    )
     _add_certificates(ledger)
     _add_yarn(ledger)
     ledger.set_defaults(verb=_ledger)
@@ -193,6 +205,8 @@ def _plan(chosen: argparse.Namespace) -> int:
 def _webhook(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.webhook import WebhookSettings, main
 
+    if chosen.owners:
+        from criproxy_cluster.commands.overflowing_webhook import main
     hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
     conversion = ConversionSettings(names=NAMES[chosen.preset], hardening=hardening)
     return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
@@ -200,6 +214,7 @@ def _webhook(chosen: argparse.Namespace) -> int:
 
 def _controller(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.controller import main
+    from criproxy_cluster.overflow.keeper import OwnersSettings
     from criproxy_cluster.quota.keeper import QuotaSettings
 
     quota = None
@@ -208,7 +223,10 @@ def _controller(chosen: argparse.Namespace) -> int:
         quota = QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], max(chosen.suspends_per_hour, 0))
     elif chosen.flavor or chosen.suspends_per_hour:
         return _complain("controller: --flavor and --suspends-per-hour are of a Cohort: add --cohort NAME", 2)
-    return main(chosen.metrics_port, quota)
+    if chosen.remakes_per_hour and not chosen.owners:
+        return _complain("controller: --remakes-per-hour is of owners: add --owners", 2)
+    owners = OwnersSettings(max(chosen.remakes_per_hour, 0)) if chosen.owners else None
+    return main(chosen.metrics_port, quota, owners)
 
 
 def _ledger(chosen: argparse.Namespace) -> int:
@@ -231,7 +249,7 @@ def _ledger(chosen: argparse.Namespace) -> int:
         return _complain("ledger: --resource-manager is a URL, as http://rm.example:8088", 2)
     addresses = tuple(chosen.resource_manager)
     yarn = YarnSettings(addresses, names=NAMES[chosen.preset], **said) if addresses else None
-    return main(LedgerSettings(chosen.certificates, chosen.port, chosen.grpc_port, yarn, chosen.metrics_port))
+    return main(LedgerSettings(chosen.certificates, chosen.port, chosen.grpc_port, yarn))
 
 
 def _certificates(chosen: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from cluster.integration.objects import CPU, PODS, pod, put_node, until
 from criproxy_cluster.ledger import messages
 from criproxy_cluster.ledger.grpc_door import SERVICE
 from integration.lab import control_plane, ledger_side
-from integration.lab.control_plane import Authority, ControlPlane
+from integration.lab.control_plane import ApiError, Authority, ControlPlane
 from integration.lab.crowd import Crowd, start_scheduler
 from integration.lab.ledger_side import LedgerReplica
 
@@ -168,6 +168,32 @@ def call(channel, name, request):
     read = {"Reserve": messages.ReserveResponse.FromString, "Release": messages.ReleaseResponse.FromString}[name]
     method = channel.unary_unary(f"/{SERVICE}/{name}", lambda one: one.SerializeToString(), read)
     return method(request, timeout=10)
+
+
+def test_a_bind_by_the_older_path_is_refused_too_and_both_are_counted(plane, replicas):
+    """POST .../bindings, which names the pod in its body."""
+    first, _ = replicas
+    spare = put_node(plane, "older", "1000")
+    before = first.counted("refused")
+
+    def bind(name):
+        made = pod(name, {CPU: "600"}, schedulerName="nobody")
+        made["spec"]["containers"][0]["resources"]["limits"] = {CPU: "600"}
+        uid = plane.call("POST", PODS, made)["metadata"]["uid"]
+        body = {"metadata": {"name": name, "uid": uid}, "target": {"kind": "Node", "name": "older"}}
+        plane.call("POST", PODS.replace("/pods", "/bindings"), {"apiVersion": "v1", "kind": "Binding", **body})
+
+    try:
+        bind("older-1")
+        with pytest.raises(ApiError, match="node older has 400 of"):
+            bind("older-2")
+        assert plane.call("GET", f"{PODS}/older-1")["spec"]["nodeName"] == "older"
+        assert "nodeName" not in plane.call("GET", f"{PODS}/older-2")["spec"]
+        assert first.counted("refused") > before
+    finally:
+        for name in ("older-1", "older-2"):
+            plane.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+        plane.call("DELETE", spare)
 
 
 def test_a_leader_that_is_killed_is_followed_by_one_that_knows_as_much(crowd, without, replicas):

@@ -2,7 +2,6 @@
 
 import os
 import time
-import urllib.request
 from pathlib import Path
 
 import grpc
@@ -16,7 +15,6 @@ from integration.lab import cache, control_plane, hadoop, ledger_side
 from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.control_plane import ApiError, ControlPlane
 from integration.lab.ledger_side import LedgerReplica
-from integration.lab.ports import free_ports
 from integration.lab.process import all_pids, argv_of
 
 pytestmark = [
@@ -91,8 +89,8 @@ def box(yarn):
 class Node:
     """The Kubernetes node on which the NodeManager's pod is, and what the ledger says of it."""
 
-    def __init__(self, plane, yarn, ledger, metrics_port):
-        self.plane, self.yarn, self.ledger, self._port = plane, yarn, ledger, metrics_port
+    def __init__(self, plane, yarn, ledger):
+        self.plane, self.yarn, self.ledger = plane, yarn, ledger
         channel = grpc.ssl_channel_credentials(plane.authority.ca.read_bytes())
         self._channel = grpc.secure_channel(f"localhost:{ledger.grpc_port}", channel)
         self.steps = []
@@ -119,9 +117,8 @@ class Node:
         return (self.lent[MEMORY] - MANAGER_MIB * MIB - node.free[MEMORY]) // MIB
 
     def metrics(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-            return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+        families = text_string_to_metric_families(self.ledger.ask("/metrics")[1].decode())
+        return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
     def agrees(self, mib):
         """Whether the ResourceManager and the ledger both say so."""
@@ -132,13 +129,12 @@ class Node:
 @pytest.fixture(scope="module")
 def node(plane, yarn):
     put_node(plane, NODE)
-    (metrics_port,) = free_ports(1)
     arguments = (
         "--resource-manager", yarn.address, "--yarn-share", str(SHARE), "--yarn-grace", str(GRACE_S),
-        "--yarn-drain-grace", "5", "--metrics-port", str(metrics_port),
+        "--yarn-drain-grace", "5",
     )  # fmt: skip
     ledger = LedgerReplica(plane, "ledger", arguments=arguments)
-    made = Node(plane, yarn, ledger, metrics_port)
+    made = Node(plane, yarn, ledger)
     made.lend(LENT_GIB)
     manager = pod("nm", {CPU: "500", MEMORY: f"{MANAGER_MIB}Mi"}, nodeName=NODE)
     manager["metadata"]["labels"]["app.kubernetes.io/component"] = "node-manager"

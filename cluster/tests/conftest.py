@@ -17,6 +17,7 @@ def stepped(monkeypatch):
         "controller.follower",
         "controller.leader",
         "quota.keeper",
+        "overflow.keeper",
         "yarn.operator",
     ):
         monkeypatch.setattr(f"criproxy_cluster.{module}.time", clock)

@@ -24,7 +24,7 @@ from lightkube.config.models import Cluster, User
 
 _PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
-    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>status))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>status|eviction))?"
 )
 
 APPLY = "application/apply-patch+yaml"
@@ -154,7 +154,7 @@ class FakeKube:
             if wanted == plural:
                 tell(line)
 
-    def answer(self, method, path, query, kind, body):  # noqa: PLR0911
+    def answer(self, method, path, query, kind, body):  # noqa: PLR0911, PLR0912
         """Status and object."""
         found = _PATH.fullmatch(path)
         if found is None:
@@ -164,6 +164,8 @@ class FakeKube:
         resource = f"{plural}/{part}" if part else plural
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method)
         verb = verb or ("get" if name else "watch" if "watch" in query else "list")
+        if verb in ("watch", "list") and (chosen := query.get("fieldSelector", "")).startswith("metadata.name="):
+            name = chosen.partition("=")[2]
         with self.lock:
             self.requests.append((verb, resource, name))
             for fault in self.faults:
@@ -178,6 +180,8 @@ class FakeKube:
                 return 200, {}
             if verb == "list":
                 return self._list(plural, namespace, query)
+            if part == "eviction":
+                return self._evict((plural, namespace, name), body)
             if verb == "create":
                 name = body["metadata"]["name"]
                 if (plural, namespace, name) in self.objects:
@@ -188,6 +192,17 @@ class FakeKube:
             if verb == "get":
                 return 200, self.objects[plural, namespace, name]
             return self._write(verb, (plural, namespace, name), part, kind, body)
+
+    def _evict(self, key, body):
+        """It goes at once, if it is the one that is meant."""
+        meta = self.objects.get(key, {}).get("metadata")
+        if meta is None:
+            return failure(404, f"{key} not found")
+        meant = (body.get("deleteOptions") or {}).get("preconditions") or {}
+        if any(meta.get(name) != value for name, value in meant.items()):
+            return failure(409, "the precondition has failed")
+        self.remove(key[0], key[2], key[1])
+        return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _missing(self, key, resource, kind, body):
         """What is not there can be applied, by whoever may create it."""
@@ -240,7 +255,10 @@ class FakeKube:
                 return failure(409, "the object has been modified")
             new = merged(old, body)
         if part == "status":
-            new = {**old, "metadata": old["metadata"], "status": new.get("status", {})}
+            meta = (
+                new["metadata"] if key[0] == "pods" else old["metadata"]
+            )  # of Pods, the API server lets it be written
+            new = {**old, "metadata": meta, "status": new.get("status", {})}
         elif "status" in old:
             new["status"] = old["status"]
         if new == self.objects[key]:

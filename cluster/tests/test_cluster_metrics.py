@@ -14,6 +14,10 @@ from structlog.testing import capture_logs
 
 from criproxy_cluster import metrics_server
 from criproxy_cluster.metrics import ControllerMetrics, LedgerMetrics, WebhookMetrics
+from criproxy_cluster.owners.pods import Owner
+from criproxy_cluster.owners.rules import Past
+from criproxy_cluster.owners.state import OwnersState
+from criproxy_cluster.quota.pool import Amounts, QuotaState
 
 
 def samples(text):
@@ -51,8 +55,7 @@ class Yarn:
 
 def test_ledger_shows_what_yarn_has():
     metrics = LedgerMetrics()
-    found = samples(metrics.render())
-    assert found["criproxy_cluster_leads"] == 0 and math.isnan(found["criproxy_cluster_yarn_nodemanagers"])
+    assert math.isnan(samples(metrics.render())["criproxy_cluster_yarn_nodemanagers"])
 
     metrics.yarn = Yarn()
     found = samples(metrics.render())
@@ -98,6 +101,68 @@ def test_controller_shows_what_the_leader_has_to_do():
 
     metrics.work = None
     assert "criproxy_cluster_queue_length{queue=nodes}" not in samples(metrics.render()), "another one leads"
+
+
+def test_controller_shows_the_quota_and_the_owners_that_wait_longest_while_it_leads():
+    metrics = ControllerMetrics()
+    found = samples(metrics.render())
+    assert found["criproxy_cluster_quota_writes_total"] == found["criproxy_cluster_owners"] == 0
+    assert not [
+        name for name in found if name.startswith(("criproxy_cluster_owner_waited", "criproxy_cluster_quota_c"))
+    ]
+
+    lent = {"lent": Amounts(6500, 16 << 30)}
+    metrics.quota = QuotaState(lent, {"lent": Amounts(6000, 1 << 30)}, "broken", 3, 2, 5, 4)
+    past = Past(2, 700.0)
+    metrics.owners = OwnersState(9, 8, 2, 1, [(Owner("batch", "Job", 'a"b', "u1"), past)], 7, 6, 1)
+    found = samples(metrics.render())
+    owner = '{kind=Job,namespace=batch,owner=a"b}'
+    expected = {
+        "criproxy_cluster_quota_trouble": 1,
+        "criproxy_cluster_quota_writes_total": 3,
+        "criproxy_cluster_quota_failures_total": 2,
+        "criproxy_cluster_quota_suspended_total": 5,
+        "criproxy_cluster_quota_resumed_total": 4,
+        "criproxy_cluster_quota_cores{flavor=lent,what=lent}": 6.5,
+        "criproxy_cluster_quota_cores{flavor=lent,what=quota}": 6.0,
+        "criproxy_cluster_quota_bytes{flavor=lent,what=lent}": 16 << 30,
+        "criproxy_cluster_owners": 9,
+        "criproxy_cluster_owners_pods_waiting": 8,
+        "criproxy_cluster_owners_pods_raised": 2,
+        "criproxy_cluster_owners_pods_overflowed": 1,
+        "criproxy_cluster_owners_raises_total": 7,
+        "criproxy_cluster_owners_remakes_total": 6,
+        "criproxy_cluster_owners_trouble": 0,
+        f"criproxy_cluster_owner_waited_seconds{owner}": 700,
+        f"criproxy_cluster_owner_evictions{owner}": 2,
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+class LedgersDesk:
+    figures: ClassVar = {"allowed": 5, "refused": 4, "abstained": 3, "read": 2}
+    reservations = 7
+    leads = True
+
+    def abstains(self):
+        return "a watch is late"
+
+
+def test_ledger_shows_what_was_said_and_whether_it_decides():
+    metrics = LedgerMetrics()
+    assert math.isnan(samples(metrics.render())["criproxy_cluster_ledger_leads"])
+    metrics.desk = LedgersDesk()
+    found = samples(metrics.render())
+    expected = {
+        "criproxy_cluster_ledger_requests_total{outcome=allowed}": 5,
+        "criproxy_cluster_ledger_requests_total{outcome=refused}": 4,
+        "criproxy_cluster_ledger_requests_total{outcome=abstained}": 3,
+        "criproxy_cluster_ledger_pods_read_total": 2,
+        "criproxy_cluster_ledger_reservations": 7,
+        "criproxy_cluster_ledger_leads": 1,
+        "criproxy_cluster_ledger_abstains": 1,
+    }
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_webhook_shows_reviews_by_outcome():

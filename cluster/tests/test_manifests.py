@@ -148,11 +148,19 @@ def test_the_schema_has_the_fields_that_are_read_and_written():
     windows = [{"start": "22:00", "end": "06:00", "policy": "static", "days": "mon", "cores": 1, "bytes": 4 << 20}]
     schedule = {"timeZone": "UTC", "windows": windows, "outside": "off", "graceSeconds": 1, "onClose": "evict"}
     spec = {"selector": {}, "priority": 1, "enabled": True, "settings": {}, "schedule": schedule}
+    overflow = {"pods": 1, "evictions": 1, "waitSeconds": 10, "deadlineMarginSeconds": 0}
+    raises, slo = {"waitSeconds": 1, "pods": 1}, {"times": 2}
+    owners = {"namespaces": ["batch"], "overflow": overflow, "raise": raises, "slo": slo}
+    spec["owners"] = owners
     assert parsed("x", 1, spec).settings["schedule"]["windows"] == windows
     assert spec.keys() == schema["spec"]["properties"].keys()
     assert schedule.keys() == schema["spec"]["properties"]["schedule"]["properties"].keys()
     item = schema["spec"]["properties"]["schedule"]["properties"]["windows"]["items"]
     assert windows[0].keys() == item["properties"].keys()
+    of_owners = schema["spec"]["properties"]["owners"]["properties"]
+    assert owners.keys() == of_owners.keys()
+    for name, table in (("overflow", overflow), ("raise", raises), ("slo", slo)):
+        assert table.keys() == of_owners[name]["properties"].keys()
 
 
 def test_a_column_s_name_is_a_text():
@@ -395,7 +403,7 @@ def with_components(*folders):
 )
 def test_components_switch_the_quota_on_with_the_names_of_their_rights(folders, suspends, monkeypatch):
     found = []
-    monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda _, quota: found.append(quota))
+    monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda _, quota, owners: found.append(quota))
     with pytest.raises(SystemExit):
         main(with_components(*folders))
     assert found == [QuotaSettings("lent", ("lent",), suspends_per_hour=suspends)]

@@ -72,11 +72,12 @@ class Value(Metric):
         with self._lock:
             self._values[labels] = value
 
-    def replace(self, values: Mapping[str, float]) -> None:
-        """These are all values, by the one label that there is: what is not among them is shown no more."""
+    def replace(self, values: Mapping[str, float] | Mapping[tuple[str, ...], float]) -> None:
+        """These are all values, by the labels, or by the one that there is: what is not here is shown no more."""
         with self._lock:
             self._values.clear()
-            self._values.update({(label,): value for label, value in values.items()})
+            for labels, value in values.items():
+                self._values[(labels,) if isinstance(labels, str) else labels] = value
 
     def inc(self, *labels: str, by: float = 1.0) -> None:
         with self._lock:

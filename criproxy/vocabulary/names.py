@@ -37,6 +37,18 @@ PRIORITY: Final = f"{PREFIX}priority"
 SERVICE_CHECK: Final = f"{PREFIX}service-check"
 """An online pod's annotation: how criproxy asks it whether it serves well."""
 
+DEADLINE: Final = f"{PREFIX}deadline"
+"""A pod's annotation, written by its author: RFC 3339 in UTC, by when it has to have ended."""
+
+ALONE_SECONDS: Final = f"{PREFIX}alone-seconds"
+"""A pod's annotation, written by its author: how long the work of its owner takes where nothing disturbs it."""
+
+OVERFLOW: Final = f"{PREFIX}overflow"
+"""A pod's annotation, written by the webhook: why it was made for virtual nodes."""
+
+RAISED: Final = f"{PREFIX}raised"
+"""A waiting pod's annotation, written by the controller, RFC 3339: since when it is of the higher tier."""
+
 PLACEMENT: Final = f"{PREFIX}placement"
 """An annotation of a placed pod's sandbox at the runtime, written by the node: its cgroup_parent in the box."""
 

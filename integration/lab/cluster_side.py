@@ -143,10 +143,18 @@ class Replica(WithCertificate):
         *,
         before: str = "",
         controller_arguments: Sequence[str] = ("controller",),
+        owners: bool = False,
     ) -> None:
-        """`env` is added to its environment, `before` is Python that each process runs first."""
+        """`env` is added to its environment, `before` is Python that each process runs first. `owners`: the webhook
+        follows their book, with the rights of its account.
+        """
         certificates = ["--port", str(self.port), "--certificates", str(self._folder)]
-        webhook = run(["webhook", *certificates, *TRUSTED], self.log, env, before=before)
+        account = {}
+        if owners:
+            config = account_config(self._plane, "criproxy-webhook", self._folder, self._server)
+            account = {"KUBECONFIG": str(config)}
+        arguments = ["webhook", *certificates, *TRUSTED, *(["--owners"] if owners else [])]
+        webhook = run(arguments, self.log, {**account, **(env or {})}, before=before)
         config = account_config(self._plane, "criproxy-controller", self._folder, self._server)
         arguments = [*controller_arguments, "--metrics-port", str(self.metrics_port)]
         controller = run(arguments, self.log, {"KUBECONFIG": str(config), **(env or {})}, before=before)

@@ -63,6 +63,12 @@ class LedgerReplica(WithCertificate):
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
+    def counted(self, outcome: str) -> float:
+        """How many requests had it, by its metrics."""
+        name = f'criproxy_cluster_ledger_requests_total{{outcome="{outcome}"}}'
+        lines = self.ask("/metrics")[1].decode().splitlines()
+        return next(float(one.rpartition(" ")[2]) for one in lines if one.startswith(name))
+
     def leads(self) -> bool:
         holder = str(self._plane.call("GET", LEASE)["spec"].get("holderIdentity", ""))
         return holder.endswith(f"-{self.process.pid}")

@@ -73,6 +73,7 @@ def _kubernetes(version: str) -> Module:
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
 _KUEUE = "sigs.k8s.io/kueue"
+_VIRTUAL_KUBELET = "github.com/virtual-kubelet/virtual-kubelet"
 MODULES = (
     *map(_kubernetes, VERSIONS),
     Module("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "."}),
@@ -88,6 +89,7 @@ MODULES = (
         {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
     ),
     Module("kueue", _KUEUE, {"kueue": f"{_KUEUE}/cmd/kueue"}, manifests="config/components"),
+    Module("virtual-kubelet", _VIRTUAL_KUBELET, {"virtual-kubelet": f"{_VIRTUAL_KUBELET}/cmd/virtual-kubelet"}),
 )
 SETS: Mapping[str, Sequence[str]] = {
     "kubelet": ("kubelet",),
@@ -95,6 +97,7 @@ SETS: Mapping[str, Sequence[str]] = {
     "cri-tools": ("crictl", "critest"),
     "containerd": ("containerd", "containerd-shim-runc-v2", "ctr"),
     "kueue": ("kueue",),
+    "virtual-kubelet": ("virtual-kubelet",),
 }
 """What is asked for, by the words of integration/setup."""
 

@@ -17,6 +17,7 @@ from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
 from criproxy_cluster.metrics import ControllerMetrics
 from criproxy_cluster.metrics_server import serve
+from criproxy_cluster.overflow.keeper import OwnersKeeper, OwnersSettings
 from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
 from criproxy_cluster.requests import prepare
 
@@ -29,10 +30,11 @@ async def run(
     log: FilteringBoundLogger,
     metrics_port: int | None = None,
     quota: QuotaSettings | None = None,
+    owners: OwnersSettings | None = None,
 ) -> None:
     """Until SIGTERM. A part that fails for good ends the process: Kubernetes starts it anew.
 
-    `quota` None: Kueue is left alone.
+    `quota` None: Kueue is left alone. `owners` None: no pod is looked at.
     """
     metrics = ControllerMetrics()
 
@@ -40,11 +42,14 @@ async def run(
         """Each time with nothing from the time before: others have led since, or nobody could be heard."""
         settle()  # what was known then goes before as much is read again
         keeper = None if quota is None else QuotaKeeper(client, quota, log)
-        metrics.work = controller = Controller(client, log, metrics, keeper)
+        book = None if owners is None else OwnersKeeper(client, owners, log)
+        metrics.work = controller = Controller(client, log, metrics, keeper, book)
+        metrics.quota = None if keeper is None else keeper.state
+        metrics.owners = None if book is None else book.state
         try:
             await controller.run()
         finally:
-            metrics.work = None
+            metrics.work = metrics.quota = metrics.owners = None
 
     told = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -71,15 +76,19 @@ async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                     task.cancel()
 
 
-def main(metrics_port: int | None = None, quota: QuotaSettings | None = None) -> int:
-    asyncio.run(_run(begin(), metrics_port, quota))
+def main(
+    metrics_port: int | None = None, quota: QuotaSettings | None = None, owners: OwnersSettings | None = None
+) -> int:
+    asyncio.run(_run(begin(), metrics_port, quota, owners))
     return 0
 
 
-async def _run(log: FilteringBoundLogger, metrics_port: int | None, quota: QuotaSettings | None) -> None:
+async def _run(
+    log: FilteringBoundLogger, metrics_port: int | None, quota: QuotaSettings | None, owners: OwnersSettings | None
+) -> None:
     async with AsyncClient(field_manager="criproxy-cluster") as client:
         prepare(client)
         try:
-            await run(client, log, metrics_port, quota)
+            await run(client, log, metrics_port, quota, owners)
         finally:
             signal.alarm(END_S)  # whoever goes on though it was cancelled

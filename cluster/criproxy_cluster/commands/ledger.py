@@ -13,7 +13,6 @@ from lightkube.core.async_client import AsyncClient
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
-from criproxy_cluster import metrics_server
 from criproxy_cluster.controller.leader import Leader
 from criproxy_cluster.ledger import grpc_door
 from criproxy_cluster.ledger.desk import Desk, Seen
@@ -37,15 +36,14 @@ END_S: Final = 12
 
 
 class LedgerSettings(Struct, frozen=True):
-    """`certificates`: a folder with tls.crt and tls.key. `yarn` None: it is left alone. `metrics_port` None: nothing is
-    shown. `address`: see `Front.serve`.
+    """`certificates`: a folder with tls.crt and tls.key. `yarn` None: YARN is left alone. `address`: see
+    `Front.serve`.
     """
 
     certificates: Path
     port: int = 9444
     grpc_port: int = 9445
     yarn: YarnSettings | None = None
-    metrics_port: int | None = None
     address: str = ""
 
 
@@ -56,12 +54,9 @@ async def serve(settings: LedgerSettings, client: AsyncClient, log: FilteringBou
     me = f"{socket.gethostname()}-{os.getpid()}"
     desk = Desk(ledger, seen, PodReader(client), leads=lambda: leader.leads, now_s=time.monotonic, log=log)
     leader = Leader(client, client.namespace, me, desk.lead, log, lease=LEASE)
-    front = Front(LedgerAnswers(desk, certificate, log), certificate.context, log, LIMITS)
-    metrics = LedgerMetrics()
-    metrics.leads, metrics.trouble = (lambda: leader.leads), (lambda: leader.troubled)
+    metrics = LedgerMetrics(desk)
+    front = Front(LedgerAnswers(desk, certificate, metrics, log), certificate.context, log, LIMITS)
     others: list[Coroutine[Any, Any, None]] = []
-    if settings.metrics_port is not None:
-        others.append(metrics_server.serve(settings.metrics_port, metrics.render, log))
     if settings.yarn is not None:
         operator = YarnOperator(client, ledger, settings.yarn, seen, leads=lambda: leader.leads, log=log)
         metrics.yarn = operator.state

@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -14,6 +16,7 @@ from criproxy_cluster.webhook.app import WebhookAnswers
 from criproxy_cluster.webhook.certificates import ServerCertificate
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.front import Front
+from criproxy_cluster.webhook.overflow import NEVER, Decides
 
 
 class WebhookSettings(Struct, frozen=True):
@@ -25,19 +28,26 @@ class WebhookSettings(Struct, frozen=True):
     address: str = ""
 
 
-async def serve(settings: WebhookSettings, log: FilteringBoundLogger) -> None:
-    """Until SIGTERM, and what follows it."""
+async def serve(
+    settings: WebhookSettings,
+    log: FilteringBoundLogger,
+    overflow: Decides = NEVER,
+    beside: Coroutine[Any, Any, None] | None = None,
+) -> None:
+    """Until SIGTERM, and what follows it. `beside` runs as long as it answers."""
     certificate = ServerCertificate(settings.certificates, log)
     metrics = WebhookMetrics()
-    front = Front(WebhookAnswers(settings.conversion, certificate, log, metrics), certificate.context, log)
+    answers = WebhookAnswers(settings.conversion, certificate, log, metrics, overflow)
+    front = Front(answers, certificate.context, log)
     metrics.front, metrics.certificate = front, certificate
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, front.end)
     settle()  # what connections leave is looked for often, and soon found
     async with asyncio.TaskGroup() as parts:
-        keeping = parts.create_task(certificate.run())
+        kept = [parts.create_task(one) for one in (certificate.run(), beside) if one is not None]
         await front.serve(settings.address, settings.port)
-        keeping.cancel()
+        for one in kept:
+            one.cancel()
 
 
 def main(settings: WebhookSettings) -> int:

@@ -26,7 +26,7 @@ the leader changes more often than each `node_law.TRUST_S` (8 minutes), no node 
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from lightkube.core.async_client import AsyncClient
@@ -36,7 +36,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy_cluster.controller.fleet import Fleet
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.controller.node_law import Judgement
-from criproxy_cluster.controller.policies import PolicyError, parsed
+from criproxy_cluster.controller.policies import Policy, PolicyError, parsed
 from criproxy_cluster.controller.queue import Queue, Urgency
 from criproxy_cluster.memory import settle
 from criproxy_cluster.metrics import ControllerMetrics
@@ -69,6 +69,18 @@ class Listener(Protocol):
         """From the first list on, until cancelled."""
 
 
+class Owners(Listener, Protocol):
+    """Who looks after pods' owners. It hears of policies, too, and has a part in their status."""
+
+    def set_policies(self, policies: Sequence[Policy]) -> None:
+        """All that there are, the one that wins last."""
+
+    def status(self, policy: str) -> Json | None: ...
+
+    def changed(self) -> list[str]:
+        """The policies whose status may be another one since the last call."""
+
+
 class Controller:
     """See `run`."""
 
@@ -78,9 +90,11 @@ class Controller:
         log: FilteringBoundLogger,
         metrics: ControllerMetrics | None = None,
         listener: Listener | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self._client = client
-        self._listener = listener
+        self._owners = owners
+        self._listeners = tuple(one for one in (listener, owners) if one is not None)
         self._log = log
         self._metrics = metrics or ControllerMetrics()
         self._fleet = Fleet()
@@ -108,8 +122,8 @@ class Controller:
                 parts.create_task(self._wake())
                 parts.create_task(self._tell())
                 parts.create_task(self._write_statuses())
-                if self._listener is not None:
-                    parts.create_task(self._listen(self._listener))
+                for listener in self._listeners:
+                    parts.create_task(self._listen(listener))
                 for _ in range(PROMPT_WRITERS):
                     parts.create_task(self._write_promptly())
                 for _ in range(BACKGROUND_WRITERS):
@@ -149,8 +163,7 @@ class Controller:
                 self._set_wrong(name, item.value.metadata.generation, str(error))
                 return
             self._set_right(name)
-            for node in self._fleet.set_policy(name, policy):
-                self._queue.put(node, Urgency.ROLL_OUT)
+            self._set_policy(name, policy)
 
     def _set_wrong(self, name: str, generation: int, problem: str) -> None:
         """The old one holds. One whose name can't be read is nobody's to tell of, but for the log."""
@@ -168,8 +181,13 @@ class Controller:
         self._set_right(name)
         self._statuses.forget(name)
         self._written.pop(name, None)
-        for node in self._fleet.set_policy(name, None):
+        self._set_policy(name, None)
+
+    def _set_policy(self, name: str, policy: Policy | None) -> None:
+        for node in self._fleet.set_policy(name, policy):
             self._queue.put(node, Urgency.ROLL_OUT)
+        if self._owners is not None:
+            self._owners.set_policies(self._fleet.policies)
 
     async def _listen(self, listener: Listener) -> None:
         await self._nodes_seen.wait()
@@ -177,8 +195,8 @@ class Controller:
 
     def _nodes_listed(self, names: set[str]) -> None:
         self._fleet.forget_all_but(names)
-        if self._listener is not None:
-            self._listener.forget_all_but(names)
+        for listener in self._listeners:
+            listener.forget_all_but(names)
         settle()
         self._nodes_seen.set()
 
@@ -187,15 +205,15 @@ class Controller:
         if item.event == "DELETED":
             self._fleet.forget(name)
             self._queue.forget(name)
-            if self._listener is not None:
-                self._listener.forget(name)
+            for listener in self._listeners:
+                listener.forget(name)
             return
         if item.value is None:
             return
         seen = view(item.value)
         changed = self._fleet.see(seen)
-        if self._listener is not None:
-            self._listener.see(item.value, seen.labels)
+        for listener in self._listeners:
+            listener.see(item.value, seen.labels)
         if item.event == "LISTED":
             self._queue.put(name, Urgency.ROLL_OUT)
         elif self._is_to_be_written(name):  # if all that is new is its report, it may wait for its turn in a roll-out
@@ -267,7 +285,8 @@ class Controller:
         """The status of policies, which says nothing true before all nodes were seen."""
         await self._nodes_seen.wait()
         while True:
-            for name in self._fleet.changed_policies():
+            of_owners = self._owners.changed() if self._owners is not None else []
+            for name in dict.fromkeys([*self._fleet.changed_policies(), *of_owners]):
                 self._statuses.put(name, Urgency.CHANGED)
             await asyncio.sleep(STATUS_S)
 
@@ -296,6 +315,9 @@ class Controller:
     def _status(self, name: str) -> Json | None:
         generation, problem = self._problems.get(name, (0, ""))
         status = self._fleet.status(name)
+        of_owners = self._owners.status(name) if self._owners is not None else None
+        if status is not None and of_owners is not None:
+            status = {**status, "owners": of_owners}
         if problem:
             nothing = {"nodes": 0, "inForce": 0, "refused": 0, "waiting": 0, "refusedBy": []}
             status = {**(status or nothing), "observedGeneration": generation, "problem": problem}

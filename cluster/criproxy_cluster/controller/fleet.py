@@ -225,6 +225,11 @@ class Fleet:
 
     # --- what has come of it ------------------------------------------------------------------------------------------
 
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """In their order: the one that wins comes last."""
+        return self._ordered
+
     def policy_names(self) -> set[str]:
         return set(self._policies)
 

@@ -19,6 +19,9 @@ first alone, and refuses it as a whole.
 `enabled: false` is the switch: off, and running offline pods are to leave. The label `names.SWITCH` on a node is the
 same for that node, above all policies.
 
+`owners` is no node's: what it says of offline pods' owners is `owners.rules`'. A policy that says that alone tells
+nodes nothing.
+
 The version is made of the content, so the same content is never taken for another one, however it came to be.
 """
 
@@ -30,6 +33,7 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.objects import Json
+from criproxy_cluster.owners.rules import OwnersSpec
 from criproxy_cluster.vocabulary.names import SWITCH
 from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, SCHEDULE, NodePolicy, is_deep, merged, split
 
@@ -87,6 +91,7 @@ class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool | None = None
     settings: dict[str, dict[str, Any]] = {}
     schedule: dict[str, Any] | None = None
+    owners: OwnersSpec | None = None
 
 
 class Policy(Struct, frozen=True):
@@ -99,6 +104,11 @@ class Policy(Struct, frozen=True):
     settings: Json
     off: bool
     ignored: tuple[str, ...] = ()
+    owners: OwnersSpec | None = None
+
+    @property
+    def is_for_nodes(self) -> bool:
+        return bool(self.settings or self.ignored) or self.owners is None
 
 
 def parsed(name: str, generation: int, spec: Any) -> Policy:
@@ -121,7 +131,8 @@ def parsed(name: str, generation: int, spec: Any) -> Policy:
         settings["colocation"] = {**settings.get("colocation", {}), "enabled": found.enabled}
         if not found.enabled:
             settings = merged((settings, _OFF))
-    policy = Policy(name, generation, found.priority, found.selector, settings, found.enabled is False, ignored)
+    off = found.enabled is False
+    policy = Policy(name, generation, found.priority, found.selector, settings, off, ignored, found.owners)
     if len(msgspec.json.encode(settings)) > MAX_POLICY_BYTES // 2:
         raise PolicyError(f"spec.settings: it has more than {MAX_POLICY_BYTES // 2} bytes: shorten it")
     return policy
@@ -134,7 +145,7 @@ def in_order(policies: Iterable[Policy]) -> tuple[Policy, ...]:
 
 def selecting(policies: Sequence[Policy], labels: Mapping[str, str]) -> tuple[Policy, ...]:
     """Those of `policies` that select a node with these labels, in their order."""
-    return tuple(policy for policy in policies if policy.selector.selects(labels))
+    return tuple(policy for policy in policies if policy.is_for_nodes and policy.selector.selects(labels))
 
 
 def switch_off(chosen: Sequence[Policy]) -> bool:

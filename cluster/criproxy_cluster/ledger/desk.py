@@ -10,7 +10,7 @@ Whoever may not be refused now is let go by `AbstainedError`: the API server bin
 
 import asyncio
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final, Protocol
 
@@ -101,7 +101,21 @@ class Desk:
 
     @property
     def ready(self) -> bool:
-        return self._leads() and not self._seen.missing
+        return self.leads and not self._seen.missing
+
+    @property
+    def leads(self) -> bool:
+        return self._leads()
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        return self._figures
+
+    @property
+    def reservations(self) -> int:
+        return self.ledger.reservations
 
     async def lead(self) -> None:
         """While this replica leads. What an earlier term has reserved is void."""

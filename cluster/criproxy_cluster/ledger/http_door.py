@@ -8,6 +8,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy_cluster.ledger import reviews
 from criproxy_cluster.ledger.desk import AbstainedError, Desk
 from criproxy_cluster.ledger.reviews import Asked, ReviewError
+from criproxy_cluster.metrics import TEXT, LedgerMetrics
 from criproxy_cluster.webhook.front import Reply
 
 MAX_BODY_BYTES: Final = 3 << 20
@@ -21,10 +22,11 @@ class IsReady(Protocol):
 
 
 class LedgerAnswers:
-    def __init__(self, desk: Desk, certificate: IsReady, log: FilteringBoundLogger) -> None:
+    def __init__(self, desk: Desk, certificate: IsReady, metrics: LedgerMetrics, log: FilteringBoundLogger) -> None:
         self._desk = desk
         self._certificate = certificate
         self._log = log
+        self._metrics = metrics
 
     @property
     def most_bytes(self) -> int:
@@ -40,10 +42,12 @@ class LedgerAnswers:
                 return Reply(200, b"ok\n")
             case "GET" | "HEAD", "/readyz":
                 return self._ready(ending)
-            case _, "/bind" | "/filter" | "/healthz" | "/readyz":
+            case "GET" | "HEAD", "/metrics":
+                return Reply(200, self._metrics.render(), TEXT)
+            case _, "/bind" | "/filter" | "/healthz" | "/readyz" | "/metrics":
                 return _wrong(405, f"{path} has no such method")
             case _:
-                return _wrong(404, f"there are {BIND}, {FILTER}, /healthz and /readyz")
+                return _wrong(404, f"there are {BIND}, {FILTER}, /healthz, /readyz and /metrics")
 
     def _asked(self, path: str, body: bytes | bytearray) -> Reply | Coroutine[Any, Any, Reply]:
         try:

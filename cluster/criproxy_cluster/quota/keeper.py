@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.objects import CohortObject, Json, NodeObject, WorkloadObject
 from criproxy_cluster.quota.law import Law
-from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, usage
+from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, QuotaState, usage
 from criproxy_cluster.quota.surplus import Surplus, Workload, to_resume
 from criproxy_cluster.requests import Trouble, patch, pause_s, trouble_of
 from criproxy_cluster.resources import KUEUE, CohortResource, FlavorResource, WorkloadResource, WorkloadsResource
@@ -47,18 +47,6 @@ class QuotaSettings(Struct, frozen=True):
     flavors: tuple[str, ...] = ("lent",)
     names: ExtendedNames = NAMES["batch"]
     suspends_per_hour: int = 0
-
-
-class QuotaState(Struct):
-    """What there is to be seen of it. By flavor: `lent`, `quota`. `problem` "": all is well."""
-
-    lent: dict[str, Amounts] = {}
-    quota: dict[str, Amounts] = {}
-    problem: str = ""
-    writes: int = 0
-    failures: int = 0
-    suspended: int = 0
-    resumed: int = 0
 
 
 class _Laws:

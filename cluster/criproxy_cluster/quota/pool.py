@@ -39,6 +39,18 @@ class _Node(Struct, gc=False):
     flavor: str | None
 
 
+class QuotaState(Struct):
+    """What there is to be seen of it. By flavor: `lent`, `quota`. `problem` "": all is well."""
+
+    lent: dict[str, Amounts] = {}
+    quota: dict[str, Amounts] = {}
+    problem: str = ""
+    writes: int = 0
+    failures: int = 0
+    suspended: int = 0
+    resumed: int = 0
+
+
 class Pool:
     """`lent` has a sum for each flavor. A node counts for the first flavor whose labels it has."""
 

@@ -9,6 +9,7 @@ from criproxy_cluster.metrics import TEXT, WebhookMetrics
 from criproxy_cluster.webhook.admission import ReviewError, answer
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.front import Reply
+from criproxy_cluster.webhook.overflow import NEVER, Decides
 
 MAX_BODY_BYTES: Final = 3 << 20
 """The API server takes objects of 3 MiB at most; a pod that etcd takes has 1.5 MiB. What is read of such a body may
@@ -32,11 +33,13 @@ class WebhookAnswers:
         readiness: IsReady,
         log: FilteringBoundLogger,
         metrics: WebhookMetrics | None = None,
+        overflow: Decides = NEVER,
     ) -> None:
         self._settings = settings
         self._readiness = readiness
         self._log = log
         self._metrics = metrics or WebhookMetrics()
+        self._overflow = overflow
 
     @property
     def most_bytes(self) -> int:
@@ -65,7 +68,7 @@ class WebhookAnswers:
 
     def _reviewed(self, body: bytes | bytearray) -> tuple[str, Reply]:
         try:
-            answered = answer(body, self._settings)
+            answered = answer(body, self._settings, self._overflow)
             return answered.outcome, Reply(200, answered.body, "application/json")
         except ReviewError as error:
             self._log.warning("review_not_read", error=str(error))

@@ -24,6 +24,11 @@ How it works
   first. Its annotation says that nothing was converted: nodes take it for a mark, too. What else its author has written
   there of what it asks for, which nodes would believe, is taken away.
 
+A pod that is to overflow (`left_for_virtual_nodes`) keeps its requests, in CPU and memory also where its author wrote
+them in what nodes lend, as virtual nodes are sized by these. It tolerates virtual nodes, whoever provides them, and may
+run on no other: on a node of the cluster, its requests would take what online pods are promised. It stays marked, so if
+it should ever be there, it is in the box.
+
 `spec.overhead` stays: the API server's RuntimeClass admission refuses a pod whose overhead is not its RuntimeClass's,
 also after a webhook. `warnings` says so, and that the RuntimeClass may have its overhead in extended resources.
 
@@ -49,6 +54,8 @@ from criproxy_cluster.vocabulary.names import (
     FOR_OFFLINE,
     KEEP_REQUESTS,
     OFFLINE,
+    OVERFLOW,
+    RAISED,
     RESOURCES,
 )
 from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, ExtendedNames
@@ -57,6 +64,12 @@ from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_u
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""
+
+VIRTUAL_PROVIDER: Final = "virtual-kubelet.io/provider"
+"""The key of the taint of virtual nodes. Its value is the provider's name."""
+
+VIRTUAL_NODES: Final[Json] = {"key": "type", "operator": "In", "values": ["virtual-kubelet"]}
+"""The label of virtual nodes, as an affinity asks for it."""
 
 SPARK_DRIVER: Final = ("spark-role", "driver")
 
@@ -115,6 +128,7 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
+    _take_away(meta, OVERFLOW, RAISED)
     if keeps_requests(pod):
         meta["annotations"] = _without_records(meta)
         _record(meta, {})
@@ -128,9 +142,53 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     return pod
 
 
+def may_overflow(pod: Json) -> bool:
+    """Whether an offline pod can be left for virtual nodes: its author has not said which nodes it runs on."""
+    spec = _table(pod.get("spec"), "spec")
+    affinity = _table(_table(spec.get("affinity"), "spec.affinity").get("nodeAffinity"), "spec.affinity.nodeAffinity")
+    bound = spec.get("nodeName") or spec.get("nodeSelector")
+    return not (bound or affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or keeps_requests(pod))
+
+
+def left_before(pod: Json) -> str:
+    """Why it was left for virtual nodes by an earlier call about the same pod; "": it was not.
+
+    An author may write the same. It brings him what a pod without the mark has: to run there, and nowhere else.
+    """
+    why = _table(_table(pod.get("metadata"), "metadata").get("annotations"), "metadata.annotations").get(OVERFLOW)
+    spec = _table(pod.get("spec"), "spec")
+    affinity = _table(_table(spec.get("affinity"), "spec.affinity").get("nodeAffinity"), "spec.affinity.nodeAffinity")
+    required = _table(affinity.get("requiredDuringSchedulingIgnoredDuringExecution"), "spec.affinity.nodeAffinity")
+    terms = _list(required.get("nodeSelectorTerms"), "nodeSelectorTerms")
+    kept = [VIRTUAL_NODES in _list(_table(one, "").get("matchExpressions"), "matchExpressions") for one in terms]
+    return str(why) if why and kept and all(kept) else ""
+
+
+def left_for_virtual_nodes(pod: Json, why: str, settings: ConversionSettings) -> Json:
+    """An offline pod as it should be where it is to overflow. Raises ConversionError."""
+    pod = _copied(pod)
+    meta, spec = pod["metadata"], pod["spec"]
+    meta["labels"] = {**meta["labels"], CLASS: OFFLINE}
+    _ask_plainly(meta, spec, settings)
+    _take_away(meta, RAISED)
+    meta["annotations"] = {**_without_records(meta), OVERFLOW: why}
+    _record(meta, {})
+    _set_priority(spec, settings)
+    _add_toleration(spec, {"key": VIRTUAL_PROVIDER, "operator": "Exists"})
+    _require(spec, VIRTUAL_NODES)
+    return pod
+
+
 def refusal_of(pod: Json, namespace: str, settings: ConversionSettings) -> str:
     """Why a pod of this namespace may not be made, in words; "": it may. Raises ConversionError."""
     return refusal(_table(pod.get("spec"), "spec"), namespace, settings.hardening) if is_offline(pod) else ""
+
+
+def _take_away(meta: Json, *annotations: str) -> None:
+    """Of what is criproxy's to write. With the author's own, his pods would count as what they are not."""
+    found = _table(meta.get("annotations"), "metadata.annotations")
+    if not found.keys().isdisjoint(annotations):
+        meta["annotations"] = {name: text for name, text in found.items() if name not in annotations}
 
 
 def _copied(pod: Json) -> Json:
@@ -218,6 +276,24 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
     for what in LEAST:
         _ask_for_the_least(what, spec, record["containers"], settings)
     _record(meta, {kind: dict(sorted(of.items())) if kind == "containers" else of for kind, of in record.items() if of})
+
+
+def _ask_plainly(meta: Json, spec: Json, settings: ConversionSettings) -> None:
+    """What is asked for in what nodes lend is asked for in CPU and memory."""
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
+    by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
+    for kind in _LISTS:
+        for where, container in _containers(spec, kind):
+            resources = dict(_table(container.get("resources"), f"{where}.resources"))
+            asked = _convert(
+                where, dict(resources), by_annotation.get(str(container.get("name", "")), {}), {}, settings
+            )
+            for table in _KINDS:
+                kept = {name: text for name, text in (resources.get(table) or {}).items() if name not in _KNOWN}
+                if asked.get(table) or resources.get(table):
+                    resources[table] = {**kept, **asked.get(table, {})}
+            if resources:
+                container["resources"] = resources
 
 
 def _record(meta: Json, converted: Json) -> None:
@@ -462,8 +538,11 @@ def _set_priority(spec: Json, settings: ConversionSettings) -> None:
 
 
 def _tolerate(spec: Json, settings: ConversionSettings) -> None:
+    _add_toleration(spec, {"key": settings.tolerated, "operator": "Exists"})
+
+
+def _add_toleration(spec: Json, wanted: Json) -> None:
     tolerations = _list(spec.get("tolerations"), "spec.tolerations")
-    wanted = {"key": settings.tolerated, "operator": "Exists"}
     if wanted not in tolerations:
         spec["tolerations"] = [*tolerations, wanted]
 
@@ -472,9 +551,12 @@ def _keep_away(spec: Json, meta: Json) -> None:
     """From nodes with the label for this pod's controller, wherever its affinity would let it go."""
     owners = _list(meta.get("ownerReferences"), "metadata.ownerReferences")
     uid = next((str(one.get("uid", "")) for one in owners if _table(one, "").get("controller")), "")
-    if not uid:
-        return
-    wanted = {"key": f"{EVICTED_FROM}{uid}", "operator": "DoesNotExist"}
+    if uid:
+        _require(spec, {"key": f"{EVICTED_FROM}{uid}", "operator": "DoesNotExist"})
+
+
+def _require(spec: Json, wanted: Json) -> None:
+    """Of the nodes that it may run on."""
     affinity = _table(spec.get("affinity"), "spec.affinity")
     node = _table(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity")
     required = _table(node.get("requiredDuringSchedulingIgnoredDuringExecution"), "spec.affinity.nodeAffinity")

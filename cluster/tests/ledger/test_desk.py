@@ -10,6 +10,7 @@ from criproxy_cluster.ledger.desk import ABSTAIN_S, LOOK_S, SILENT_S, AbstainedE
 from criproxy_cluster.ledger.http_door import LedgerAnswers
 from criproxy_cluster.ledger.law import BIND_S, RESERVE_S, Ledger, Pod, Wish
 from criproxy_cluster.ledger.reviews import Asked
+from criproxy_cluster.metrics import LedgerMetrics
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.webhook.front import Reply
 
@@ -297,8 +298,12 @@ def review(uid, node="n", **more):
     return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
 
 
+def answers(world):
+    return LedgerAnswers(world.desk, Ready(), LedgerMetrics(world.desk), world.log)
+
+
 async def post(world, path, body):
-    said = LedgerAnswers(world.desk, Ready(), world.log).answer("POST", path, body, ending=False)
+    said = answers(world).answer("POST", path, body, ending=False)
     reply = said if isinstance(said, Reply) else await said
     return reply.status, json.loads(reply.body) if reply.status == 200 else reply.body.decode()
 
@@ -348,7 +353,7 @@ def test_what_can_t_be_read_is_said_to_be_so(world, path, body):
 def test_only_who_decides_is_ready(world):
     async def scenario():
         def ask(path, method="GET", *, ending=False):
-            return LedgerAnswers(world.desk, Ready(), world.log).answer(method, path, b"", ending=ending).status
+            return answers(world).answer(method, path, b"", ending=ending).status
 
         assert (ask("/readyz"), ask("/readyz", ending=True), ask("/healthz")) == (200, 503, 200)
         assert (ask("/bind"), ask("/other")) == (405, 404)

@@ -1,0 +1,8 @@
+//go:build tools
+
+// Package tools names the programs that the tests start, so that go.mod and go.sum pin all that they are made of.
+package tools
+
+import (
+	_ "github.com/virtual-kubelet/virtual-kubelet/cmd/virtual-kubelet"
+)
