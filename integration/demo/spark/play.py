@@ -12,8 +12,9 @@ from typing import Final
 
 import yaml
 
+from criproxy.vocabulary.quantities import parse_quantity
 from integration.demo import DemoError
-from integration.demo.cluster.objects import BURST, Sizes, deployment, sizes
+from integration.demo.cluster.objects import BATCH_MEMORY, BURST, Sizes, deployment, sizes
 from integration.demo.cluster.play import QUIET_PER_CORE, online_container
 from integration.demo.cluster.probe import Probe
 from integration.demo.cluster.stage import Cluster, start
@@ -27,8 +28,12 @@ from integration.lab.criproxy import CHECKOUT
 from integration.lab.kubelet import available_bytes
 from integration.lab.spark import GRACEFUL, OFFLINE_EXECUTORS, Application, Work, requesting
 
-WORK: Final = Work(rows=600_000, parts=48, rounds=64)
+WORK: Final = Work(rows=1_500_000, parts=96, rounds=64)
 EXECUTORS: Final = 3
+EXECUTOR_MIB: Final = 700
+"""What one requests, its heap and what it needs beside it, rounded up."""
+
+POLICIES: Final = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.executor.instances": str(EXECUTORS),
     "spark.executor.memory": "480m",
@@ -37,7 +42,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     **requesting("100m"),  # a node has room for three of them, however busy the machine is
     **GRACEFUL,
 }
-_ROOM_MIB: Final = 8000
+_ROOM_MIB: Final = 6000
 _LEAST_ROOM_MIB: Final = 5000
 _ROOM_RATIO: Final = 0.6
 _START_S: Final = 180.0
@@ -60,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
         for manifest in yaml.safe_load_all((CHECKOUT / "examples" / "spark-application.yaml").read_text()):
             if manifest["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
                 on.plane.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        _lend_memory(on)
         begin_s = time.monotonic()
         on.create("apps/v1", "deployments", deployment(on.port, on.signals, chosen))
         wait_for(lambda: online_container(on), _START_S, "the online pod to run")
@@ -68,6 +74,7 @@ def run(options: argparse.Namespace) -> None:
         probe.ask(QUIET_PER_CORE * len(os.sched_getaffinity(0)))
         quiet_s = time.monotonic()
         time.sleep(_ALONE_S)
+        wait_for(on.nodes[0].knows_threshold, _KNOWN_S, "criproxy to read when kubelet evicts pods")
         beside_s = time.monotonic()
         beside, evicted, killed = _beside(on, labs[0], begin_s)
         end_s, answers = time.monotonic(), probe.answers()
@@ -83,6 +90,23 @@ def run(options: argparse.Namespace) -> None:
     say("")
     for text in in_words(alone, beside, evicted, killed, latencies):
         say(text)
+
+
+def _lend_memory(on: Cluster) -> None:
+    """What a node lends of memory it learns in an hour. Here it is the executors' from the first minute on."""
+    settings = {"memory": {"min_bytes": EXECUTORS * EXECUTOR_MIB << 20}}
+    policy = {
+        "apiVersion": "colocation.criproxy.io/v1alpha1",
+        "kind": "ColocationPolicy",
+        "metadata": {"name": "spark"},
+    }
+    on.plane.call("POST", POLICIES, {**policy, "spec": {"settings": settings}})
+
+    def lent() -> bool:
+        allocatable = on.plane.call("GET", on.nodes[0].path)["status"]["allocatable"]
+        return int(parse_quantity(allocatable[BATCH_MEMORY])) >= EXECUTORS * EXECUTOR_MIB << 20
+
+    wait_for(lent, _START_S, f"{on.nodes[0].title} to lend memory for {EXECUTORS} executors")
 
 
 def _sizes() -> Sizes:
@@ -106,14 +130,13 @@ def _alone(on: Cluster, lab: Path, begin_s: float) -> Run:
 
 def _beside(on: Cluster, lab: Path, begin_s: float) -> tuple[Run, list[str], str]:
     """The run, who was evicted, and who was killed."""
-    first, second = on.nodes
+    _, second = on.nodes
     app = Application(on.plane, "beside", lab / "beside", WORK, {**SETTINGS, **OFFLINE_EXECUTORS})
     watch = Watch(on, app, begin_s, offline=True)
     watch.tell(f"A Spark job beside an online Deployment; its {EXECUTORS} executors have the label of offline pods.")
     app.submit()
     watch.until(lambda: len(watch.running) >= EXECUTORS, _START_S, f"{EXECUTORS} executors to run")
-    watch.until(first.knows_threshold, _KNOWN_S, f"criproxy to read when kubelet of {first.title} evicts pods")
-    watch.until(lambda: len(app.events("TaskEnd")) >= WORK.parts // 2, _RUN_S, "half of the first stage")
+    watch.until(lambda: len(app.events("TaskEnd")) >= WORK.parts // 4, _RUN_S, "a quarter of the first stage")
     on.cordon(second, cordoned=False)
     watch.tell(f"{second.title} is uncordoned, and the memory of the online pod grows.")
     growing = on.signals / BURST

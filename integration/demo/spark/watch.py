@@ -60,10 +60,11 @@ class Watch:
         return bool(phase == "Succeeded")
 
     def look(self) -> None:
-        """Take one look, at its time. Raises DemoError when a part of the cluster has ended."""
+        """Take one look, at its time. Raises DemoError when a part of the cluster has ended, or the driver failed."""
         time.sleep(EVERY_S - self.now_s % EVERY_S)
         check_alive(self.on.parts)
         with contextlib.suppress(ApiError, LabError, OSError):  # the next look sees it
+            self.ended()
             there = {pod["metadata"]["name"]: pod for pod in self.app.executors()}
             for name, pod in there.items():
                 self._look_at(name, pod)
