@@ -228,6 +228,11 @@ class Application:
         """The driver's."""
         return (self.folder / "driver.log").read_text()
 
+    def complaints(self) -> str:
+        """The end of what the driver's log has, but for where in the code, and what went well."""
+        lines = [line for line in self.log().splitlines() if line.strip() and " INFO " not in line]
+        return "\n".join([line[:300] for line in lines if not line.startswith("\t")][-40:])
+
     def executor_log(self, number: str) -> str:
         return (self.folder / f"executor-{number}.log").read_text()
 

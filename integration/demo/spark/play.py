@@ -30,19 +30,17 @@ from integration.lab.spark import GRACEFUL, OFFLINE_EXECUTORS, Application, Work
 
 WORK: Final = Work(rows=1_500_000, parts=96, rounds=64)
 EXECUTORS: Final = 3
-EXECUTOR_MIB: Final = 700
-"""What one requests, its heap and what it needs beside it, rounded up."""
+EXECUTOR_MIB: Final = 900
+"""What one requests, its heap of 512 MiB and what it needs beside it, rounded up."""
 
 POLICIES: Final = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.executor.instances": str(EXECUTORS),
-    "spark.executor.memory": "480m",
-    "spark.executor.memoryOverhead": "200m",
     "spark.kubernetes.allocation.executor.timeout": "600s",
     **requesting("100m"),  # a node has room for three of them, however busy the machine is
     **GRACEFUL,
 }
-_ROOM_MIB: Final = 6000
+_ROOM_MIB: Final = 7000
 _LEAST_ROOM_MIB: Final = 5000
 _ROOM_RATIO: Final = 0.6
 _START_S: Final = 180.0

@@ -56,7 +56,7 @@ class Watch:
             one["status"].get("phase") for one in self.on.items("pods") if one["metadata"]["name"] == self.app.driver
         )
         if phase == "Failed":
-            raise DemoError(f"Spark's driver has failed; the end of its log:\n{self.app.log()[-2000:]}")
+            raise DemoError(f"Spark's driver has failed; the end of its log:\n{self.app.complaints()}")
         return bool(phase == "Succeeded")
 
     def look(self) -> None:
