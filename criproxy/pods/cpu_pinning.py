@@ -5,6 +5,9 @@ containers that run: of its init containers only until these are over. What the
 kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before this one
 has pinned is pinned anew, or freed. The first look only measures.
 
+A pod that starts is looked at as soon as its sandbox runs: programs may count their CPUs once, as they start. Such a
+look comes too soon after another one to measure anything, so it moves nobody else.
+
 Kubelet's static CPU manager goes first. A pod that it gave CPUs alone is not pinned, and no other is on these. On
 cgroup v1 none is pinned beside it: kubelet names the shared pool for each container, and there a container may not have
 a CPU that its pod has not. None is, either, while kubelet names CPUs and its file says nothing of it.
@@ -14,23 +17,29 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.cpu_use import CpuUse, cpu_use
 from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
+from criproxy.concurrency.clock import Wake
 from criproxy.control.cpu_pins import Pin, PodCpu, step
 from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
 from criproxy.model.cpulist import Cpus, format_cpus
 from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.cpu_assignments import CpusOfBox
-from criproxy.pods.inventory import asked_now
+from criproxy.pods.inventory import PodObserver, asked_now
 from criproxy.pods.part import NodeSettings, Part, Ports
+from criproxy.pods.runtime import Running
 from criproxy.pods.shared import PodsShared
 
 LIMITS_EVERY_S: Final = 60.0
 """From one look at a pod's limit to the next: kubelet may resize it."""
+
+
+MEASURES_S: Final = 1.5
+"""What was used since the last look says nothing when that is less long ago."""
 
 
 def pinning_asked(now: NodeSettings) -> bool | None:
@@ -40,7 +49,7 @@ def pinning_asked(now: NodeSettings) -> bool | None:
     return now.config.cpuset.pin_pods if now.writes else None
 
 
-class CpuPinning(Part, Struct):
+class CpuPinning(PodObserver, Part, Struct, eq=False):
     """`enabled`: see `pinning_asked`. `pinned` is for any thread."""
 
     NAME = "keeping offline pods to CPUs of their own"
@@ -63,12 +72,26 @@ class CpuPinning(Part, Struct):
     """In cores, of all pods (paths) that were looked at since `_limits_s`; 0: it has none."""
     _limits_s: float = -LIMITS_EVERY_S
     _last: tuple[float, CpuUse] | None = None
+    _idle: Mapping[int, float] = {}
+    """For which part of the time each CPU was idle, as of the last look that measured."""
+    _wake: Wake = field(default_factory=Wake)
     _free: frozenset[str] = frozenset()
     """The pods (paths) that were found, or made, free of what this process or one before it had pinned."""
+
+    def __post_init__(self) -> None:
+        self.shared.inventory.watch(self)
 
     @classmethod
     def made(cls, ports: Ports) -> "CpuPinning":
         return cls(ports.shared, ports.box, ports.cpus)
+
+    def pod_started(self, running: Running) -> None:
+        if not running.container:
+            self._wake.set()
+
+    @property
+    def wake(self) -> Wake:
+        return self._wake
 
     def configure(self, now: NodeSettings) -> None:
         self.enabled = pinning_asked(now)
@@ -120,13 +143,15 @@ class CpuPinning(Part, Struct):
         if use is None:
             self._pins, self._last = {}, None
             return
-        idle, used = _rates(self._last, now_s, use)
-        self._last, self.isolated = (now_s, use), use.isolated
-        if not idle:
+        used: Mapping[str, float] = {}
+        if self._last is None or now_s - self._last[0] >= MEASURES_S:
+            self._idle, used = _rates(self._last, now_s, use)
+            self._last, self.isolated = (now_s, use), use.isolated
+        if not self._idle:
             return
         before, cpus = self._pins, use.cpus - self.cpus.own()
         cores = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
-        self._pins = step(cores, cpus, idle, before, now_s)
+        self._pins = step(cores, cpus, self._idle, before, now_s)
         if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
             self.shared.counters.count("pods_moved", by=moved)
 

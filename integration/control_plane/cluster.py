@@ -151,16 +151,16 @@ class Cluster:
         told = [(one["reason"], one["involvedObject"], one["message"]) for one in found]
         return [reason for reason, of, message in told if of["kind"] == kind and name in of["name"] + message]
 
-    def evict_first(self, pods: Sequence[Any], folder: Path) -> int | None:
+    def evict_first(self, pods: Sequence[Any], folder: Path, grace_s: int | None = 1) -> int | None:
         """Have the daemon's own part evict the first of these that may go, as `criproxy.pods.eviction` asks it.
 
-        Which one it was; None: none. `folder`: see `asked`.
+        Which one it was; None: none. `folder`: see `asked`. `grace_s` None: in the pod's own grace period.
         """
         victims = [(ref.name, Leave(ref, f"test of {ref.name}", "")) for ref in map(_ref, pods)]
 
         async def relieve(part: KubernetesPart) -> int | None:
             stopper = PodStopper(None, structlog.get_logger(), None, _Stops(), part)  # type: ignore[arg-type]
-            found = await stopper.evict_first(victims, within_s=20.0, grace_s=1)
+            found = await stopper.evict_first(victims, within_s=20.0, grace_s=grace_s)
             await asyncio.sleep(2.0)  # the events are told apart from it
             return found[0] if found and found[1] else None
 

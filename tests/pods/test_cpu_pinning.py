@@ -13,7 +13,7 @@ from criproxy.cgroup.naming import BoxPath
 from criproxy.model import UNLIMITED, Asked, ContainerKind, PodRef, Sandbox
 from criproxy.pods.cpu_assignments import CpuAssignments, CpusOfBox
 from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
-from criproxy.pods.runtime import ListedContainer
+from criproxy.pods.runtime import ListedContainer, Running
 from tests.fakes.bench import PartBench
 from tests.fakes.driver import FakeDriver
 from tests.fakes.part import round_of
@@ -79,6 +79,17 @@ class Bench(PartBench):
 
         asyncio.run(looks())
 
+    def look_again(self, seconds: float = 0.05, idle: Mapping[int, float] | None = None) -> None:
+        """A look so soon after the last one."""
+
+        async def look() -> None:
+            self.clock.advance(seconds)
+            for cpu, ratio in (idle or {}).items():
+                self.driver.idle_s[cpu] += seconds * ratio
+            await self.round.look(self.part)
+
+        asyncio.run(look())
+
     def pinned(self) -> dict[str, int | None]:
         """On how many CPUs each pod is, by the driver; None: on all."""
         held = self.driver.pins.items()
@@ -98,6 +109,40 @@ def test_pod_is_pinned_by_the_limit_that_kubelet_has_set(bench: Bench, qos: str)
 
     assert bench.pinned() == {"a": 2}
     assert bench.part.pinned == {bench.path("a"): bench.driver.pins[bench.path("a")]}
+
+
+def test_pod_is_pinned_as_soon_as_its_sandbox_runs(bench: Bench) -> None:
+    bench.runs("a", 1.0)
+    bench.looks()
+    assert not bench.part.wake.is_set
+    bench.runs("b", 1.0)
+    (sandbox,) = (one for one in bench.inventory.placed if one.id == "b")
+    bench.part.pod_started(Running(sandbox, "b", ""))
+    assert bench.part.wake.is_set
+
+    bench.look_again()
+
+    assert bench.pinned() == {"a": 1, "b": 1}
+    assert bench.part.pinned[bench.path("a")] != bench.part.pinned[bench.path("b")]
+
+
+def test_container_that_starts_asks_for_no_look_as_its_pod_is_pinned(bench: Bench) -> None:
+    bench.runs("a", 1.0)
+    bench.part.pod_started(Running(bench.inventory.placed[0], "c", "main"))
+    assert not bench.part.wake.is_set
+
+
+def test_look_that_comes_too_soon_moves_nobody(bench: Bench) -> None:
+    """Both wait on one CPU for long enough; the look after that has had no time to measure that another is idle."""
+    bench.runs("a", 1.0)
+    bench.looks(6, used={"a": 1.0})
+    before = dict(bench.part.pinned)
+    (cpu,) = before[bench.path("a")]
+    busy = {other: float(other != cpu) for other in range(4)}
+    bench.runs("b", 1.0)
+    for _ in range(20):
+        bench.look_again(idle=busy)
+    assert bench.part.pinned[bench.path("a")] == before[bench.path("a")]
 
 
 def test_pod_is_pinned_by_the_limit_that_its_annotations_say(bench: Bench) -> None:

@@ -20,9 +20,11 @@ How it works
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
 - It gets a user namespace of its own (`hostUsers: false`) where the settings say so, and it does not ask otherwise.
-- A pod that is annotated to keep its requests, and a Spark driver, which can't be rescheduled, has all of that but the
-  first. Its annotation says that nothing was converted: nodes take it for a mark, too. What else its author has written
-  there of what it asks for, which nodes would believe, is taken away.
+- A pod that is annotated to keep its requests has all of that but the first. Its annotation says that nothing was
+  converted: nodes take it for a mark, too. What else its author has written there of what it asks for, which nodes
+  would believe, is taken away.
+- A Spark driver, whose end is its application's, loses its marks and so runs online with its own requests, unless it is
+  annotated to keep them.
 
 A pod that is to overflow (`left_for_virtual_nodes`) keeps its requests, in CPU and memory also where its author wrote
 them in what nodes lend, as virtual nodes are sized by these. It tolerates virtual nodes, whoever provides them, and may
@@ -125,6 +127,8 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     """The pod as it should be; one that is not offline comes back as it is. Raises ConversionError."""
     if not is_offline(pod):
         return pod
+    if runs_online(pod):
+        return {**pod, "metadata": _without_marks(pod["metadata"])}
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
     meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
@@ -208,16 +212,29 @@ def _copied_container(container: Any) -> Any:
     return {**container, "resources": dict(container["resources"])}
 
 
+def _without_marks(meta: Json) -> Json:
+    """The annotations that say what an offline pod asks for are a mark, too."""
+    marks = {(mark.key, mark.value) for marks in LABELS.values() for mark in marks}
+    labels = {key: value for key, value in meta["labels"].items() if (key, value) not in marks}
+    return {**meta, "labels": labels} | ({"annotations": _without_records(meta)} if "annotations" in meta else {})
+
+
 def keeps_requests(pod: Json) -> bool:
-    meta = pod["metadata"]
+    return bool((pod["metadata"].get("annotations") or {}).get(KEEP_REQUESTS) == "true")
+
+
+def runs_online(pod: Json) -> bool:
+    """Of an offline pod: whether its role has it run online all the same."""
     key, value = SPARK_DRIVER
-    return (meta.get("annotations") or {}).get(KEEP_REQUESTS) == "true" or meta["labels"].get(key) == value
+    return pod["metadata"]["labels"].get(key) == value and not keeps_requests(pod)
 
 
 def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
     """What the author should know of a pod that is converted all the same."""
     if not is_offline(pod):
         return _unmarked(pod)
+    if runs_online(pod):
+        return (f"spark-role: driver runs online, as its end is the application's: {KEEP_REQUESTS} keeps it offline",)
     if keeps_requests(pod):
         return ()
     plain = sorted({"cpu", "memory"} & _table(_table(pod.get("spec"), "spec").get("overhead"), "spec.overhead").keys())

@@ -11,7 +11,15 @@ from criproxy.hooks.batch import asked_by, of_pod
 from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
 from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, MARKS, NAMES, OLDER
 from criproxy_cluster.vocabulary.quantities import amount
-from criproxy_cluster.webhook.conversion import LEAST, MIRROR, ConversionError, ConversionSettings, converted, warnings
+from criproxy_cluster.webhook.conversion import (
+    LEAST,
+    MIRROR,
+    ConversionError,
+    ConversionSettings,
+    converted,
+    is_offline,
+    warnings,
+)
 from criproxy_cluster.webhook.jsonpatch import difference
 
 BATCH = ConversionSettings()
@@ -268,13 +276,13 @@ def test_a_pod_of_another_shape_is_refused_in_words(spec):
         converted({**pod(owner="u"), "spec": spec}, BATCH)
 
 
+DRIVER = {"labels": {CLASS: "offline", "spark-role": "driver"}}
+
+
 @pytest.mark.parametrize(
     "kept",
-    [
-        {"annotations": {KEEP_REQUESTS: "true"}},
-        {"labels": {CLASS: "offline", "spark-role": "driver"}},
-    ],
-    ids=["annotated", "spark driver"],
+    [{"annotations": {KEEP_REQUESTS: "true"}}, {**DRIVER, "annotations": {KEEP_REQUESTS: "true"}}],
+    ids=["annotated", "annotated spark driver"],
 )
 def test_a_pod_that_keeps_its_requests_is_offline_all_the_same(kept):
     before = pod(container(requests={"cpu": "1"}), **copy.deepcopy(kept))
@@ -286,6 +294,22 @@ def test_a_pod_that_keeps_its_requests_is_offline_all_the_same(kept):
     assert found["spec"]["priorityClassName"] == BATCH.priority_class
     assert asked_by(found["metadata"]["annotations"]) == {}
     assert found["metadata"]["annotations"][RESOURCES] == '{"containers":{}}', "a mark for the node, and no request"
+
+
+@pytest.mark.parametrize("mark", [{CLASS: "offline"}, {"koordinator.sh/qosClass": "BE"}], ids=["ours", "koordinator's"])
+def test_a_spark_driver_runs_online_with_its_own_requests(mark):
+    record = json.dumps({"containers": {"c": {"requests": {"cpu": "256"}}}})
+    meta = {"labels": {"spark-role": "driver", "app": "pi", **mark}, "annotations": {RESOURCES: record, "its": "own"}}
+    before = pod(container(requests={"cpu": "1"}), **copy.deepcopy(meta))
+    found = converted(before, BATCH)
+
+    assert found == {**before, "metadata": {**before["metadata"], **found["metadata"]}}, "all else is as it was"
+    assert found["metadata"]["labels"] == {"spark-role": "driver", "app": "pi"}
+    assert found["metadata"]["annotations"] == {"its": "own"}
+    assert not is_offline(found)
+    (said,) = warnings(before, BATCH)
+    assert KEEP_REQUESTS in said
+    assert len(said) <= 240
 
 
 def test_a_record_that_an_author_has_forged_beside_kept_requests_is_not_left():
