@@ -166,4 +166,4 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
     assert running.keys() >= {"criproxy-webhook", "criproxy-controller"}
     for status in running.values():
         assert (status["ready"], status["restartCount"]) == (True, 0)
-        assert status["image"].endswith(f"criproxy-cluster:{version()}")
+        assert status["image"].endswith(f"criproxy:{version()}")

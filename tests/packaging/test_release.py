@@ -113,7 +113,7 @@ def test_release_has_wheels_packages_image_sums_and_a_tag_that_says_what_changed
     debs = {f"criproxy_0.2.0~{release}_amd64.deb" for release in ("bookworm", "trixie", "forky")}
     wheels = {"criproxy-0.2.0-py3-none-any.whl", "criproxy_cluster-0.2.0-py3-none-any.whl"}
     carried = {"criproxy-0.2.0.cdx.json", "criproxy-cluster-0.2.0.cdx.json"}
-    made = {*debs, *wheels, *carried, "criproxy-cluster-0.2.0.tar"}
+    made = {*debs, *wheels, *carried, "criproxy-image-0.2.0.tar"}
     assert {file.name for file in out.iterdir()} == {*made, "SHA256SUMS"}
     sums = dict(line.split("  ")[::-1] for line in (out / "SHA256SUMS").read_text().splitlines())
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in made}
@@ -168,7 +168,7 @@ def test_release_is_of_what_is_committed(repository: Repository) -> None:
     repository.write("untracked", "no")
     assert repository.release("bookworm").returncode == 0
     out = repository.root / "dist/release/0.2.0"
-    assert (out / "criproxy-cluster-0.2.0.tar").read_text() == "committed\n"
+    assert (out / "criproxy-image-0.2.0.tar").read_text() == "committed\n"
     assert [file.name for file in out.glob("*.deb")] == ["criproxy_0.2.0~bookworm_amd64.deb"]
 
 
