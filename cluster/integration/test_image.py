@@ -10,15 +10,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+import helm_python
 import pytest
 import yaml
 
 from cluster.image.__main__ import NAME, build, version
 from integration.lab.clean import clean, leftovers
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ApiError, ControlPlane, wait_for
+from integration.lab.criproxy import CHECKOUT
 from integration.lab.directory import claimed, lab_name
 from integration.lab.kubelet import Kubelet
+from integration.lab.ports import free_ports
 
 pytestmark = [
     pytest.mark.timeout(1200),  # a control plane takes its time on a busy machine
@@ -56,6 +61,9 @@ def test_image_has_all_that_each_verb_needs(image, tmp_path):
         for one in archive:
             if one.name.startswith("blobs/") and (layer := archive.extractfile(one)) is not None:
                 _unpack(layer, tmp_path)
+    for name in ("criproxy", "criproxy-cluster", "criproxy-install"):
+        done = subprocess.run(["chroot", str(tmp_path), f"/usr/bin/{name}", "--help"], check=False, capture_output=True)
+        assert name.encode() in done.stdout + done.stderr, done.stderr
     verbs = ("certificates", "controller", "convert", "ledger", "plan.command", "webhook")
     imports = "; ".join(f"import criproxy_cluster.commands.{verb}" for verb in verbs)
     program = f"import sys; sys.path.insert(0, '/usr/lib/criproxy-cluster'); {imports}"
@@ -81,8 +89,9 @@ def _has_license(blob: IO[bytes]) -> bool:
         return False
 
 
-def test_manifests_name_the_image_that_is_built():
-    kustomization = yaml.safe_load((MANIFESTS / "base" / "kustomization.yaml").read_text())
+@pytest.mark.parametrize("folder", ["base", "ledger", "node"])
+def test_manifests_name_the_image_that_is_built(folder):
+    kustomization = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())
     (named,) = kustomization["images"]
     assert f"docker.io/library/{named['name']}:{named['newTag']}" == f"{NAME}:{version()}"
 
@@ -167,3 +176,47 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
     for status in running.values():
         assert (status["ready"], status["restartCount"]) == (True, 0)
         assert status["image"].endswith(f"criproxy:{version()}")
+
+
+def test_chart_s_pod_runs_on_a_node_on_which_nothing_of_criproxy_is(node):
+    """As the DaemonSet says, but for directories of its own, which the lab has here, and without writing a limit."""
+    plane, lab = node
+    (port,) = free_ports(1)
+    runtime = Containerd(lab).socket
+    values = {
+        "cluster": {"enabled": False},
+        "node": {
+            "enabled": True,
+            "config": {"proxy": {"runtime": str(runtime)}, "observe": {"address": f"127.0.0.1:{port}"}},
+            "nri": {"socketDirectory": str(lab / "nri"), "pluginDirectory": str(lab / "plugins")},
+        },
+    }
+    with helm_python.Chart.load(CHECKOUT / "packaging" / "chart") as chart:
+        made = chart.render(values, name="node", namespace="default")
+    objects = [one for one in yaml.safe_load_all(made["criproxy/templates/node.yaml"]) if one]
+    (daemonset,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    (config,) = [one for one in objects if one["kind"] == "ConfigMap"]
+    pod = daemonset["spec"]["template"]["spec"]
+    pod["containers"][0]["command"].append("--dry-run")
+    for volume in pod["volumes"]:
+        if volume["name"] in ("own", "state", "kubelet", "kubernetes", "logs"):
+            volume["hostPath"] = {"path": str(lab / volume["name"]), "type": "DirectoryOrCreate"}
+    config["data"]["config.toml"] = config["data"]["config.toml"].replace('front = "nri"\n', "")
+    objects.sort(key=lambda one: one["kind"] != "Namespace")
+    plane.kubectl("apply", "--warnings-as-errors", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def ready():
+        found = plane.call("GET", "/api/v1/namespaces/criproxy-node/pods")["items"]
+        return next((one for pod in found for one in pod["status"].get("containerStatuses", ()) if one["ready"]), None)
+
+    status = wait_for(ready, SOON_S, "the pod to be ready")
+    with CriClient(runtime) as client:
+        request = cri.ExecSyncRequest(
+            container_id=status["containerID"].removeprefix("containerd://"),
+            cmd=["/usr/bin/criproxy", "status", "--json"],
+        )
+        said = client.call("ExecSync", request)
+    assert said.exit_code == 0, said.stderr
+    found = json.loads(said.stdout)
+    print(json.dumps(found)[:3000])
+    assert found["dry_run"] and found["problems"] == []
