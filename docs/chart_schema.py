@@ -68,7 +68,6 @@ _VALUES: Final = _of(
         enabled=_BOOL,
         config=_CONFIG,
         credentials=_PATH,
-        nri=_of(socketDirectory=_PATH, pluginDirectory=_PATH),
         maxUnavailable=_SHARE,
         priorityClassName=_TEXT,
         nodeSelector=_TABLE,
