@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 CLUSTER: Final = Path(__file__).resolve().parents[1]
 RELEASE: Final = "bookworm"
@@ -30,6 +31,8 @@ _LEFT_OUT: Final = (
     *("usr/share/bug", "var", "dev", "proc", "sys", "boot", "home", "media", "mnt", "opt", "root", "srv", "run"),
 )
 """Of the packages' files. Documentation goes but for the copyrights."""
+
+_LISTED: Final = "var/packages"
 
 _LAUNCHER: Final = f"""\
 #!/usr/bin/python{PYTHON} -ISB
@@ -85,13 +88,14 @@ def make_base(root: Path, mirror: str) -> None:
     # A mirror may be a snapshot, whose index is of no date that holds any more; it is signed all the same.
     lasting = '--aptopt=Acquire::Check-Valid-Until "false"'
     packages = f"--include={','.join(PACKAGES)}"
-    _run(["mmdebstrap", "-q", "--variant=extract", lasting, packages, RELEASE, str(tree), archive], "mmdebstrap")
+    listed = f'--extract-hook=ls "$1/var/cache/apt/archives" >"$1/{_LISTED}"'
+    _run(["mmdebstrap", "-q", "--variant=extract", lasting, packages, listed, RELEASE, str(tree), archive], "mmdebstrap")
     root.mkdir()
     _run(["tar", "-x", "--no-same-owner", "--exclude=./dev", "-f", str(tree), "-C", str(root)], "tar")
     tree.unlink()
     packaged = root / PACKAGED
     packaged.parent.mkdir(parents=True)
-    packaged.write_text(json.dumps(unpacked((root / "var/lib/dpkg/status").read_text()), indent=1))
+    packaged.write_text(json.dumps(unpacked((root / _LISTED).read_text()), indent=1))
     for name in _LEFT_OUT:
         shutil.rmtree(root / name, ignore_errors=True)
     for path in (root / "usr/share/doc").rglob("*"):
@@ -159,11 +163,13 @@ def compile_python(base: Path, root: Path, directory: str) -> None:
     _run([*python, *told, *where], "compiling", environment)
 
 
-def unpacked(status: str) -> list[dict[str, str]]:
-    """Name, version and architecture of the packages of a dpkg status file, in their names' order."""
-    fields = [dict(re.findall(r"^([A-Z][A-Za-z-]*): (.*)$", one, re.MULTILINE)) for one in status.split("\n\n")]
-    found = [{name.lower(): one[name] for name in ("Package", "Version", "Architecture")} for one in fields if one]
-    return sorted(found, key=lambda one: one["package"])
+def unpacked(listed: str) -> list[dict[str, str]]:
+    """Name, version and architecture of packages, by their files' names, in the names' order."""
+    files = re.findall(r"^([^_\n]+)_([^_\n]+)_([^_\n]+)\.deb$", listed, re.MULTILINE)
+    return [
+        {"package": name, "version": unquote(version), "architecture": architecture}
+        for name, version, architecture in sorted(files)
+    ]
 
 
 def find_mirror() -> str:
