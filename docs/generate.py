@@ -1,7 +1,8 @@
 """Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md, what
 an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and of a
-pod (marks.yaml), or warns of (unmarked.yaml), webhook.yaml, and what Helm refuses of the chart's values. It also writes the version, which criproxy/__init__.py
-alone has, to where a build, kubectl or a reader can't get it from (`VERSIONED`).
+pod (marks.yaml), or warns of (unmarked.yaml), webhook.yaml, and what Helm refuses of the chart's values. It also writes
+the version, which criproxy/__init__.py alone has, to where a build, kubectl or a reader can't get it from
+(`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have

@@ -1,5 +1,5 @@
-"""`python -m cluster.image [--out FILE] [--mirror URL] [--host-packages DEB...]`: builds the image (a minute and a half),
-and prints its digest."""
+"""`python -m cluster.image [--out FILE] [--mirror URL] [--host-packages DEB...]`: builds the image (a minute), and
+prints its digest."""
 
 import argparse
 import os

@@ -89,7 +89,8 @@ def make_base(root: Path, mirror: str) -> None:
     lasting = '--aptopt=Acquire::Check-Valid-Until "false"'
     packages = f"--include={','.join(PACKAGES)}"
     listed = f'--extract-hook=ls "$1/var/cache/apt/archives" >"$1/{_LISTED}"'
-    _run(["mmdebstrap", "-q", "--variant=extract", lasting, packages, listed, RELEASE, str(tree), archive], "mmdebstrap")
+    options = ("-q", "--variant=extract", lasting, packages, listed)
+    _run(["mmdebstrap", *options, RELEASE, str(tree), archive], "mmdebstrap")
     root.mkdir()
     _run(["tar", "-x", "--no-same-owner", "--exclude=./dev", "-f", str(tree), "-C", str(root)], "tar")
     tree.unlink()
@@ -117,7 +118,8 @@ def make_code(root: Path, base: Path, host_packages: Sequence[Path] = ()) -> Non
         _add_program(root, program)
         compile_python(base, root, program.directory)
     installer = root / "usr/bin/criproxy-install"
-    installer.write_text((CLUSTER.parent / "packaging/installer").read_text().replace("env python3", f"env python{PYTHON}"))
+    script = (CLUSTER.parent / "packaging/installer").read_text()
+    installer.write_text(script.replace("#!/usr/bin/env python3", f"#!/usr/bin/python{PYTHON} -ISB"))
     installer.chmod(0o755)
     (root / HOST_PACKAGES).mkdir(parents=True)
     for package in host_packages:

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from cluster.image.__main__ import NAME, build, version
-from integration.lab.clean import clean, leftovers
 from integration.lab import cri_client_pb2 as cri
+from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ApiError, ControlPlane, wait_for
@@ -62,8 +62,10 @@ def test_image_has_all_that_each_verb_needs(image, tmp_path):
             if one.name.startswith("blobs/") and (layer := archive.extractfile(one)) is not None:
                 _unpack(layer, tmp_path)
     for name in ("criproxy", "criproxy-cluster", "criproxy-install"):
-        done = subprocess.run(["chroot", str(tmp_path), f"/usr/bin/{name}", "--help"], check=False, capture_output=True)
-        assert name.encode() in done.stdout + done.stderr, done.stderr
+        helped = subprocess.run(
+            ["chroot", str(tmp_path), f"/usr/bin/{name}", "--help"], check=False, capture_output=True
+        )
+        assert name.encode() in helped.stdout + helped.stderr, helped.stderr
     verbs = ("certificates", "controller", "convert", "ledger", "plan.command", "webhook")
     imports = "; ".join(f"import criproxy_cluster.commands.{verb}" for verb in verbs)
     program = f"import sys; sys.path.insert(0, '/usr/lib/criproxy-cluster'); {imports}"

@@ -1,4 +1,4 @@
-"""The chart, as Helm lints and renders it: what its values change, what it refuses, and that nodes can read their config.
+"""The chart, as Helm lints and renders it: what its values change, what it refuses, and that nodes read their config.
 
 cluster/integration/test_chart.py installs it, and compares it with what kubectl makes of cluster/manifests.
 """
@@ -103,7 +103,8 @@ def test_policies_stay_when_the_release_goes(chart):
 
 def test_the_release_s_own_namespace_is_not_of_the_release(chart):
     def namespaces(namespace):
-        return {one["metadata"]["name"] for one in render(chart, NODE, namespace=namespace) if one["kind"] == "Namespace"}
+        objects = render(chart, NODE, namespace=namespace)
+        return {one["metadata"]["name"] for one in objects if one["kind"] == "Namespace"}
 
     assert namespaces("default") == {"criproxy-system", "criproxy-node"}
     assert namespaces("criproxy-system") == {"criproxy-node"}
@@ -189,9 +190,7 @@ def errors_of(text: str) -> list[str]:
 def test_each_section_and_key_of_the_nodes_config_is_a_value(chart):
     tables = chart.schema["$defs"]
     sections = tables["Config"]["properties"]
-    known = {
-        f"{section}.{key}" for section, one in sections.items() for key in tables[one["$ref"][8:]]["properties"]
-    }
+    known = {f"{section}.{key}" for section, one in sections.items() for key in tables[one["$ref"][8:]]["properties"]}
     assert known == {one.key for one in settings()}
 
 

@@ -25,7 +25,7 @@ def load() -> ModuleType:
 installer: Any = load()
 
 
-class FakeHost(installer.Host):
+class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
     """A directory for its root. `fails` is how the command begins that fails."""
 
     def __init__(self, root: Path, release: str = "trixie", fails: str = "nothing") -> None:
