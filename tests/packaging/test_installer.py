@@ -1,6 +1,7 @@
 """The steps of the chart's Jobs on a node, with a fake host: its files, and what is run on it. No node is changed."""
 
 import importlib.util
+import signal
 from datetime import UTC, datetime, timedelta
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -149,6 +150,17 @@ def test_failed_attach_is_attach_s_own_to_roll_back(tmp_path, packages, config):
     with pytest.raises(installer.InstallError, match="criproxy attach"):
         installer.install(host, ready, packages, config)
     assert host.ran[-1] == "criproxy attach"
+
+
+def test_job_that_is_told_to_end_has_the_command_end_itself(tmp_path):
+    host = installer.Host(tmp_path)
+    host._enter = lambda: None
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(installer.InstallError, match="ended with 7"):
+            host.run("sh", "-c", 'trap "exit 7" TERM; kill -TERM $PPID; while :; do :; done')
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_remove_detaches_before_the_package_goes(tmp_path):
