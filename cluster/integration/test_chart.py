@@ -18,6 +18,7 @@ from integration.lab.criproxy import CHECKOUT
 
 CHART = CHECKOUT / "packaging" / "chart"
 RELEASE = "criproxy"
+NODES = "criproxy-node"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/criproxy-webhook"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/colocationpolicies.colocation.criproxy.io"
 POLICIES = "/apis/colocation.criproxy.io/v1alpha1/colocationpolicies"
@@ -146,8 +147,8 @@ def image(plane: ControlPlane) -> str:
     return str(container["image"])
 
 
-def jobs(plane: ControlPlane) -> set[str]:
-    found = plane.call("GET", f"/apis/batch/v1/namespaces/{SYSTEM}/jobs")["items"]
+def jobs(plane: ControlPlane, namespace: str = SYSTEM) -> set[str]:
+    found = plane.call("GET", f"/apis/batch/v1/namespaces/{namespace}/jobs")["items"]
     return {one["metadata"]["name"] for one in found}
 
 
@@ -161,15 +162,19 @@ def certify(plane: ControlPlane) -> None:
 
 def test_chart_is_installed_upgraded_rolled_back_and_uninstalled(plane, chart, tmp_path):
     with helm_python.Config(kubeconfig_path=plane.admin, namespace="default") as helm:
-        helm.install(chart, RELEASE, {"node": {"enabled": True}}, timeout=60)
+        node = {"enabled": True}
+        helm.install(chart, RELEASE, {"node": node, "installer": {"install": ["one"]}}, timeout=60)
         assert image(plane) == f"criproxy:{__version__}" and "New" not in columns(plane)
         assert jobs(plane) == {"criproxy-certificates-1"}
-        assert plane.exists("/apis/apps/v1/namespaces/criproxy-node/daemonsets/criproxy-node")
+        assert plane.exists(f"/apis/apps/v1/namespaces/{NODES}/daemonsets/criproxy-node")
+        assert jobs(plane, NODES) == {"criproxy-install-7692c3ad35-1"}
         certify(plane)
         plane.call("POST", POLICIES, POLICY)
 
-        values = {"node": {"enabled": True}, "cluster": {"webhook": {"replicas": 3}, "metrics": True}}
+        cluster = {"webhook": {"replicas": 3}, "metrics": True}
+        values = {"node": node, "cluster": cluster, "installer": {"remove": ["one"]}}
         helm.upgrade(str(packaged_with_a_new_key(tmp_path)), RELEASE, values, timeout=60)
+        assert jobs(plane, NODES) >= {"criproxy-remove-7692c3ad35-2"}
         assert image(plane) == "criproxy:9.9.9" and "New" in columns(plane), "the CRD, too"
         assert plane.call("GET", DEPLOYMENT)["spec"]["replicas"] == 3
         assert "criproxy-certificates-2" in jobs(plane)
