@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 GONE: Final = "criproxy goes: call again"
-"""What a client is told whose call is refused or ended as the engine stops."""
+"""The text of an error that ends or refuses a call because the engine stops."""
 
 FLUSH_S: Final = 0.05
 """An answer is on its way for a moment after its call has ended."""
@@ -48,6 +48,16 @@ class Interceptor(Protocol):
         What either raises is a fault of the interceptor's own, and the engine passes the message as it came: an online
         pod is not to be hurt by it. What must not pass then, as it is an offline pod's, the interceptor refuses.
         """
+
+
+class NoInterceptor:
+    """Opens no call: all pass as the bytes that came."""
+
+    def wants(self, method: str) -> bool:
+        return False
+
+    def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
+        return Forward(message)
 
 
 class CallMetrics(Protocol):

@@ -82,6 +82,9 @@ class CallPart(Protocol):
     @property
     def security(self) -> Security: ...
 
+    def reaches(self, adjustment: Adjustment) -> bool:
+        """Whether this front can change it at all, in such a call."""
+
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """Write it into the call; returns the value before, None: there was none.
 
@@ -123,7 +126,7 @@ class Made(Struct, frozen=True):
     containers: Sequence[tuple[str, str]] = ()
 
 
-# --- what a front is told ------------------------------------------------------------------------------------------
+# --- what a front learns -------------------------------------------------------------------------------------------
 
 
 class Proceed(Struct, frozen=True):
@@ -151,7 +154,7 @@ PlacingOutcome = Proceed | RefusedCall
 _AS_IT_CAME: Final = Proceed()
 
 
-# --- what is asked of others ---------------------------------------------------------------------------------------
+# --- what others do for it -----------------------------------------------------------------------------------------
 
 
 class ChecksPaths(Protocol):
@@ -174,7 +177,7 @@ class LeavesCpus(SeesStarts, Protocol):
     """Kubelet's CPU manager, as far as requests need it."""
 
     async def within(self, asked: Cpus) -> Cpus | Unlimited:
-        """Within which CPUs a container can be kept, now that these are asked for. Raises AdmissionError."""
+        """Within which CPUs a container can be kept that requests these. Raises AdmissionError."""
 
 
 class HoldsPods(Protocol):
@@ -229,7 +232,8 @@ def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited 
             cpus=cpus,
             pod=call.pod,
         )
-        changes += [AppliedAdjustment(part, adjustment, part.apply(adjustment)) for adjustment in chain.adjust(request)]
+        wanted = (adjustment for adjustment in chain.adjust(request) if part.reaches(adjustment))
+        changes += [AppliedAdjustment(part, adjustment, part.apply(adjustment)) for adjustment in wanted]
     return changes
 
 
@@ -284,6 +288,13 @@ class Placing(Struct, eq=False):
             return Proceed(learns=False)
         self.counters.count("refusals", operation, judgement.cause)
         return RefusedCall(judgement.cause, f"criproxy refuses {operation}: {_shown(judgement.detail, _SHOWN_TEXT)}")
+
+    def late(self, call: Call, limit_s: float) -> RefusedCall:
+        """A call that was not decided within the time that its front has for it."""
+        known = self.inventory.known(call.sandbox_id, call.container_id)
+        pod = call.pod.ref if call.pod is not None else _NOBODY if known is None else known.pod
+        why = f"the node did not make room for it within {limit_s:g} s; kubelet tries again by itself"
+        return self._refuse(call, pod, Refuse(Cause.LATE, why))
 
     def start(self, call: Call) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         """RunPodSandbox, RestorePod; at once, where nothing is to be waited for."""
