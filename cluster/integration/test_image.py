@@ -16,14 +16,16 @@ import yaml
 
 from cluster.image.__main__ import NAME, build, version
 from integration.lab import cri_client_pb2 as cri
+from integration.lab.cgroups import of_process, unkept
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ApiError, ControlPlane, wait_for
-from integration.lab.criproxy import CHECKOUT
+from integration.lab.criproxy import CHECKOUT, LETS_THE_LAB, merged, static
 from integration.lab.directory import claimed, lab_name
-from integration.lab.kubelet import Kubelet
+from integration.lab.kubelet import Kubelet, static_pod
 from integration.lab.ports import free_ports
+from integration.programs.build import find
 
 pytestmark = [
     pytest.mark.timeout(1200),  # a control plane takes its time on a busy machine
@@ -108,7 +110,7 @@ def node(image) -> Iterator[tuple[ControlPlane, Path]]:
             (lab / "cni").mkdir()
             network = {"cniVersion": "0.4.0", "name": "host-network-only", "plugins": [{"type": "loopback"}]}
             (lab / "cni" / "10-none.conflist").write_text(json.dumps(network))  # with one of any kind a node is ready
-            containerd = Containerd(lab)
+            containerd = Containerd(lab, programs=find("containerd").parent)
             containerd.start()
             load = ["ctr", "--address", str(containerd.socket), "-n", "k8s.io", "images", "import", str(image[0])]
             subprocess.run(load, check=True, capture_output=True)
@@ -180,29 +182,30 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
         assert status["image"].endswith(f"criproxy:{version()}")
 
 
-def test_chart_s_pod_runs_on_a_node_on_which_nothing_of_criproxy_is(node):
-    """As the DaemonSet says, but for directories of its own, which the lab has here, and without writing a limit."""
+def test_chart_s_pod_places_offline_pods_on_a_node_on_which_nothing_of_criproxy_is(node):
+    """As the DaemonSet says, but for the directories that the lab has elsewhere."""
     plane, lab = node
     (port,) = free_ports(1)
-    runtime = Containerd(lab).socket
-    values = {
-        "cluster": {"enabled": False},
-        "node": {
-            "enabled": True,
-            "config": {"proxy": {"runtime": str(runtime)}, "observe": {"address": f"127.0.0.1:{port}"}},
+    runtime = Containerd(lab)
+    config = merged(
+        static(1.0),
+        {
+            "proxy": {"runtime": str(runtime.socket), "nri": str(runtime.nri)},
+            "observe": {"address": f"127.0.0.1:{port}"},
+            "hardening": LETS_THE_LAB,
         },
-    }
+    )
     with helm_python.Chart.load(CHECKOUT / "packaging" / "chart") as chart:
+        values = {"cluster": {"enabled": False}, "node": {"enabled": True, "config": config}}
         made = chart.render(values, name="node", namespace="default")
     objects = [one for one in yaml.safe_load_all(made["criproxy/templates/node.yaml"]) if one]
     (daemonset,) = [one for one in objects if one["kind"] == "DaemonSet"]
-    (config,) = [one for one in objects if one["kind"] == "ConfigMap"]
     pod = daemonset["spec"]["template"]["spec"]
-    pod["containers"][0]["command"].append("--dry-run")
+    for place in (pod["volumes"], pod["containers"][0]["volumeMounts"]):
+        place[:] = [one for one in place if one["name"] != "nri"]  # both sockets are in one directory here
     for volume in pod["volumes"]:
-        if volume["name"] in ("own", "state", "kubelet", "kubernetes", "logs", "nri"):
+        if volume["name"] in ("own", "state", "kubelet", "kubernetes", "logs"):
             volume["hostPath"] = {"path": str(lab / volume["name"]), "type": "DirectoryOrCreate"}
-    config["data"]["config.toml"] = config["data"]["config.toml"].replace('front = "nri"\n', "")
     objects.sort(key=lambda one: one["kind"] != "Namespace")
     plane.kubectl("apply", "--warnings-as-errors", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
@@ -210,13 +213,27 @@ def test_chart_s_pod_runs_on_a_node_on_which_nothing_of_criproxy_is(node):
         found = plane.call("GET", "/api/v1/namespaces/criproxy-node/pods")["items"]
         return next((one for pod in found for one in pod["status"].get("containerStatuses", ()) if one["ready"]), None)
 
-    status = wait_for(ready, SOON_S, "the pod to be ready")
-    with CriClient(runtime) as client:
-        request = cri.ExecSyncRequest(
-            container_id=status["containerID"].removeprefix("containerd://"),
-            cmd=["/usr/bin/criproxy", "status", "--json"],
-        )
-        said = client.call("ExecSync", request)
-    assert said.exit_code == 0, said.stderr
-    found = json.loads(said.stdout)
-    assert found["dry_run"] and found["problems"] == []
+    container = wait_for(ready, SOON_S, "the pod to be ready")["containerID"].removeprefix("containerd://")
+
+    def status():
+        """What `criproxy status` says in the container."""
+        with CriClient(runtime.socket) as client:
+            command = ["/usr/bin/criproxy", "status", "--json"]
+            said = client.call("ExecSync", cri.ExecSyncRequest(container_id=container, cmd=command))
+        assert said.exit_code == 0, said.stderr
+        return json.loads(said.stdout)
+
+    assert status()["problems"] == []
+    manifest = static_pod("batch", labels={"colocation.criproxy.io/class": "offline"})
+    (lab / "kubelet" / "manifests" / "batch.json").write_text(json.dumps(manifest))
+    wait_for(lambda: [one["name"] for one in status()["pods"]] == [f"batch-{lab_name(lab)}"], SOON_S, "the offline pod")
+    found = status()
+    assert found["problems"] == []
+    with CriClient(runtime.socket) as client:
+        (batch,) = [one for one in client.list_pods() if one.metadata.name == f"batch-{lab_name(lab)}"]
+        (held,) = client.call("ListContainers", cri.ListContainersRequest(
+            filter=cri.ContainerFilter(pod_sandbox_id=batch.id)
+        )).containers  # fmt: skip
+        kept = {path for name, path in of_process(client.pid_of(held.id)).items() if name not in unkept()}
+    assert kept == {f"{found['pods'][0]['placement']}/{held.id}"}
+    assert found["pods"][0]["placement"].startswith(found["box"]["path"])
