@@ -231,9 +231,14 @@ def test_chart_s_pod_places_offline_pods_on_a_node_on_which_nothing_of_criproxy_
     assert found["problems"] == []
     with CriClient(runtime.socket) as client:
         (batch,) = [one for one in client.list_pods() if one.metadata.name == f"batch-{lab_name(lab)}"]
-        (held,) = client.call("ListContainers", cri.ListContainersRequest(
-            filter=cri.ContainerFilter(pod_sandbox_id=batch.id)
-        )).containers  # fmt: skip
-        kept = {path for name, path in of_process(client.pid_of(held.id)).items() if name not in unkept()}
-    assert kept == {f"{found['pods'][0]['placement']}/{held.id}"}
+        own = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=batch.id))
+
+        def started():
+            """The container's id, and a process of it."""
+            held = [(one.id, client.pid_of(one.id)) for one in client.call("ListContainers", own).containers]
+            return next(((name, pid) for name, pid in held if pid), None)
+
+        name, pid = wait_for(started, SOON_S, "the container to start")
+        kept = {path for controller, path in of_process(pid).items() if controller not in unkept()}
+    assert kept == {f"{found['pods'][0]['placement']}/{name}"}
     assert found["pods"][0]["placement"].startswith(found["box"]["path"])
