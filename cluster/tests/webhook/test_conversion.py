@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.hooks.batch import asked_by, of_pod
-from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, PLUGIN, REQUIRED_PLUGINS, RESOURCES
+from criproxy_cluster.vocabulary.names import (
+    CLASS,
+    EVICTED_FROM,
+    EXTENDED_SPEC,
+    KEEP_REQUESTS,
+    PLUGIN,
+    REQUIRED_PLUGINS,
+    RESOURCES,
+)
 from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, MARKS, NAMES, OLDER
 from criproxy_cluster.vocabulary.quantities import amount
 from criproxy_cluster.webhook.conversion import LEAST, MIRROR, ConversionError, ConversionSettings, converted, warnings
