@@ -1,7 +1,8 @@
 """Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md, what
 an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and of a
-pod (marks.yaml), or warns of (unmarked.yaml), and webhook.yaml. It also writes the version, which criproxy/__init__.py
-alone has, to where a build, kubectl or a reader can't get it from (`VERSIONED`).
+pod (marks.yaml), or warns of (unmarked.yaml), webhook.yaml, and what Helm refuses of the chart's values. It also writes
+the version, which criproxy/__init__.py alone has, to where a build, kubectl or a reader can't get it from
+(`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -17,6 +18,7 @@ from pathlib import Path
 from criproxy import __version__
 from criproxy.model.modes import TABLE
 from docs.author_text import page as author_text
+from docs.chart_schema import values_schema
 from docs.config_example import render
 from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
@@ -31,7 +33,10 @@ MODES_END = "<!-- The end of the table of modes. -->"
 VERSIONED = (
     ("cluster/VERSION", r"^.*(?=\n)"),
     ("cluster/manifests/base/kustomization.yaml", r'(?<=newTag: ")[^"]*'),
-    ("cluster/README.md", r"(?<=build/criproxy-cluster-)[\d.]+(?=\.tar)"),
+    ("cluster/manifests/ledger/kustomization.yaml", r'(?<=newTag: ")[^"]*'),
+    ("cluster/manifests/node/kustomization.yaml", r'(?<=newTag: ")[^"]*'),
+    ("packaging/chart/Chart.yaml", r'(?:(?<=^version: ")|(?<=^appVersion: "))[^"]*'),
+    ("cluster/README.md", r"(?<=build/criproxy-image-)[\d.]+(?=\.tar)"),
     ("README.md", r"(?<=dist/criproxy_)[\d.]+(?=~)"),
 )
 """Files, and what in them is the version."""
@@ -214,6 +219,7 @@ def main() -> int:
         ("cluster/manifests/base/webhook.yaml", webhook()),
         ("cluster/manifests/base/marks.yaml", marks()),
         ("cluster/manifests/base/unmarked.yaml", unmarked()),
+        ("packaging/chart/values.schema.json", values_schema()),
         *versioned(),
     ):
         page = HERE.parent / name

@@ -1,21 +1,28 @@
-"""What is in the image: two directories, made with mmdebstrap and pip."""
+"""What is in the image: two directories, made with mmdebstrap and pip, and what Debian's packages there are."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 CLUSTER: Final = Path(__file__).resolve().parents[1]
 RELEASE: Final = "bookworm"
 PYTHON: Final = "3.11"
-PACKAGES: Final = ("base-files", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal", "libstdc++6")
-"""The last is for the ledger's gRPC."""
+PACKAGES: Final = ("base-files", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal", "libstdc++6", "tzdata")
+"""libstdc++6 is for gRPC, tzdata for schedules."""
 
 PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
-CODE: Final = "usr/lib/criproxy-cluster"
+PACKAGED: Final = "usr/share/criproxy/debian-packages.json"
+"""What `make_base` unpacked: name, version and architecture of each package."""
+HOST_PACKAGES: Final = "usr/share/criproxy/host"
+"""criproxy's own packages for the hosts' Debian releases, for the installer."""
 USER: Final = 65532
 """As in the Deployment; nobody else's."""
 
@@ -25,15 +32,17 @@ _LEFT_OUT: Final = (
 )
 """Of the packages' files. Documentation goes but for the copyrights."""
 
+_LISTED: Final = "var/packages"
+
 _LAUNCHER: Final = f"""\
 #!/usr/bin/python{PYTHON} -ISB
 import sys
 
-sys.path.insert(0, "/{CODE}")
+sys.path.insert(0, "/{{directory}}")
 
-from criproxy_cluster.cli import main
+from {{module}}.cli import main
 
-main()
+sys.exit(main())
 """
 """-I: neither environment nor current directory nor a user's packages change what runs; -S: nor do Debian's."""
 
@@ -44,6 +53,28 @@ SETTINGS: Final[Mapping[str, object]] = {
     "Entrypoint": ["/usr/bin/criproxy-cluster"],
     "WorkingDir": "/",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command in /usr/bin, and its code and wheels in a directory of its own."""
+
+    name: str
+    code: Path
+    """Its package."""
+    lock: Path
+    has_sources: bool = False
+    """Whether something of the lock has no wheel: this Python's setuptools builds it."""
+
+    @property
+    def directory(self) -> str:
+        return f"usr/lib/{self.name}"
+
+
+PROGRAMS: Final = (
+    Program("criproxy-cluster", CLUSTER / "criproxy_cluster", CLUSTER / "requirements.lock"),
+    Program("criproxy", CLUSTER.parent / "criproxy", CLUSTER.parent / "requirements.lock", has_sources=True),
+)
 
 
 class BuildError(Exception):
@@ -57,10 +88,15 @@ def make_base(root: Path, mirror: str) -> None:
     # A mirror may be a snapshot, whose index is of no date that holds any more; it is signed all the same.
     lasting = '--aptopt=Acquire::Check-Valid-Until "false"'
     packages = f"--include={','.join(PACKAGES)}"
-    _run(["mmdebstrap", "-q", "--variant=extract", lasting, packages, RELEASE, str(tree), archive], "mmdebstrap")
+    listed = f'--extract-hook=ls "$1/var/cache/apt/archives" >"$1/{_LISTED}"'
+    options = ("-q", "--variant=extract", lasting, packages, listed)
+    _run(["mmdebstrap", *options, RELEASE, str(tree), archive], "mmdebstrap")
     root.mkdir()
     _run(["tar", "-x", "--no-same-owner", "--exclude=./dev", "-f", str(tree), "-C", str(root)], "tar")
     tree.unlink()
+    packaged = root / PACKAGED
+    packaged.parent.mkdir(parents=True)
+    packaged.write_text(json.dumps(unpacked((root / _LISTED).read_text()), indent=1))
     for name in _LEFT_OUT:
         shutil.rmtree(root / name, ignore_errors=True)
     for path in (root / "usr/share/doc").rglob("*"):
@@ -75,29 +111,40 @@ def make_base(root: Path, mirror: str) -> None:
     compile_python(root, root, f"usr/lib/python{PYTHON}")
 
 
-def make_code(root: Path, base: Path) -> None:
-    """Our part, below `root`, compiled by the Python that is in `base`. Raises BuildError."""
-    code = root / CODE
-    options = ("--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile", f"--target={code}")
+def make_code(root: Path, base: Path, host_packages: Sequence[Path] = ()) -> None:
+    """Our part, below `root`, compiled by the Python that is in `base`. Raises BuildError or OSError."""
+    (root / "usr/bin").mkdir(parents=True)
+    for program in PROGRAMS:
+        _add_program(root, program)
+        compile_python(base, root, program.directory)
+    installer = root / "usr/bin/criproxy-install"
+    script = (CLUSTER.parent / "packaging/installer").read_text()
+    installer.write_text(script.replace("#!/usr/bin/env python3", f"#!/usr/bin/python{PYTHON} -ISB"))
+    installer.chmod(0o755)
+    (root / HOST_PACKAGES).mkdir(parents=True)
+    for package in host_packages:
+        shutil.copy(package, root / HOST_PACKAGES)
+    add_license(root)
+
+
+def _add_program(root: Path, program: Program) -> None:
+    code = root / program.directory
+    wheels = "--no-build-isolation" if program.has_sources else "--only-binary=:all:"
+    options = ("--no-deps", "--require-hashes", wheels, "--no-compile", f"--target={code}")
     of_image = ("--implementation=cp", f"--python-version={PYTHON}", *(f"--platform={one}" for one in PLATFORMS))
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--no-input", "install"]
-    _run([*pip, *options, *of_image, "-r", str(CLUSTER / "requirements.lock")], "pip")
+    _run([*pip, *options, *of_image, "-r", str(program.lock)], "pip")
     shutil.rmtree(code / "bin", ignore_errors=True)
-    shutil.copytree(
-        CLUSTER / "criproxy_cluster", code / "criproxy_cluster", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(program.code, code / program.code.name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in sorted(code.rglob("*.dist-info/*")):  # pip's own notes: where it installed, and how
         if path.name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
             path.unlink()
     for path in code.rglob("*"):
         if path.is_file():
             path.chmod(0o644)
-    launcher = root / "usr/bin/criproxy-cluster"
-    launcher.parent.mkdir(parents=True)
-    launcher.write_text(_LAUNCHER)
+    launcher = root / "usr/bin" / program.name
+    launcher.write_text(_LAUNCHER.format(directory=program.directory, module=program.code.name))
     launcher.chmod(0o755)
-    add_license(root)
-    compile_python(base, root, CODE)
 
 
 def add_license(root: Path) -> None:
@@ -116,6 +163,15 @@ def compile_python(base: Path, root: Path, directory: str) -> None:
     where = ["-s", str(root), "-p", "/", str(root / directory)]
     environment = {"PYTHONHOME": str(base / "usr"), "PYTHONHASHSEED": "0"}
     _run([*python, *told, *where], "compiling", environment)
+
+
+def unpacked(listed: str) -> list[dict[str, str]]:
+    """Name, version and architecture of packages, by their files' names, in the names' order."""
+    files = re.findall(r"^([^_\n]+)_([^_\n]+)_([^_\n]+)\.deb$", listed, re.MULTILINE)
+    return [
+        {"package": name, "version": unquote(version), "architecture": architecture}
+        for name, version, architecture in sorted(files)
+    ]
 
 
 def find_mirror() -> str:

@@ -10,15 +10,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+import helm_python
 import pytest
 import yaml
 
 from cluster.image.__main__ import NAME, build, version
+from integration.lab import cri_client_pb2 as cri
+from integration.lab.cgroups import of_process, unkept
 from integration.lab.clean import clean, leftovers
+from integration.lab.client import CriClient
 from integration.lab.containerd import Containerd
 from integration.lab.control_plane import ApiError, ControlPlane, wait_for
+from integration.lab.criproxy import CHECKOUT, LETS_THE_LAB, merged, static
 from integration.lab.directory import claimed, lab_name
-from integration.lab.kubelet import Kubelet
+from integration.lab.kubelet import Kubelet, static_pod
+from integration.lab.ports import free_ports
+from integration.programs.build import find
 
 pytestmark = [
     pytest.mark.timeout(1200),  # a control plane takes its time on a busy machine
@@ -56,6 +63,11 @@ def test_image_has_all_that_each_verb_needs(image, tmp_path):
         for one in archive:
             if one.name.startswith("blobs/") and (layer := archive.extractfile(one)) is not None:
                 _unpack(layer, tmp_path)
+    for name in ("criproxy", "criproxy-cluster", "criproxy-install"):
+        helped = subprocess.run(
+            ["chroot", str(tmp_path), f"/usr/bin/{name}", "--help"], check=False, capture_output=True
+        )
+        assert name.encode() in helped.stdout + helped.stderr, helped.stderr
     verbs = ("certificates", "controller", "convert", "ledger", "plan.command", "webhook")
     imports = "; ".join(f"import criproxy_cluster.commands.{verb}" for verb in verbs)
     program = f"import sys; sys.path.insert(0, '/usr/lib/criproxy-cluster'); {imports}"
@@ -81,13 +93,14 @@ def _has_license(blob: IO[bytes]) -> bool:
         return False
 
 
-def test_manifests_name_the_image_that_is_built():
-    kustomization = yaml.safe_load((MANIFESTS / "base" / "kustomization.yaml").read_text())
+@pytest.mark.parametrize("folder", ["base", "ledger", "node"])
+def test_manifests_name_the_image_that_is_built(folder):
+    kustomization = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())
     (named,) = kustomization["images"]
     assert f"docker.io/library/{named['name']}:{named['newTag']}" == f"{NAME}:{version()}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(image) -> Iterator[tuple[ControlPlane, Path]]:
     """A control plane, and one node whose containerd has the image."""
     with claimed() as lab:
@@ -97,7 +110,7 @@ def node(image) -> Iterator[tuple[ControlPlane, Path]]:
             (lab / "cni").mkdir()
             network = {"cniVersion": "0.4.0", "name": "host-network-only", "plugins": [{"type": "loopback"}]}
             (lab / "cni" / "10-none.conflist").write_text(json.dumps(network))  # with one of any kind a node is ready
-            containerd = Containerd(lab)
+            containerd = Containerd(lab, programs=find("containerd").parent)
             containerd.start()
             load = ["ctr", "--address", str(containerd.socket), "-n", "k8s.io", "images", "import", str(image[0])]
             subprocess.run(load, check=True, capture_output=True)
@@ -166,4 +179,66 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
     assert running.keys() >= {"criproxy-webhook", "criproxy-controller"}
     for status in running.values():
         assert (status["ready"], status["restartCount"]) == (True, 0)
-        assert status["image"].endswith(f"criproxy-cluster:{version()}")
+        assert status["image"].endswith(f"criproxy:{version()}")
+
+
+def test_chart_s_pod_places_offline_pods_on_a_node_on_which_nothing_of_criproxy_is(node):
+    """As the DaemonSet says, but for the directories that the lab has elsewhere."""
+    plane, lab = node
+    (port,) = free_ports(1)
+    runtime = Containerd(lab)
+    config = merged(
+        static(1.0),
+        {
+            "proxy": {"runtime": str(runtime.socket), "nri": str(runtime.nri)},
+            "observe": {"address": f"127.0.0.1:{port}"},
+            "hardening": LETS_THE_LAB,
+        },
+    )
+    with helm_python.Chart.load(CHECKOUT / "packaging" / "chart") as chart:
+        values = {"cluster": {"enabled": False}, "node": {"enabled": True, "config": config}}
+        made = chart.render(values, name="node", namespace="default")
+    objects = [one for one in yaml.safe_load_all(made["criproxy/templates/node.yaml"]) if one]
+    (daemonset,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    pod = daemonset["spec"]["template"]["spec"]
+    for place in (pod["volumes"], pod["containers"][0]["volumeMounts"]):
+        place[:] = [one for one in place if one["name"] != "nri"]  # both sockets are in one directory here
+    for volume in pod["volumes"]:
+        if volume["name"] in ("own", "state", "kubelet", "kubernetes", "logs"):
+            volume["hostPath"] = {"path": str(lab / volume["name"]), "type": "DirectoryOrCreate"}
+    objects.sort(key=lambda one: one["kind"] != "Namespace")
+    plane.kubectl("apply", "--warnings-as-errors", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def ready():
+        found = plane.call("GET", "/api/v1/namespaces/criproxy-node/pods")["items"]
+        return next((one for pod in found for one in pod["status"].get("containerStatuses", ()) if one["ready"]), None)
+
+    container = wait_for(ready, SOON_S, "the pod to be ready")["containerID"].removeprefix("containerd://")
+
+    def status():
+        """What `criproxy status` says in the container."""
+        with CriClient(runtime.socket) as client:
+            command = ["/usr/bin/criproxy", "status", "--json"]
+            said = client.call("ExecSync", cri.ExecSyncRequest(container_id=container, cmd=command))
+        assert said.exit_code == 0, said.stderr
+        return json.loads(said.stdout)
+
+    assert status()["problems"] == []
+    manifest = static_pod("batch", labels={"colocation.criproxy.io/class": "offline"})
+    (lab / "kubelet" / "manifests" / "batch.json").write_text(json.dumps(manifest))
+    wait_for(lambda: [one["name"] for one in status()["pods"]] == [f"batch-{lab_name(lab)}"], SOON_S, "the offline pod")
+    found = status()
+    assert found["problems"] == []
+    with CriClient(runtime.socket) as client:
+        (batch,) = [one for one in client.list_pods() if one.metadata.name == f"batch-{lab_name(lab)}"]
+        own = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=batch.id))
+
+        def started():
+            """The container's id, and a process of it."""
+            held = [(one.id, client.pid_of(one.id)) for one in client.call("ListContainers", own).containers]
+            return next(((name, pid) for name, pid in held if pid), None)
+
+        name, pid = wait_for(started, SOON_S, "the container to start")
+        kept = {path for controller, path in of_process(pid).items() if controller not in unkept()}
+    assert kept == {f"{found['pods'][0]['placement']}/{name}"}
+    assert found["pods"][0]["placement"].startswith(found["box"]["path"])

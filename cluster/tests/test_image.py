@@ -61,3 +61,17 @@ def test_image_has_the_license_and_says_which(tmp_path):
     shipped = tmp_path / "usr/share/doc/criproxy-cluster/LICENSE"
     assert "Apache License" in shipped.read_text()
     assert contents.SETTINGS["Labels"] == {"org.opencontainers.image.licenses": "Apache-2.0"}
+
+
+def test_debian_packages_are_known_by_their_files():
+    listed = "lock\nzlib1g_1%3a1.2.13.dfsg-1_amd64.deb\npartial\ntzdata_2026b-0+deb12u1_all.deb\n"
+    assert contents.unpacked(listed) == [
+        {"package": "tzdata", "version": "2026b-0+deb12u1", "architecture": "all"},
+        {"package": "zlib1g", "version": "1:1.2.13.dfsg-1", "architecture": "amd64"},
+    ]
+
+
+def test_each_program_has_its_code_and_its_lock():
+    for program in contents.PROGRAMS:
+        assert (program.code / "cli.py").is_file() and program.lock.is_file()
+    assert len({program.directory for program in contents.PROGRAMS}) == len(contents.PROGRAMS) == 2

@@ -52,6 +52,14 @@ RAISED: Final = f"{PREFIX}raised"
 PLACEMENT: Final = f"{PREFIX}placement"
 """An annotation of a placed pod's sandbox at the runtime, written by the node: its cgroup_parent in the box."""
 
+REQUIRED_PLUGINS: Final = "required-plugins.noderesource.dev"
+"""A pod's annotation, read by the runtime's NRI: a JSON list of the plugins without which it makes no container of it.
+Source: containerd/nri, plugins/default-validator.
+"""
+
+PLUGIN: Final = "criproxy"
+"""What criproxy is called there."""
+
 # --- of nodes --------------------------------------------------------------------------------------------------------
 
 PUBLISHES: Final = f"{PREFIX}publishes"

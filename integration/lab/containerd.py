@@ -35,7 +35,9 @@ disabled_plugins = [
 
 [plugins."io.containerd.nri.v1.nri"]
   socket_path = "{nri}"
-  plugin_request_timeout = "1m"
+  plugin_request_timeout = "{nri_timeout}"
+  [plugins."io.containerd.nri.v1.nri".default_validator]
+    enable = true
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
@@ -75,8 +77,11 @@ class Containerd(Service):
     that runs others in it. Once restarted, it is in new ones.
     """
 
-    def __init__(self, directory: Path, *, programs: Path | None = None, enclosed: bool = False) -> None:
-        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine.
+    def __init__(
+        self, directory: Path, *, programs: Path | None = None, enclosed: bool = False, nri_timeout: str = "1m"
+    ) -> None:
+        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine. `nri_timeout`: how
+        long it waits for a plugin of NRI, by default longer than a busy machine needs. Its validator is on.
 
         Raises LabError when the directory's name is too long for sockets.
         """
@@ -86,6 +91,7 @@ class Containerd(Service):
         self.nri = socket_path(directory, "nri.sock")
         self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
         self._enclosed = enclosed
+        self._nri_timeout = nri_timeout
         self._config = self.directory / "containerd.toml"
 
     def start(self) -> None:
@@ -119,6 +125,7 @@ class Containerd(Service):
             runc=self.directory / "runc",
             cni=self.directory / "cni",
             nri=self.nri,
+            nri_timeout=self._nri_timeout,
             registries=self.directory / "registries",
             socket=self.socket,
             pause=images.PAUSE,

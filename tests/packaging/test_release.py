@@ -1,11 +1,13 @@
 """packaging/release in a repository of its own: when it refuses, and what it makes. Stubs stand for its builders."""
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ case $* in
 *wheel*./cluster) touch "${PWD}/made/criproxy_cluster-0.2.0-py3-none-any.whl" ;;
 *wheel*) touch "${PWD}/made/criproxy-0.2.0-py3-none-any.whl" ;;
 *cluster.image*) cp committed "$4" ;;
+*packaging/chart*) touch "$3/criproxy-0.2.0.tgz" ;;
 esac
 """
 DEB = """\
@@ -46,6 +49,27 @@ out=$1
 shift
 for release in ${*:-bookworm trixie forky}; do echo "$release" >"$out/criproxy_0.2.0~${release}_amd64.deb"; done
 """
+
+
+PACKAGE = {"package": "libstdc++6", "version": "1:12.2.0-14+deb12u1", "architecture": "amd64"}
+
+
+def _image() -> bytes:
+    """An image as far as packaging/sbom reads it: a config, and a layer that lists a Debian package."""
+    layer, image = io.BytesIO(), io.BytesIO()
+    for archive, name, content in (
+        (layer, "usr/share/criproxy/debian-packages.json", lambda: json.dumps([PACKAGE]).encode()),
+        (image, "blobs/sha256/layer", layer.getvalue),
+    ):
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            for each, text in (("blobs/sha256/config", b"{}"), (name, content())):
+                entry = tarfile.TarInfo(each)
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text))
+    return image.getvalue()
+
+
+IMAGE = _image()
 
 
 class Repository:
@@ -66,7 +90,7 @@ class Repository:
         self.write("packaging/deb/debian/changelog", DEBIAN)
         self.write("criproxy/__init__.py", '__version__ = "0.2.0"\n')
         self.write("CHANGELOG.md", CHANGELOG.format(unreleased=""))
-        self.write("committed", "committed\n")
+        (self.root / "committed").write_bytes(IMAGE)
         self.write(".gitignore", "dist/\n")
         (self.root / "packaging/deb/build").chmod(0o755)
         for name in ("release", "sbom"):
@@ -112,8 +136,8 @@ def test_release_has_wheels_packages_image_sums_and_a_tag_that_says_what_changed
     out = repository.root / "dist/release/0.2.0"
     debs = {f"criproxy_0.2.0~{release}_amd64.deb" for release in ("bookworm", "trixie", "forky")}
     wheels = {"criproxy-0.2.0-py3-none-any.whl", "criproxy_cluster-0.2.0-py3-none-any.whl"}
-    carried = {"criproxy-0.2.0.cdx.json", "criproxy-cluster-0.2.0.cdx.json"}
-    made = {*debs, *wheels, *carried, "criproxy-cluster-0.2.0.tar"}
+    carried = {f"criproxy{part}-0.2.0.cdx.json" for part in ("", "-cluster", "-image")}
+    made = {*debs, *wheels, *carried, "criproxy-image-0.2.0.tar", "criproxy-0.2.0.tgz"}
     assert {file.name for file in out.iterdir()} == {*made, "SHA256SUMS"}
     sums = dict(line.split("  ")[::-1] for line in (out / "SHA256SUMS").read_text().splitlines())
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in made}
@@ -133,6 +157,26 @@ def test_release_says_what_each_distribution_carries(repository: Repository) -> 
         assert pins == set(re.findall(r"^[^\s#]+==[^\s;]+", text, re.MULTILINE))
         assert sum(len(one["hashes"]) for one in found["components"]) == text.count("--hash=sha256:")
         assert found["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in found["components"]]
+
+
+def test_release_says_what_the_image_carries(repository: Repository) -> None:
+    assert repository.release("trixie").returncode == 0
+    found = json.loads((repository.root / "dist/release/0.2.0/criproxy-image-0.2.0.cdx.json").read_text())
+    purls = [one["purl"] for one in found["components"]]
+    assert purls[-1] == "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14%2Bdeb12u1?arch=amd64"
+    for lock in ("requirements.lock", "cluster/requirements.lock"):
+        pins = re.findall(r"^([^\s#]+)==([^\s;]+)", (CHECKOUT / lock).read_text(), re.MULTILINE)
+        assert {f"pkg:pypi/{name}@{version}" for name, version in pins} <= {*purls}
+    assert len(purls) == len(set(purls)), "what both locks have is there once"
+
+
+def test_image_that_lists_no_packages_is_no_bill_of_materials(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "image.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("blobs/sha256/config"), io.BytesIO())
+    command = [str(CHECKOUT / "packaging/sbom"), "criproxy", "0.2.0", str(tmp_path / "image.tar")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no layer has usr/share/criproxy/debian-packages.json" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -168,7 +212,7 @@ def test_release_is_of_what_is_committed(repository: Repository) -> None:
     repository.write("untracked", "no")
     assert repository.release("bookworm").returncode == 0
     out = repository.root / "dist/release/0.2.0"
-    assert (out / "criproxy-cluster-0.2.0.tar").read_text() == "committed\n"
+    assert (out / "criproxy-image-0.2.0.tar").read_bytes() == IMAGE
     assert [file.name for file in out.glob("*.deb")] == ["criproxy_0.2.0~bookworm_amd64.deb"]
 
 
@@ -181,9 +225,11 @@ def test_dry_run_says_what_it_would_run_and_makes_nothing(repository: Repository
             " wheel ",
             " wheel .*/cluster",
             "deb/build .*trixie",
-            "cluster.image",
+            "cluster.image .*--host-packages",
+            "packaging/chart",
             "sbom criproxy 0",
-            "sbom .*cluster",
+            "sbom criproxy-cluster",
+            "sbom criproxy-image .*tar",
             "SHA256SUMS",
         )
     ):

@@ -57,7 +57,9 @@ from criproxy_cluster.vocabulary.names import (
     KEEP_REQUESTS,
     OFFLINE,
     OVERFLOW,
+    PLUGIN,
     RAISED,
+    REQUIRED_PLUGINS,
     RESOURCES,
 )
 from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, ExtendedNames
@@ -112,6 +114,8 @@ class ConversionSettings(Struct, frozen=True):
     tolerated: str = FOR_OFFLINE
     """The taint's key."""
     hardening: HardeningSettings = HardeningSettings()
+    require_plugin: bool = False
+    """Whether runtimes wait for criproxy's plugin of NRI with such a pod's containers."""
 
 
 def is_offline(pod: Json) -> bool:
@@ -138,6 +142,8 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
         _record(meta, {})
     else:
         _convert_resources(meta, spec, settings)
+    if settings.require_plugin:
+        _require_plugin(meta)
     _set_priority(spec, settings)
     _tolerate(spec, settings)
     _keep_away(spec, meta)
@@ -317,6 +323,20 @@ def _record(meta: Json, converted: Json) -> None:
     """Write our own in any case: whatever an author has written there, nodes would take for ours."""
     text = msgspec.json.encode({"containers": {}, **converted}).decode()
     meta["annotations"] = {**_table(meta.get("annotations"), "metadata.annotations"), RESOURCES: text}
+
+
+def _require_plugin(meta: Json) -> None:
+    """Beside the plugins that the author requires. A list that is none would have the runtime refuse the pod."""
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
+    text = annotations.get(REQUIRED_PLUGINS, "[]")
+    try:
+        required = msgspec.json.decode(str(text), type=list[str])
+    except msgspec.DecodeError as error:
+        where, remedy = f"metadata.annotations[{REQUIRED_PLUGINS}]", 'write a JSON list of names, ["a", "b"], or none'
+        raise ConversionError(where, f"{str(text)[:80]!r} is no list of plugins: {error}", remedy) from error
+    if PLUGIN not in required:
+        required.append(PLUGIN)
+        meta["annotations"] = {**annotations, REQUIRED_PLUGINS: msgspec.json.encode(required).decode()}
 
 
 def _without_records(meta: Json) -> Json:

@@ -1,0 +1,270 @@
+"""The chart, as Helm lints and renders it: what its values change, what it refuses, and that nodes read their config.
+
+cluster/integration/test_chart.py installs it, and compares it with what kubectl makes of cluster/manifests.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from criproxy import __version__
+from criproxy.config.load import parse
+from criproxy.config.schema import settings
+
+CHECKOUT = Path(__file__).parents[2]
+CHART = CHECKOUT / "packaging" / "chart"
+Values = Mapping[str, Any]
+
+NODE: Values = {"node": {"enabled": True}}
+ALL: Values = {
+    "cluster": {
+        "certManager": True,
+        "koordinator": True,
+        "budget": True,
+        "metrics": True,
+        "ledger": {"enabled": True},
+        "queue": {"enabled": True, "suspend": True},
+    },
+    "node": {"enabled": True},
+    "installer": {"install": ["one"], "remove": ["two"]},
+    "monitoring": {"operator": True, "nodeProxy": {"enabled": True, "image": "proxy:1"}},
+}
+BOTH = {"install": ["one", "two"], "remove": ["two"]}
+
+
+@pytest.fixture(scope="module")
+def chart():
+    with helm_python.Chart.load(CHART) as loaded:
+        yield loaded
+
+
+def render(chart: helm_python.Chart, values: Values, **options: Any) -> list[dict[str, Any]]:
+    """All objects. Raises HelmError."""
+    made = chart.render(dict(values), name="criproxy", **{"namespace": "default", "revision": 1, **options})
+    texts = [text for name, text in made.items() if name.endswith(".yaml")]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+def find(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pod_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a workload's pods."""
+    spec: Any = one["spec"]
+    return dict(spec.get("jobTemplate", {}).get("spec", spec)["template"]["spec"])
+
+
+@pytest.mark.parametrize("values", [{}, NODE, ALL], ids=["default", "node", "all"])
+def test_lint_finds_nothing(values):
+    found = helm_python.lint(CHART, values, strict=True)
+    assert [one["error"] for one in found["messages"]] == ["icon is recommended"] and found["errors"] == []
+
+
+def test_chart_has_each_folder_of_manifests():
+    folders = {folder.name for folder in (CHECKOUT / "cluster/manifests").iterdir()}
+    linked = {link.name for link in (CHART / "files").iterdir() if link.is_symlink()}
+    by_values = {"marked-only", "yarn"}
+    of_kustomize_alone = {"overflow", "overflow-remake", "scheduler"}
+    assert folders - linked == by_values | of_kustomize_alone
+    assert all(link.resolve().is_dir() for link in (CHART / "files").iterdir())
+
+
+def test_all_values_can_be_given_at_once(chart):
+    names = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in render(chart, ALL)]
+    assert len(names) == len(set(names))
+
+
+def test_image_of_each_pod_is_the_one_that_the_values_name(chart):
+    image = {"repository": "registry.example/criproxy", "pullPolicy": "Always", "pullSecrets": [{"name": "key"}]}
+    workloads = [one for one in render(chart, {**ALL, "image": image}) if "containers" in str(one.get("spec"))]
+    own = [one for one in workloads if one["metadata"]["name"] != "criproxy-node-proxy" and one["kind"] != "Service"]
+    pods = [pod_of(one) for one in own if one["kind"] in ("Deployment", "DaemonSet", "Job", "CronJob")]
+    assert len(pods) == 8
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["image"] == f"registry.example/criproxy:{__version__}"
+        assert (container["imagePullPolicy"], pod["imagePullSecrets"]) == ("Always", [{"name": "key"}])
+    digest = f"sha256:{'0' * 64}"
+    pinned = render(chart, {"image": {"digest": digest}})
+    (webhook,) = pod_of(find(pinned, "Deployment", "criproxy-webhook"))["containers"]
+    assert webhook["image"] == f"criproxy@{digest}"
+
+
+def test_policies_stay_when_the_release_goes(chart):
+    crd = find(render(chart, {}), "CustomResourceDefinition", "colocationpolicies.colocation.criproxy.io")
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert not chart.crds, "Helm would never upgrade them"
+
+
+def test_the_release_s_own_namespace_is_not_of_the_release(chart):
+    def namespaces(namespace):
+        objects = render(chart, NODE, namespace=namespace)
+        return {one["metadata"]["name"] for one in objects if one["kind"] == "Namespace"}
+
+    assert namespaces("default") == {"criproxy-system", "criproxy-node"}
+    assert namespaces("criproxy-system") == {"criproxy-node"}
+    assert namespaces("criproxy-node") == {"criproxy-system"}
+
+
+def test_replicas_arguments_and_resources_are_the_values_own(chart):
+    of_webhook = {
+        "replicas": 3,
+        "arguments": ["--preset=crane"],
+        "resources": {"requests": {"cpu": "1"}},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"operator": "Exists"}],
+    }
+    objects = render(chart, {"cluster": {"webhook": of_webhook}})
+    webhook = find(objects, "Deployment", "criproxy-webhook")
+    (container,) = pod_of(webhook)["containers"]
+    assert webhook["spec"]["replicas"] == 3
+    assert container["args"] == ["webhook", "--preset=crane"]
+    assert container["resources"] == {"requests": {"cpu": "1"}}
+    assert (pod_of(webhook)["nodeSelector"], pod_of(webhook)["tolerations"]) == (
+        {"pool": "system"},
+        [{"operator": "Exists"}],
+    )
+    assert find(objects, "Deployment", "criproxy-controller")["spec"]["replicas"] == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nodes": {}}, "'nodes' not allowed"),
+        ({"node": {"config": {"cpu": {"min_core": 1}}}}, "'min_core' not allowed"),
+        ({"node": {"config": {"memory": {"min_bytes": 1}}}}, "minimum: got 1"),
+        ({"node": {"config": {"control": {"policy": "quick"}}}}, "value must be one of"),
+        ({"installer": {"config": {"cpus": {}}}}, "'cpus' not allowed"),
+        ({"image": {"digest": "1234"}}, "does not match pattern"),
+        ({"installer": BOTH}, "two is in installer.install and in installer.remove"),
+        ({"monitoring": {"nodeProxy": {"enabled": True}}}, "name kube-rbac-proxy's image"),
+        ({"cluster": {"queue": {"suspend": True}}}, "cluster.queue.suspend needs cluster.queue.enabled"),
+    ],
+    ids=lambda one: "" if isinstance(one, dict) else one.replace(" ", "-"),
+)
+def test_mistakes_are_refused(chart, values, message):
+    with pytest.raises(helm_python.HelmError, match=message):
+        render(chart, values)
+
+
+# --- the nodes ------------------------------------------------------------------------------------------------------
+
+CONFIG: Mapping[str, Any] = {
+    "colocation": {
+        "enabled": True,
+        "presets": ["koordinator"],
+        "rules": [{"label": "team/\u00fc", "equals": 'a "b" \\ <c>\n#d'}, {"namespace": True, "prefix": "batch-"}],
+    },
+    "cpu": {"min_cores": 2, "reserve_cores": 0.25},
+    "memory": {"min_bytes": 1 << 28, "max_bytes": 1 << 44},
+    "schedule": {"windows": [{"days": "mon-fri", "start": "22:00", "end": "06:00", "policy": "dynamic"}]},
+    "hardening": {},
+}
+
+
+def config_of(objects: list[dict[str, Any]], name: str) -> str:
+    return str(find(objects, "ConfigMap", name)["data"]["config.toml"])
+
+
+def test_a_node_reads_the_values_as_they_were_given(chart):
+    for name, values in (
+        ("criproxy-node", {"node": {"enabled": True, "config": CONFIG}}),
+        ("criproxy-installer", {"installer": {"install": ["one"], "config": CONFIG}}),
+    ):
+        text = config_of(render(chart, values), name)
+        given = {section: keys for section, keys in CONFIG.items() if keys}
+        read = tomllib.loads(text)
+        assert {section: read[section] for section in given} == given
+        assert errors_of(text) == []
+
+
+def errors_of(text: str) -> list[str]:
+    return [f"{one.key}: {one.problem}" for one in parse(text.encode(), "config.toml").errors]
+
+
+def test_each_section_and_key_of_the_nodes_config_is_a_value(chart):
+    tables = chart.schema["$defs"]
+    sections = tables["Config"]["properties"]
+    known = {f"{section}.{key}" for section, one in sections.items() for key in tables[one["$ref"][8:]]["properties"]}
+    assert known == {one.key for one in settings()}
+
+
+def test_default_config_is_the_manifest_s_and_a_node_reads_it(chart):
+    manifest = yaml.safe_load((CHECKOUT / "cluster/manifests/node/config.yaml").read_text())
+    text = config_of(render(chart, NODE), "criproxy-node")
+    assert text == manifest["data"]["config.toml"]
+    assert errors_of(text) == []
+    assert tomllib.loads(text)["proxy"]["front"] == "nri"
+
+
+def test_paths_of_k3s_are_mounted_where_they_are(chart):
+    config = {
+        "proxy": {"runtime": "unix:///run/k3s/containerd/containerd.sock"},
+        "kubelet": {"root_dir": "/data/kubelet"},
+        "observe": {"address": "127.0.0.1:9999"},
+    }
+    values = {"node": {"enabled": True, "config": config, "credentials": "/var/lib/rancher"}}
+    pod = pod_of(find(render(chart, values), "DaemonSet", "criproxy-node"))
+    (container,) = pod["containers"]
+    paths = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert {name: mounted[name] for name in paths} == paths
+    assert paths["runtime"] == "/run/k3s/containerd"
+    assert (paths["kubelet"], paths["kubernetes"]) == ("/data/kubelet", "/var/lib/rancher")
+    assert container["readinessProbe"]["httpGet"]["port"] == container["livenessProbe"]["httpGet"]["port"] == 9999
+
+
+def test_no_volume_is_without_its_mount(chart):
+    for kind, name in (("DaemonSet", "criproxy-node"), ("Job", f"criproxy-install-{ONE}-1")):
+        pod = pod_of(find(render(chart, ALL), kind, name))
+        mounts = [one["name"] for one in pod["containers"][0]["volumeMounts"]]
+        assert sorted(mounts) == sorted(one["name"] for one in pod["volumes"])
+
+
+def test_the_node_s_pod_outlives_pressure_and_drains(chart):
+    values = {"node": {"enabled": True, "maxUnavailable": 1}}
+    daemonset = find(render(chart, values), "DaemonSet", "criproxy-node")
+    pod = pod_of(daemonset)
+    assert daemonset["spec"]["updateStrategy"] == {"rollingUpdate": {"maxUnavailable": 1}}
+    assert (pod["priorityClassName"], pod["tolerations"]) == ("system-node-critical", [{"operator": "Exists"}])
+    assert (pod["hostPID"], pod["hostNetwork"], pod["automountServiceAccountToken"]) == (True, True, False)
+
+
+# --- the installer --------------------------------------------------------------------------------------------------
+
+NODES = "criproxy-node"
+ONE, TWO = "7692c3ad35", "3fc4ccfe74"
+"""How the names of Jobs name the nodes one and two, whose own names may be too long for them."""
+
+
+def test_each_node_has_a_job_of_its_own_at_each_revision(chart):
+    for revision in (1, 2):
+        objects = render(chart, {"installer": ALL["installer"]}, revision=revision)
+        jobs = {
+            one["metadata"]["name"]: pod_of(one)
+            for one in objects
+            if one["kind"] == "Job" and one["metadata"]["namespace"] == NODES
+        }
+        assert {name: (pod["nodeName"], pod["containers"][0]["command"][1]) for name, pod in jobs.items()} == {
+            f"criproxy-install-{ONE}-{revision}": ("one", "install"),
+            f"criproxy-remove-{TWO}-{revision}": ("two", "remove"),
+        }
+        find(objects, "Namespace", NODES)
+
+
+def test_installer_may_read_its_nodes_alone(chart):
+    (rule,) = find(render(chart, ALL), "ClusterRole", "criproxy-installer")["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["nodes"], "resourceNames": ["one", "two"], "verbs": ["get"]}
+
+
+def test_a_node_with_the_package_has_no_pod_of_criproxy(chart):
+    pod = pod_of(find(render(chart, ALL), "DaemonSet", "criproxy-node"))
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["one"]}]}
