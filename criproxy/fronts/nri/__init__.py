@@ -1,0 +1,1 @@
+"""The second front: a plugin of the runtime's Node Resource Interface, which has each container made in the box."""
