@@ -35,7 +35,8 @@ disabled_plugins = [
 
 [plugins."io.containerd.nri.v1.nri"]
   socket_path = "{nri}"
-  plugin_request_timeout = "1m"
+  plugin_path = "{plugins}"
+  plugin_request_timeout = "{plugins_have}"
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
@@ -67,16 +68,19 @@ ENCLOSE = ("unshare", "--net", "--ipc", "sh", "-c", 'ip link set lo up && exec "
 class Containerd(Service):
     """A containerd in `directory`, with the lab's images and the node's cgroup driver.
 
-    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket, `nri` its NRI
-    socket (containerd 2).
+    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket. Of containerd
+    2, `nri` is its NRI socket, and `plugins` the directory of the NRI plugins that it starts itself.
 
     `enclosed`: it has a network and an IPC namespace of its own, which its pods take for the host's and which end with
     it and its pods. Pods have a CNI network there, and images come from `REGISTRY` there. `inside` is the command
     that runs others in it. Once restarted, it is in new ones.
     """
 
-    def __init__(self, directory: Path, *, programs: Path | None = None, enclosed: bool = False) -> None:
-        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine.
+    def __init__(
+        self, directory: Path, *, programs: Path | None = None, enclosed: bool = False, plugins_have: str = "1m"
+    ) -> None:
+        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine. `plugins_have`: how
+        long an NRI plugin has to answer.
 
         Raises LabError when the directory's name is too long for sockets.
         """
@@ -84,6 +88,8 @@ class Containerd(Service):
         super().__init__("containerd", self.directory / "containerd.log")
         self.socket = _socket(directory)
         self.nri = socket_path(directory, "nri.sock")
+        self.plugins = self.directory / "nri-plugins"
+        self._plugins_have = plugins_have
         self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
         self._enclosed = enclosed
         self._config = self.directory / "containerd.toml"
@@ -119,6 +125,8 @@ class Containerd(Service):
             runc=self.directory / "runc",
             cni=self.directory / "cni",
             nri=self.nri,
+            plugins=self.plugins,
+            plugins_have=self._plugins_have,
             registries=self.directory / "registries",
             socket=self.socket,
             pause=images.PAUSE,
