@@ -16,6 +16,7 @@ from grpc_tools import protoc
 CHECKOUT = Path(__file__).resolve().parent.parent
 FILES: Mapping[Path, Path] = {
     CHECKOUT / "cri-api" / "cri.proto": CHECKOUT / "criproxy" / "fronts" / "cri",
+    CHECKOUT / "cri-api" / "nri.proto": CHECKOUT / "criproxy" / "fronts" / "nri",
     CHECKOUT / "ledger-api" / "ledger.proto": CHECKOUT / "cluster" / "criproxy_cluster" / "ledger",
 }
 """Each with the folder that has what is made of it."""

@@ -20,7 +20,6 @@ import grpc
 import pytest
 
 from criproxy.commands.sentry import NAMES, plugin_text
-from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.rules import rules_file
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
 from integration.lab.cgroups import Tree
@@ -58,7 +57,7 @@ class SentryNode:
         self.runtime.plugins.mkdir(parents=True)
 
     def install(self, *names: str) -> None:
-        text = plugin_text().replace(plugin.RULES, str(self.rules)).replace(plugin.HANDED, str(self.handed))
+        text = plugin_text(rules=str(self.rules), handed=str(self.handed))
         for name in names:
             self.write(name, text)
 

@@ -14,13 +14,16 @@ from typing import Final
 from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.commands.attach.host import Host, Machine
 from criproxy.config import load
+from criproxy.fronts.nri.front import INDEX, PLUGIN
+from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.rules import rules_file
 
 PLUGINS: Final = "/opt/nri/plugins"
 """Where runtimes look for plugins, unless their config says otherwise."""
 
-NAMES: Final = ("50-criproxy", f"99-{plugin.SENTRY}")
+NAMES: Final = (f"{INDEX}-{PLUGIN}", f"99-{plugin.SENTRY}")
+"""Launcher and sentry. The runtime calls plugins in the order of their names."""
 
 FIRST: Final = {"containerd": (1, 7, 27), "cri-o": (1, 32, 0)}
 """By runtime. Earlier ones end when a plugin that they have started ends, or does not register: the node is without a
@@ -50,14 +53,16 @@ def switch_on(host: Host, config_file: Path) -> str:
     loaded = load(config_file)
     if loaded.errors:
         raise NodeError("; ".join(str(error) for error in loaded.errors))
-    runtime = host.machine.version(loaded.config.proxy.runtime_path)
+    proxy, colocation = loaded.config.proxy, loaded.config.colocation
+    if proxy.front != "nri":
+        raise NodeError(f'proxy.front is "{proxy.front}": only with "nri" does the runtime itself ask about containers')
+    runtime = host.machine.version(proxy.runtime_path)
     check_runtime(runtime)
-    colocation = loaded.config.colocation
     rules = rules_file(colocation.offline_rules() if colocation.enabled else None)
     with host.lock():
         if (before := host.read(plugin.RULES)) != rules:
             host.apply(Edit(plugin.RULES, before, rules))
-        content = plugin_text().encode()
+        content = plugin_text(handed=str(Path(proxy.listen_path).parent / NAME)).encode()
         for name in NAMES:
             _place(host, f"{PLUGINS}/{name}", content)
     return f"on from the next start of {runtime.split()[0]}: {', '.join(f'{PLUGINS}/{name}' for name in NAMES)}"
@@ -91,9 +96,12 @@ def check_runtime(runtime: str) -> None:
         )
 
 
-def plugin_text(python: str = sys.executable) -> str:
-    """The file for the runtime to start, by the Python that runs this."""
-    return f"#!{os.path.realpath(python)} -IS\n{Path(plugin.__file__).read_text()}"
+def plugin_text(*, rules: str = plugin.RULES, handed: str = plugin.HANDED) -> str:
+    """The file for the runtime to start, by the Python that runs this, with other paths."""
+    text = Path(plugin.__file__).read_text()
+    for constant, path in ((plugin.RULES, rules), (plugin.HANDED, handed)):
+        text = text.replace(f'= "{constant}"', f"= {path!r}", 1)
+    return f"#!{os.path.realpath(sys.executable)} -IS\n{text}"
 
 
 def _place(host: Host, path: str, content: bytes) -> None:

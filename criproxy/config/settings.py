@@ -53,6 +53,18 @@ class Proxy(Struct, frozen=True, kw_only=True):
     runtime: Annotated[Socket, doc("The container runtime's own socket.", restart=True)] = (
         "/run/containerd/containerd.sock"
     )
+    front: Annotated[
+        Literal["cri", "nri"],
+        doc(
+            "How criproxy hears of pods. cri: kubelet's calls go through it, which bounds all. nri: the runtime calls "
+            "it, for nodes whose kubelet can't be attached (`criproxy attach` is refused then); docs/nri.md says what "
+            "that bounds. Let offline pods end before it changes.",
+            restart=True,
+        ),
+    ] = "cri"
+    nri: Annotated[Socket, doc('With front = "nri", the runtime\'s socket for its plugins.', restart=True)] = (
+        "/var/run/nri/nri.sock"
+    )
     engine: Annotated[
         Literal["grpc", "relay"],
         doc(
@@ -91,6 +103,11 @@ class Proxy(Struct, frozen=True, kw_only=True):
     def runtime_path(self) -> str:
         """`runtime` without its scheme, normalised."""
         return _socket_path(self.runtime)
+
+    @property
+    def nri_path(self) -> str:
+        """`nri` without its scheme, normalised."""
+        return _socket_path(self.nri)
 
 
 class Kubelet(Struct, frozen=True, kw_only=True):

@@ -54,7 +54,10 @@ from criproxy.daemon.upgrade.successor import command_of
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.chosen import ChosenEngine
 from criproxy.fronts.cri.interception import CriInterceptor
+from criproxy.fronts.engine import NoInterceptor
 from criproxy.fronts.event_loop import EventLoop
+from criproxy.fronts.nri.front import NriFront
+from criproxy.fronts.nri.plugin import NriPlugin
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.model import AttachStatus, Sandbox
 from criproxy.model.shown import Shows
@@ -96,6 +99,9 @@ if TYPE_CHECKING:
 
 _LOAD_S: Final = 1.0
 """How long kubelet's calls wait at most for a disk with the checkpoint on it."""
+
+_REGISTERED_S: Final = 5.0
+"""How long a new process waits for NRI at most before it takes over."""
 
 _SETTLE_S: Final = 1.0
 
@@ -171,7 +177,8 @@ class Daemon:
             own, config, reload_asked.set, dry_run=dry_run, metrics=metrics, clock=clock, log=self._log
         )
         runtime = PodsRuntime(self._link, footprint.trim)
-        inventory, holds = Inventory(runtime, driver), Holds(clock, hold_offs, settings.stops_by)
+        inventory = Inventory(runtime, driver, holds_sandboxes=config.proxy.front == "cri")
+        holds = Holds(clock, hold_offs, settings.stops_by)
         cluster = self._kubernetes if config.kubernetes.enabled else None
         shared = PodsShared(inventory, runtime, holds, metrics, clock, self._log, evicts=cluster, tells=cluster)
         services = ServiceAsker(runtime, config.interference.prometheus_server)
@@ -294,14 +301,26 @@ class Daemon:
             counters=shared.counters,
             log=self._log,
         )
+        self._nri = self._make_nri(settings.config) if settings.config.proxy.front == "nri" else None
         self._engine = ChosenEngine(
             settings.config.proxy.engine,
             self._link.path,
             self._socket,
             pid=os.getpid(),
-            interceptor=CriInterceptor(self._placing, self._log),
+            interceptor=CriInterceptor(self._placing, self._log) if self._nri is None else NoInterceptor(),
             metrics=self._recorder.metrics,
             clock=shared.clock,
+            log=self._log,
+            nri=self._nri,
+        )
+
+    def _make_nri(self, config: Config) -> NriFront:
+        return NriFront(
+            NriPlugin(self._placing, self._log),
+            Path(config.proxy.nri_path),
+            Path(config.proxy.listen_path).parent,
+            self._list_pods,
+            clock=self._ports.shared.clock,
             log=self._log,
         )
 
@@ -324,6 +343,7 @@ class Daemon:
             attachment=partial(_attachment, config.proxy.listen_path),
             published=self._kubernetes,
             shown=(
+                *(() if self._nri is None else (self._nri,)),
                 shared.holds.hold_offs,
                 self._bypass,
                 self._reload,
@@ -419,6 +439,8 @@ class Daemon:
             return
         await self._restore()
         self._socket.publish()
+        if self._nri is not None:
+            self._nri.act()
         self._log.info("listening", socket=str(self._socket.path), runtime=str(self._link.path), pid=os.getpid())
         handed_over = await self._upgrades.begin()
         self._tasks.attempt("settle", _settle_soon())
@@ -472,12 +494,19 @@ class Daemon:
 
     async def _connected(self, _: RuntimeInfo) -> None:
         self._socket.follow(self._link.path)
+        await self._list_pods()
+        if self._upgrades.waiting and self._nri is not None:
+            with contextlib.suppress(TimeoutError):  # a node without NRI can be upgraded all the same
+                async with asyncio.timeout(_REGISTERED_S):
+                    await self._nri.registered.wait()
+        self._upgrades.listed.set()
+        self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
+
+    async def _list_pods(self) -> None:
         if self._upgrades.waiting:
             await self._ports.shared.inventory.refresh()
         else:
             await one_of(self._round.parts, Reconciler).connected()
-        self._upgrades.listed.set()
-        self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
 
 
 class _PodsOfDaemon(PodObserver, Struct):

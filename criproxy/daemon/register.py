@@ -8,6 +8,7 @@ from criproxy.daemon.checkpoint import Checkpointer
 from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.daemon.lifecycle import Threads
 from criproxy.daemon.round import Round
+from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.sentry.rules import SentryRules
 from criproxy.model.shown import Shows
 from criproxy.pods.anchors import AnchorKeeping
@@ -52,6 +53,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
 )
 
 OTHERS: Final[tuple[type[Shows], ...]] = (
+    NriFront,
     HoldOffs,
     Bypass,
     Threads,

@@ -8,6 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
 from criproxy.fronts.engine import CallMetrics, Engine, Interceptor
+from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.relay.server import RelayServer
 from criproxy.fronts.socket import ListenSocket, SocketError
 
@@ -20,7 +21,7 @@ _FALLBACK: Final = "grpc"
 class ChosenEngine:
     """The `engine.Engine` of `kind`. The relay's fallback is the gRPC engine, on a socket for our own user alone.
 
-    `runtime` is the runtime's socket, `pid` our own.
+    `runtime` is the runtime's socket, `pid` our own. `nri`: the front that begins and ends with it.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class ChosenEngine:
         metrics: CallMetrics,
         clock: Clock,
         log: FilteringBoundLogger,
+        nri: NriFront | None = None,
     ) -> None:
+        self._nri = nri
         self.name: Final = kind
         """What carries new connections, but for those of clients that `problem` names."""
         self._runtime = runtime
@@ -68,11 +71,15 @@ class ChosenEngine:
         await self._engine.start()
         if self.name == "relay":
             self._private.clear_leftovers()
+        if self._nri is not None:
+            self._nri.start()
 
     async def drain(self, limit_s: float) -> None:
-        await asyncio.gather(*(engine.drain(limit_s) for engine in (self._engine, self._fallback) if engine))
+        await asyncio.gather(*(one.drain(limit_s) for one in (self._engine, self._fallback, self._nri) if one))
 
     async def stop(self, grace_s: float) -> None:
+        if self._nri is not None:
+            await self._nri.stop(grace_s)
         if self._fallback is not None:  # first, as the relay cuts its pipes, whatever is under way in them
             await self._fallback.stop(grace_s)
         await self._engine.stop(grace_s)

@@ -50,6 +50,16 @@ class Interceptor(Protocol):
         """
 
 
+class NoInterceptor:
+    """Opens no call: all pass as the bytes that came."""
+
+    def wants(self, method: str) -> bool:
+        return False
+
+    def request(self, method: str, message: bytes) -> Verdict | Awaitable[Verdict]:
+        return Forward(message)
+
+
 class CallMetrics(Protocol):
     """Where calls and connections are counted.
 

@@ -93,6 +93,7 @@ class Cause(enum.StrEnum):
     UNKNOWN_SANDBOX = "unknown_sandbox"
     UNDECODABLE = "undecodable"
     HOOK_FAILED = "hook_failed"
+    LATE = "late"
 
 
 class BoxStep(enum.Enum):

@@ -74,6 +74,8 @@ class Inventory(Struct, eq=False):
 
     runtime: Runtime
     cgroups: CgroupDriver
+    holds_sandboxes: bool = True
+    """Whether the front puts a pod's sandbox into the box, and not its containers alone."""
     _observers: list[PodObserver] = []
     _sandboxes: dict[str, Sandbox] = {}
     _containers: dict[str, ListedContainer] = {}
@@ -113,7 +115,7 @@ class Inventory(Struct, eq=False):
     @property
     def running(self) -> tuple[Running, ...]:
         """What runs in the box: sandboxes and their containers, each under its own id."""
-        return self.running_of((*self._sandboxes, *self._containers))
+        return self.running_of((*(self._sandboxes if self.holds_sandboxes else ()), *self._containers))
 
     def running_of(self, ids: Iterable[str]) -> tuple[Running, ...]:
         """Those of `running` that have these ids."""
@@ -122,6 +124,8 @@ class Inventory(Struct, eq=False):
 
     def _boxed(self, id: str) -> Running | None:
         container = self._containers.get(id)
+        if container is None and not self.holds_sandboxes:
+            return None
         sandbox = self._sandboxes.get(id if container is None else container.sandbox_id)
         if sandbox is None or sandbox.placement is None:
             return None
@@ -225,6 +229,12 @@ class Inventory(Struct, eq=False):
             self._edit(lambda inventory: inventory._listed.__setitem__(sandbox.id, asked))
         self._edit(lambda inventory: inventory._running.add(sandbox.id))
         self._tell_started(sandbox, sandbox.id, "")
+
+    def sandbox_found(self, sandbox: Sandbox, pod: Pod) -> None:
+        """A sandbox that has started before it was heard of, or whose place was not known until now."""
+        self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
+        asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, pod.labels, pod.annotations)
+        self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))
 
     def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
         created = ListedContainer(container_id, sandbox_id, name, running=False)

@@ -82,6 +82,9 @@ class CallPart(Protocol):
     @property
     def security(self) -> Security: ...
 
+    def reaches(self, adjustment: Adjustment) -> bool:
+        """Whether this front can change it at all, in such a call."""
+
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """Write it into the call; returns the value before, None: there was none.
 
@@ -229,7 +232,8 @@ def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited 
             cpus=cpus,
             pod=call.pod,
         )
-        changes += [AppliedAdjustment(part, adjustment, part.apply(adjustment)) for adjustment in chain.adjust(request)]
+        wanted = (adjustment for adjustment in chain.adjust(request) if part.reaches(adjustment))
+        changes += [AppliedAdjustment(part, adjustment, part.apply(adjustment)) for adjustment in wanted]
     return changes
 
 
@@ -284,6 +288,13 @@ class Placing(Struct, eq=False):
             return Proceed(learns=False)
         self.counters.count("refusals", operation, judgement.cause)
         return RefusedCall(judgement.cause, f"criproxy refuses {operation}: {_shown(judgement.detail, _SHOWN_TEXT)}")
+
+    def late(self, call: Call, limit_s: float) -> RefusedCall:
+        """A call that was not decided within the time that its front has for it."""
+        known = self.inventory.known(call.sandbox_id, call.container_id)
+        pod = call.pod.ref if call.pod is not None else _NOBODY if known is None else known.pod
+        why = f"the node did not make room for it within {limit_s:g} s; kubelet tries again by itself"
+        return self._refuse(call, pod, Refuse(Cause.LATE, why))
 
     def start(self, call: Call) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         """RunPodSandbox, RestorePod; at once, where nothing is to be waited for."""

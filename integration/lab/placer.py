@@ -19,7 +19,7 @@ MARK = {CLASS: OFFLINE}
 KUBELETS, BOX = "/kubepods/besteffort/", "/box/"
 
 
-class PlacingSession(plugin.Session):
+class PlacingSession(plugin.SentrySession):
     """As the sentry's, with another answer to a container that is created."""
 
     def _refusal(self, payload: bytes) -> str:
@@ -42,7 +42,7 @@ class PlacingSession(plugin.Session):
 def _serve(runtime: socket.socket) -> None:
     with runtime, contextlib.suppress(OSError):
         session = PlacingSession(plugin.Rules("/nonexistent"))
-        runtime.sendall(session.begin("criproxy", "50"))
+        runtime.sendall(session.begin("criproxy", "95"))
         while data := runtime.recv(1 << 16):
             runtime.sendall(session.receive(data))
 

@@ -9,12 +9,15 @@ import msgspec
 import pytest
 
 from criproxy.commands import sentry
+from criproxy.fronts.nri import handed
+from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.plugin import RULES
 from criproxy.fronts.sentry.rules import rules_file
 from criproxy.vocabulary.names import CLASS, OFFLINE
 from tests.commands.attach.attach_bench import Bench
 from tests.fakes.node import FakeNode
 
+NRI = 'proxy.front = "nri"\n'
 LAUNCHER, SENTRY = (f"{sentry.PLUGINS}/{name}" for name in sentry.NAMES)
 
 
@@ -25,7 +28,7 @@ class SentryBench(Bench):
 
     def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(FakeNode(directory / "root"), directory / "config.toml", capsys)
-        self.config.write_text("colocation.enabled = true\n")
+        self.config.write_text(f"{NRI}colocation.enabled = true\n")
         self.node.version = lambda socket: self.runtime  # type: ignore[method-assign]
 
     def switch(self, to: str) -> int:
@@ -65,7 +68,7 @@ def test_on_twice_is_on(node: SentryBench) -> None:
 
 
 def test_on_where_colocation_is_off_calls_nobody_offline(node: SentryBench) -> None:
-    node.config.write_text("colocation.enabled = false\n")
+    node.config.write_text(f"{NRI}colocation.enabled = false\n")
 
     assert node.switch("on") == 0
     assert msgspec.json.decode(node.path(RULES).read_bytes()) == []
@@ -102,7 +105,7 @@ def test_a_runtime_that_it_could_end_is_refused_with_a_word(node: SentryBench, r
 def test_a_full_disk_leaves_what_was_there(node: SentryBench, monkeypatch: pytest.MonkeyPatch) -> None:
     node.switch("on")
     before = node.node.files()
-    node.config.write_text("colocation = { enabled = true, presets = ['koordinator'] }\n")
+    node.config.write_text(f"{NRI}colocation = {{ enabled = true, presets = ['koordinator'] }}\n")
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -124,7 +127,7 @@ def test_a_disk_that_is_full_from_the_first_plugin_on_leaves_none_half_written(
     monkeypatch.setattr(os, "fchmod", full)
     node.path(RULES).parent.mkdir(parents=True)
     node.path(RULES).write_bytes(rules_file(None))
-    node.config.write_text("")
+    node.config.write_text(NRI)
 
     assert node.switch("on") == 1
     assert node.plugins() == []
@@ -191,3 +194,24 @@ def test_detach_takes_it_away_and_its_dry_run_does_not(node: SentryBench) -> Non
     assert node.detach() == 0
     assert node.plugins() == []
     assert not node.path(RULES).exists()
+
+
+def test_it_is_of_the_nri_front_alone(node: SentryBench) -> None:
+    node.config.write_text("colocation.enabled = true\n")
+
+    assert node.switch("on") == 1
+    assert 'proxy.front is "cri"' in node.err
+    assert node.plugins() == []
+
+
+def test_what_the_launcher_says_is_what_the_nri_front_takes() -> None:
+    assert Path(plugin.HANDED).name == handed.NAME
+    assert plugin.TAKEN == handed.TAKEN
+    assert sentry.NAMES == ("95-criproxy", "99-criproxy-sentry"), "the sentry is asked last"
+
+
+def test_the_paths_are_those_of_the_config(node: SentryBench) -> None:
+    node.config.write_text(f'{NRI}proxy.listen = "/run/elsewhere/criproxy.sock"\n')
+    node.switch("on")
+
+    assert "HANDED = '/run/elsewhere/nri-launcher.sock'" in node.path(LAUNCHER).read_text()

@@ -59,6 +59,9 @@ class FakePart:
     security: Security = field(default_factory=Security)
     fields: dict[str, str | int | None] = field(default_factory=dict)
 
+    def reaches(self, adjustment: Adjustment) -> bool:
+        return True
+
     def apply(self, adjustment: Adjustment) -> str | int | None:
         if adjustment.field == "no_such_field":
             raise ValueError("there is no such field")

@@ -134,6 +134,9 @@ class ManifestPart(Struct, frozen=True):
     resources: Resources
     security: Security = Security()
 
+    def reaches(self, adjustment: Adjustment) -> bool:
+        return True
+
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """The value before, as far as the manifest says it."""
         if adjustment.field == "annotations":

@@ -76,6 +76,9 @@ class MessagePart(Struct, frozen=True):
     container_message: cri.ContainerConfig | None = None
     security: Security = Security()
 
+    def reaches(self, adjustment: Adjustment) -> bool:
+        return True
+
     def apply(self, adjustment: Adjustment) -> str | int | None:
         match adjustment.field:
             case "annotations" if self.sandbox_message is not None:

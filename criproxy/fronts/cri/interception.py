@@ -44,6 +44,11 @@ _OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
 }
 
 
+def code_of(cause: Cause) -> Code:
+    """How a front's client is told of a refusal."""
+    return _CODES.get(cause, Code.FAILED_PRECONDITION)
+
+
 class CriInterceptor(Struct, eq=False):
     """The `engine.Interceptor` that has calls placed."""
 
@@ -71,7 +76,7 @@ class CriInterceptor(Struct, eq=False):
 
     def _verdict(self, call: codec.Request | None, message: bytes, outcome: PlacingOutcome) -> Verdict:
         if isinstance(outcome, RefusedCall):
-            return AnswerError(_CODES.get(outcome.cause, Code.FAILED_PRECONDITION), outcome.words)
+            return AnswerError(code_of(outcome.cause), outcome.words)
         learn = self._learns(call, outcome) if call is not None and outcome.learns else None
         return Forward(message if outcome.message is None else outcome.message, learn)
 

@@ -22,25 +22,10 @@ else:
 
 
 def load() -> None:
-    """Make the classes, unless they are there.
-
-    protobuf's implementation in C does all of it, once it is given the descriptor. The usual way there, the module that
-    protoc makes, imports the implementation in Python as well, which is then never used: 1 MiB and 10 ms more.
-    """
+    """Make the classes, unless they are there."""
     if "VersionRequest" in globals():
         return
-    from google.protobuf.message import Message
-
     from criproxy.fronts.cri.cri_descriptor import FILE
+    from criproxy.fronts.protobuf import classes
 
-    try:
-        from google._upb._message import DescriptorPool, MessageMeta, UnknownFieldSet
-    except ImportError:  # a protobuf without its part in C
-        from google.protobuf.descriptor_pool import DescriptorPool  # type: ignore[assignment]
-        from google.protobuf.reflection import GeneratedProtocolMessageType as MessageMeta  # type: ignore[assignment]
-        from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[assignment]
-    pool = DescriptorPool()
-    pool.AddSerializedFile(FILE)
-    kinds = pool.FindFileByName("cri.proto").message_types_by_name
-    made = {name: MessageMeta(name, (Message,), {"DESCRIPTOR": kinds[name], "__module__": __name__}) for name in kinds}
-    globals().update(made, UnknownFieldSet=UnknownFieldSet)
+    globals().update(classes(FILE, "cri.proto", __name__))

@@ -3,7 +3,7 @@
 `criproxy sentry on` puts this file, as it is, under two names into the runtime's directory of NRI plugins. The runtime
 starts each once, on a socket of its own.
 
-- The **launcher** (`50-criproxy`) hands its socket to criproxy, which then is a plugin from the runtime's first call
+- The **launcher** (`95-criproxy`) hands its socket to criproxy, which then is a plugin from the runtime's first call
   on. Where no criproxy answers in time it ends, and the runtime goes on without it.
 - The **sentry** (`99-criproxy-sentry`) is a plugin by itself as long as its runtime lives, and the last one that is
   asked about a container, when criproxy has said where it goes. It refuses the containers of offline pods that nobody
@@ -110,7 +110,7 @@ def _matches(test: str, value: str, found: str) -> bool:
     return test == "present" or (test == "equals" and found == value) or (test == "prefix" and found.startswith(value))
 
 
-class Session:
+class SentrySession:
     """The plugin's end of the connection, without its socket: bytes in, bytes out.
 
     The connection is cut into chunks (number of an inner connection, length, payload), and what the chunks of one inner
@@ -269,7 +269,7 @@ def main() -> int:
 
 def watch(runtime: int, name: str, index: str) -> int:
     """Be the sentry until the runtime ends, or hangs up. Raises OSError, and ValueError for what is no NRI."""
-    session = Session(Rules(RULES))
+    session = SentrySession(Rules(RULES))
     answer = session.begin(name, index)
     while True:
         while answer:

@@ -42,7 +42,7 @@ class SentryRules(Part, Struct, eq=False):
         return cls(Path(RULES), ports.workers["sentry-rules"])
 
     def configure(self, now: NodeSettings) -> None:
-        places = now.modes.judges and Mode.DRY_RUN not in now.modes
+        places = now.config.proxy.front == "nri" and now.modes.judges and Mode.DRY_RUN not in now.modes
         content = rules_file(now.config.colocation.offline_rules() if places else None)
         if content != self._content:
             self._content = content

@@ -28,9 +28,7 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.rules, self.handed = directory / "rules", directory / "s"
         self.file = directory / "plugin"
-        self.file.write_text(
-            plugin_text().replace(plugin.RULES, str(self.rules)).replace(plugin.HANDED, str(self.handed))
-        )
+        self.file.write_text(plugin_text(rules=str(self.rules), handed=str(self.handed)))
         self.file.chmod(0o755)
         self.rules.write_bytes(rules_file(OfflineRules((DEFAULT_RULE,))))
         self.started: list[subprocess.Popen[bytes]] = []
@@ -115,7 +113,7 @@ def test_started_by_hand_it_says_whose_it_is(place: Place) -> None:
 
 
 def test_the_launcher_without_a_criproxy_ends_at_once(place: Place, runtime: FakeNri) -> None:
-    launcher = place.start(runtime, "criproxy", "50")
+    launcher = place.start(runtime, "criproxy", "95")
 
     assert runtime.closed() is not None
     assert launcher.wait(30) == 1
@@ -132,12 +130,12 @@ def listening(path: Path) -> socket.socket:
 
 def test_the_launcher_hands_its_socket_over_and_leaves_with_criproxy(place: Place, runtime: FakeNri) -> None:
     with listening(place.handed) as listener:
-        launcher = place.start(runtime, "criproxy", "50")
+        launcher = place.start(runtime, "criproxy", "95")
         criproxy, _ = listener.accept()
     said, descriptors, _, _ = socket.recv_fds(criproxy, 4096, 4)
     criproxy.send(b"1")
 
-    assert said == b'{"plugin_name": "criproxy", "plugin_index": "50"}'
+    assert said == b'{"plugin_name": "criproxy", "plugin_index": "95"}'
     with socket.socket(fileno=descriptors[0]) as handed:
         handed.sendall(b"\0\0\0\2" + b"\0\0\0\x0a" + b"\0" * 10)
         runtime.registration()
@@ -151,7 +149,7 @@ def handed_over(place: Place, runtime: FakeNri, monkeypatch: pytest.MonkeyPatch)
     """In this process, with a short time-out."""
     monkeypatch.setattr(plugin, "_ANSWERS_S", 0.02)
     monkeypatch.setattr(plugin, "HANDED", str(place.handed))
-    return plugin.hand_over(os.dup(runtime.plugins.fileno()), "criproxy", "50")
+    return plugin.hand_over(os.dup(runtime.plugins.fileno()), "criproxy", "95")
 
 
 def test_a_criproxy_that_hangs_keeps_the_runtime_no_longer_than_its_time(
@@ -178,7 +176,7 @@ def test_a_criproxy_that_does_not_take_it(
     with listening(place.handed) as listener:
         thread = threading.Thread(target=refuse, args=[listener])
         thread.start()
-        assert plugin.hand_over(os.dup(runtime.plugins.fileno()), "criproxy", "50") == 1
+        assert plugin.hand_over(os.dup(runtime.plugins.fileno()), "criproxy", "95") == 1
         thread.join()
     runtime.plugins.close()
     assert runtime.closed(5) is not None
@@ -188,7 +186,7 @@ def test_a_criproxy_whose_socket_nobody_accepts_any_more(place: Place, runtime: 
     """It was killed: the path is still there."""
     listening(place.handed).close()
 
-    launcher = place.start(runtime, "criproxy", "50")
+    launcher = place.start(runtime, "criproxy", "95")
 
     assert runtime.closed() is not None
     assert launcher.wait(30) == 1

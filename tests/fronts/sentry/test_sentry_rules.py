@@ -26,12 +26,14 @@ def subjects(part: SentryRules) -> list[str]:
     return [rule["key"] for rule in msgspec.json.decode(part.file.read_bytes())]
 
 
+NRI = 'proxy.front = "nri"\n'
 CASES = {
-    "on": ("", {}, True),
-    "off": ("", {"enabled": False}, False),
-    "a dry run": ("", {"dry_run": True}, False),
-    "a config with errors at the start": ("", {"pass_through": True}, False),
-    "held off": ("", {"held_off": "repair"}, True),
+    "on": (NRI, {}, True),
+    "off": (NRI, {"enabled": False}, False),
+    "a dry run": (NRI, {"dry_run": True}, False),
+    "a config with errors at the start": (NRI, {"pass_through": True}, False),
+    "held off": (NRI, {"held_off": "repair"}, True),
+    "the other front": ("", {}, False),
 }
 
 
@@ -45,10 +47,10 @@ def test_the_rules_are_there_while_pods_are_placed(part: SentryRules, text: str,
 
 
 def test_a_changed_config_is_written_before_its_time(part: SentryRules) -> None:
-    part.configure(node_settings())
+    part.configure(node_settings(NRI))
     look(part, FakeLog())
     before = subjects(part)
-    part.configure(node_settings('colocation.presets = ["koordinator"]'))
+    part.configure(node_settings(NRI + 'colocation.presets = ["koordinator"]'))
 
     assert part.wake.is_set
     look(part, FakeLog())
@@ -57,7 +59,7 @@ def test_a_changed_config_is_written_before_its_time(part: SentryRules) -> None:
 
 def test_without_a_sentry_there_is_no_file(part: SentryRules) -> None:
     part.file.unlink()
-    part.configure(node_settings())
+    part.configure(node_settings(NRI))
     look(part, FakeLog())
 
     assert os.listdir(part.file.parent) == []
@@ -68,7 +70,7 @@ def test_a_full_disk_is_a_problem_and_keeps_the_rules(part: SentryRules, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    part.configure(node_settings())
+    part.configure(node_settings(NRI))
     look(part, FakeLog())
 
     assert part.file.read_bytes() == STALE
@@ -77,8 +79,8 @@ def test_a_full_disk_is_a_problem_and_keeps_the_rules(part: SentryRules, monkeyp
 
 
 def test_an_unchanged_file_is_left_alone(part: SentryRules) -> None:
-    part.configure(node_settings())
-    part.file.write_bytes(rules_file(node_settings().config.colocation.offline_rules()))
+    part.configure(node_settings(NRI))
+    part.file.write_bytes(rules_file(node_settings(NRI).config.colocation.offline_rules()))
     before = part.file.stat()
     asyncio.run(part.look())
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.config.settings import Colocation, RuleTable
-from criproxy.fronts.sentry.plugin import LET_BY, Rules, Session
+from criproxy.fronts.sentry.plugin import LET_BY, Rules, SentrySession
 from criproxy.fronts.sentry.rules import rules_file
 from criproxy.hooks.offline import CONFIG_SOURCE, OfflineRules
 from criproxy.model import Pod, PodRef
@@ -32,12 +32,12 @@ REFUSED = b"\x0a"
 """How a Response begins that has a status."""
 
 
-def session(path: Path, rules: OfflineRules | None = OF_ALL_KINDS) -> Session:
+def session(path: Path, rules: OfflineRules | None = OF_ALL_KINDS) -> SentrySession:
     path.write_bytes(rules_file(rules))
-    return Session(Rules(str(path)))
+    return SentrySession(Rules(str(path)))
 
 
-def response(one: Session, payload: bytes, method: str = "CreateContainer") -> bytes:
+def response(one: SentrySession, payload: bytes, method: str = "CreateContainer") -> bytes:
     answer = one.receive(chunk(PLUGIN, call(1, method, payload)))
     assert answer[:4] == PLUGIN.to_bytes(4, "big")
     return answer[18:]
@@ -170,14 +170,14 @@ def test_chunks_and_reads_may_be_cut_anywhere(seed: int, tmp_path_factory: pytes
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_answer_or_a_value_error(data: bytes) -> None:
-    one = Session(Rules("/nonexistent"))
+    one = SentrySession(Rules("/nonexistent"))
     with contextlib.suppress(ValueError):
         one.receive(chunk(PLUGIN, len(data).to_bytes(4, "big") + b"\0\0\0\x01\x01\0" + data))
 
 
 @given(st.binary(max_size=300))
 def test_any_container_is_let_by_or_refused(data: bytes) -> None:
-    one = Session(Rules("/nonexistent"))
+    one = SentrySession(Rules("/nonexistent"))
     assert response(one, data) == b""
 
 

@@ -1,0 +1,372 @@
+"""The front that the runtime calls: it keeps a connection to the runtime's socket, or has one handed over.
+
+    dialled or handed over -> registered -> synchronized -> a call for each event -> lost, and dialled anew
+
+**Every call has an answer within `DEADLINE_S`.** The runtime calls its plugins one after the other, under one lock, and
+throws out the one that takes longer than its own limit (2 s): the container is then made as if there were no plugin. An
+offline pod's call that takes longer than ours is refused, and what was begun for it goes on for kubelet's next try. An
+online pod's call is answered before the event loop does anything else.
+
+Two processes may be registered at a time, under one name: in a hand-over, the new one registers before it takes over
+and answers nothing until then; the old one leaves once its calls have ended.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.concurrency.clock import Clock
+from criproxy.fronts.http2.codes import Code
+from criproxy.fronts.nri.handed import NAME, Handed, HandedListener
+from criproxy.fronts.nri.mux import WireError
+from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
+from criproxy.fronts.nri.session import Called, Registered, Session
+from criproxy.model.shown import Gauge, Shows
+
+SOCKET: Final = Path("/var/run/nri/nri.sock")
+"""Source: containerd/nri, pkg/api, DefaultSocketPath."""
+
+PLUGIN: Final = "criproxy"
+INDEX: Final = "95"
+"""Late among the runtime's plugins: what others have set is seen."""
+
+DEADLINE_S: Final = 0.45
+
+_REGISTERS_S: Final = 10.0
+"""From a connection to its first Synchronize. The runtime gives a plugin 5 s to register, and takes them in turn."""
+
+_SOON_S: Final = 0.02
+_LATER_S: Final = 1.0
+_SOON_FOR_S: Final = 30.0
+"""For so long after a loss, it is dialled again so soon: a runtime that starts is about to make containers."""
+
+
+class NriConnectionStatus(Struct, frozen=True):
+    """The front's section of /status. `by`: "socket", or "launcher"; "": there is no connection."""
+
+    socket: str
+    connected: bool
+    by: str
+    runtime: str
+    nri_version: str
+    lost: int
+    problem: str
+    starts_missed: int
+    required_plugins: str
+
+
+class NriFront(Shows):
+    """In order: `start`, `act` once it is this process that places pods, `drain` when another does, `stop`.
+
+    `synchronized` is awaited after each registration, once the runtime's pods are known. `run_dir`: where the launcher
+    finds us.
+    """
+
+    GAUGES = (
+        Gauge("nri_connected", "Whether the runtime's NRI calls criproxy", lambda front: float(front.connected)),
+        Gauge("nri_connections_lost", "Connections to the runtime's NRI that ended", lambda front: float(front.lost)),
+        Gauge("nri_starts_missed", "Offline pods that started without criproxy", lambda front: float(front.missed)),
+    )
+
+    def __init__(
+        self,
+        plugin: NriPlugin,
+        path: Path,
+        run_dir: Path,
+        synchronized: Callable[[], Awaitable[None]],
+        *,
+        clock: Clock,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.plugin = plugin
+        self.path = path
+        self.lost = 0
+        self.problem = "it was not dialled yet"
+        self.registered: Final = asyncio.Event()
+        """Set while a connection is synchronized."""
+        self._synchronized = synchronized
+        self._clock = clock
+        self._log = log
+        self._launcher = HandedListener(run_dir / NAME, self._serve_handed, log)
+        self._connections: set[NriConnection] = set()
+        self._dialling: asyncio.Task[None] | None = None
+        self._following: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        return self.registered.is_set()
+
+    @property
+    def missed(self) -> int:
+        return self.plugin.missed
+
+    # --- its life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Dial, until `drain` or `stop`."""
+        self._dialling = asyncio.ensure_future(self._dial())
+
+    def act(self) -> None:
+        """Place pods, and let the launcher find us. A path that can't be had is a warning: the socket is dialled."""
+        self.plugin.act()
+        try:
+            self._launcher.listen()
+        except OSError as error:
+            self._log.warning("launcher_cannot_come", error=str(error))
+
+    async def drain(self, limit_s: float) -> None:
+        """Another process is registered: leave, once no call is under way, or after `limit_s`."""
+        self._launcher.close()
+        if self._dialling is not None:
+            self._dialling.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for one in list(self._connections):
+                    await one.idle()
+        self._leave()
+
+    async def stop(self, grace_s: float) -> None:
+        await self.drain(min(grace_s, DEADLINE_S))
+        tasks = [one for one in (self._dialling, *self._following) if one is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _leave(self) -> None:
+        for one in list(self._connections):
+            one.close()
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    async def _dial(self) -> None:
+        lost_s = self._clock.monotonic_s()
+        while True:
+            if self.connected:  # the launcher's
+                await asyncio.sleep(_SOON_S)
+                lost_s = self._clock.monotonic_s()
+                continue
+            try:
+                dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                try:
+                    dialled.connect(str(self.path))
+                except OSError:
+                    dialled.close()
+                    raise
+            except OSError as error:
+                self._complain(f"{self.path}: {error.strerror or error}")
+            else:
+                began_s = self._clock.monotonic_s()
+                good = await self._serve(dialled, PLUGIN, INDEX, "socket")
+                lost_s = self._clock.monotonic_s()
+                if not good and lost_s - began_s < _LATER_S:
+                    await asyncio.sleep(_LATER_S)
+                    continue
+            recently = self._clock.monotonic_s() - lost_s < _SOON_FOR_S
+            await asyncio.sleep(_SOON_S if recently else _LATER_S)
+
+    async def _serve_handed(self, handed: Handed, runtime: socket.socket) -> None:
+        await self._serve(runtime, handed.plugin_name, handed.plugin_index, "launcher")
+
+    async def _serve(self, runtime: socket.socket, name: str, index: str, by: str) -> bool:
+        """Until the connection ends; whether it came to be synchronized."""
+        loop = asyncio.get_running_loop()
+        connection = NriConnection(self.plugin, by, self._log)
+        try:
+            await loop.connect_accepted_socket(lambda: connection, runtime)
+        except OSError as error:
+            runtime.close()
+            self._complain(str(error))
+            return False
+        self._connections.add(connection)
+        connection.send(connection.session.register(name, index))
+        waiting = asyncio.ensure_future(connection.synchronized.wait())
+        try:
+            await asyncio.wait((waiting, connection.ended), timeout=_REGISTERS_S, return_when="FIRST_COMPLETED")
+            if not (good := connection.synchronized.is_set()):
+                connection.close()
+                if connection.configured and self.plugin.runtime.knows_resizes:
+                    self.plugin.asks_resizes = False  # perhaps it was the event that this runtime does not know
+                self._complain(connection.why or "the runtime did not register criproxy in time")
+                return False
+            self._begun(connection)
+            await asyncio.wait((connection.ended,))
+            return good
+        finally:
+            waiting.cancel()
+            connection.close()
+            self._connections.discard(connection)
+            self._ended(connection)
+
+    def _begun(self, connection: "NriConnection") -> None:
+        self.problem = ""
+        self.registered.set()
+        seen = self.plugin.runtime
+        self._log.info("nri_registered", runtime=seen.name, version=seen.version, nri=seen.nri, by=connection.by)
+        task = asyncio.ensure_future(self._follow())
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _follow(self) -> None:
+        try:
+            await self._synchronized()
+        except Exception as error:  # the runtime's CRI is not there yet: its link does the same once it is
+            self._log.info("nri_not_listed", error=str(error) or type(error).__name__)
+
+    def _ended(self, connection: "NriConnection") -> None:
+        if any(one.synchronized.is_set() for one in self._connections):
+            return
+        self.registered.clear()
+        if connection.synchronized.is_set():
+            self.lost += 1
+            self.problem = connection.why or "the runtime has closed the connection"
+            self._log.warning(
+                "nri_lost", reason=self.problem, consequence="until it is back, offline pods start outside the box"
+            )
+
+    def _complain(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._log.warning("nri_not_registered", reason=problem)
+
+    # --- what it shows ----------------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[str]:
+        if not self.connected:
+            yield f"NRI does not call criproxy, so offline pods start outside the box: {self.problem}"
+
+    def unready(self) -> str | None:
+        return None if self.connected else f"NRI: {self.problem}"
+
+    def section(self) -> Mapping[str, Any]:
+        seen = self.plugin.runtime
+        by = next((one.by for one in list(self._connections) if one.synchronized.is_set()), "")
+        return {
+            "nri": NriConnectionStatus(
+                str(self.path),
+                self.connected,
+                by,
+                f"{seen.name} {seen.version}".strip(),
+                seen.nri,
+                self.lost,
+                "" if self.connected else self.problem,
+                self.missed,
+                self._required(),
+            )
+        }
+
+    def _required(self) -> str:
+        """Whether the runtime waits for us with offline pods, as far as that can be known here."""
+        plugin = self.plugin
+        if not plugin.runtime.may_require_plugins:
+            return "no: the runtime has no validator for it"
+        if not plugin.started:
+            return "not known: no offline pod has started yet"
+        carry = f"{plugin.required} of {plugin.started} offline pods that have started carry the annotation"
+        return f"{carry}; the runtime's default validator, by which alone it counts, does not tell whether it is on"
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        now = self.section()["nri"]
+        told = f"NRI by {now.by}, {now.runtime}" if self.connected else f"NRI, not connected: {self.problem}"
+        lost = [f"lost {self.lost} times, {self.missed} offline pods started meanwhile"] if self.lost else []
+        yield "front", told, *lost, f"required plugin: {now.required_plugins}"
+
+
+class NriConnection(asyncio.Protocol):
+    """One connection to the runtime: calls are answered in the order in which they are decided."""
+
+    def __init__(self, plugin: NriPlugin, by: str, log: FilteringBoundLogger) -> None:
+        self.by = by
+        self.session: Final = Session()
+        self.synchronized: Final = asyncio.Event()
+        self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        self.configured = False
+        self.why = ""
+        self._plugin = plugin
+        self._log = log
+        self._transport: asyncio.Transport | None = None
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def idle(self) -> None:
+        """Until no call is under way."""
+        while self._pending:
+            await asyncio.wait(self._pending)
+
+    def send(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- asyncio's --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.why = self.why or (str(exc) if exc else "")
+        self._transport = None
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self.session.receive(data)
+        except WireError as error:
+            self.why = f"the runtime's bytes can't be followed: {error}"
+            self.close()
+            return
+        for event in events:
+            if isinstance(event, Called):
+                self._called(event)
+            elif isinstance(event, Registered) and event.refusal:
+                self.why = f"the runtime does not register criproxy: {event.refusal}"
+                self.close()
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    def _called(self, call: Called) -> None:
+        answer: NriAnswer | Pending
+        try:
+            answer = self._plugin.call(call.method, call.payload)
+        except Exception as error:  # a fault of our own must not hurt an online pod
+            self._log.error("nri_call_failed", method=call.method, exc_info=error)
+            answer = b""
+        if isinstance(answer, Pending):
+            task = asyncio.ensure_future(self._answer_later(call, answer))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+            return
+        self._answer(call, answer)
+        if call.method == "Configure":
+            self.configured = True
+        elif call.method == "Synchronize" and isinstance(answer, bytes):
+            self.synchronized.set()
+
+    async def _answer_later(self, call: Called, pending: Pending) -> None:
+        deciding = asyncio.ensure_future(pending.outcome)
+        await asyncio.wait((deciding,), timeout=DEADLINE_S)
+        if not deciding.done():
+            self._answer(call, pending.late(DEADLINE_S))
+            with contextlib.suppress(Exception):
+                await deciding
+            return
+        if (error := deciding.exception()) is not None:  # only offline pods' calls wait
+            self._log.error("nri_call_failed", method=call.method, exc_info=error)
+            self._answer(call, NriRefusal(Code.INTERNAL, f"criproxy failed in {call.method}: {error}"))
+        else:
+            self._answer(call, deciding.result())
+
+    def _answer(self, call: Called, answer: NriAnswer) -> None:
+        if isinstance(answer, NriRefusal):
+            self.send(self.session.refuse(call, answer.code, answer.words))
+        else:
+            self.send(self.session.answer(call, answer))

@@ -1,0 +1,334 @@
+"""What the runtime's calls mean: which there are, and bytes to `pods.placing` and back.
+
+| event                          | what becomes of it                                                                  |
+|--------------------------------|-------------------------------------------------------------------------------------|
+| RunPodSandbox                  | as CRI's: online passes, offline is let into the box or refused. The sandbox itself |
+|                                | is made by then, in kubelet's own cgroup of the pod, and stays there                |
+| CreateContainer                | as CRI's: in a pod of the box, it is made there, or refused                         |
+| UpdateContainer,               | as CRI's                                                                            |
+| UpdatePodSandbox               |                                                                                     |
+| Synchronize                    | placements are found again: a pod is in the box if its cgroup there exists          |
+| the end of pods and containers | the inventory learns it                                                             |
+
+A pod whose start nobody was told of (the runtime had started before us, or had thrown us out) is let in with its next
+container; what of it runs already stays outside, and the placement check finds it. What ran before this process did
+stays where it is: it may have been online when it started.
+
+An online pod's call is answered at once: nothing is waited for, no file is read.
+"""
+
+from __future__ import annotations  # the messages in them are not imported yet
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from msgspec import Struct, field
+from structlog.typing import FilteringBoundLogger
+
+from criproxy.cgroup.driver import CgroupError
+from criproxy.fronts.cri.interception import code_of
+from criproxy.fronts.http2.codes import Code
+from criproxy.fronts.nri import codec
+from criproxy.fronts.nri import messages as nri
+from criproxy.fronts.nri.codec import NriCall
+from criproxy.model import STARTS, Operation, Pod
+from criproxy.pods.admission import kubelets_place
+from criproxy.pods.inventory import Inventory, described
+from criproxy.pods.placing import Made, Placing, PlacingOutcome, Proceed, RefusedCall
+
+REQUIRED: Final = "required-plugins.noderesource.dev"
+"""The annotation that names the plugins without which the runtime makes no container of a pod.
+
+Source: containerd/nri, plugins/default-validator.
+"""
+
+_EVENTS: Final[Mapping[str, int]] = {
+    "RunPodSandbox": 1,
+    "StopPodSandbox": 2,
+    "RemovePodSandbox": 3,
+    "CreateContainer": 4,
+    "PostStartContainer": 7,
+    "UpdateContainer": 8,
+    "RemoveContainer": 11,
+    "UpdatePodSandbox": 12,
+}
+"""Those that are asked for, with their numbers. Source: containerd/nri, api.proto, Event."""
+
+_NAMES: Final = {number: name for name, number in _EVENTS.items()}
+
+_RESIZES_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 2), "cri-o": (1, 34), "": (0, 10)}
+"""The versions of runtimes that know UpdatePodSandbox; of NRI's own: ""."""
+
+_OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
+    "StopPodSandbox": Inventory.sandbox_stopped,
+    "RemovePodSandbox": Inventory.sandbox_removed,
+    "PostStartContainer": Inventory.container_started,
+    "RemoveContainer": Inventory.container_removed,
+}
+
+_OPERATIONS: Final = {
+    "RunPodSandbox": Operation.RUN_POD_SANDBOX,
+    "CreateContainer": Operation.CREATE_CONTAINER,
+    "UpdateContainer": Operation.UPDATE_CONTAINER_RESOURCES,
+    "UpdatePodSandbox": Operation.UPDATE_POD_SANDBOX_RESOURCES,
+}
+_UPDATES: Final = ("UpdatePodSandbox", "UpdateContainer")
+
+_NOTHING: Final = b""
+
+
+class NriRefusal(Struct, frozen=True):
+    """The call is answered with an error. `code`: see `fronts.http2.codes`."""
+
+    code: int
+    words: str
+
+
+NriAnswer = bytes | NriRefusal
+
+
+class RuntimeSeen(Struct, frozen=True):
+    """What the runtime says of itself in Configure; `nri` is "" before 0.12, `request_timeout_s` 0 before 0.8."""
+
+    name: str = ""
+    version: str = ""
+    nri: str = ""
+    request_timeout_s: float = 0.0
+
+    @property
+    def knows_resizes(self) -> bool:
+        """Whether it knows UpdatePodSandbox. One that does not closes the connection of who asks for it."""
+        name = self.name.lower()
+        since = _RESIZES_SINCE[""] if self.nri else _RESIZES_SINCE.get(name)
+        return since is not None and _version(self.nri or self.version) >= since
+
+    @property
+    def may_require_plugins(self) -> bool:
+        """Whether it has the validator of required plugins, which came with that."""
+        return self.knows_resizes
+
+
+class Pending(Struct):
+    """A call that is not decided at once. `late` decides it when its time is over."""
+
+    outcome: Awaitable[NriAnswer]
+    late: Callable[[float], NriAnswer]
+
+
+class NriPlugin(Struct, eq=False):
+    """Answers the runtime's calls. It acts while `acts`: before, another process of ours does.
+
+    `missed`: how many offline pods had started without us. `required`: of the pods of the box that have started here,
+    how many carry the annotation that makes the runtime wait for us, and how many there are.
+    """
+
+    placing: Placing
+    log: FilteringBoundLogger
+    acts: bool = False
+    runtime: RuntimeSeen = RuntimeSeen()
+    asks_resizes: bool = True
+    missed: int = 0
+    required: int = 0
+    started: int = 0
+    _heard: set[str] = field(default_factory=set)
+    """The sandboxes of the runtime whose start was judged, or that ran before us."""
+    _unplaced: dict[str, Pod] = field(default_factory=dict)
+    """Of offline pods, those that were not in the box when they were heard of."""
+    _synchronized: bool = False
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    def call(self, method: str, payload: bytes) -> NriAnswer | Pending:
+        """The answer, at once where nothing is to be waited for."""
+        try:
+            return self._call(method, payload)
+        except codec.CodecError as error:
+            operation = Operation.RUN_POD_SANDBOX if method == "StateChange" else _OPERATIONS.get(method)
+            if operation is None or not self.acts:
+                return NriRefusal(Code.INTERNAL, f"criproxy can't read {method}: {error}")
+            return self._verdict(self.placing.undecodable(operation, str(error)))
+
+    def _call(self, method: str, payload: bytes) -> NriAnswer | Pending:
+        if method == "Configure":
+            return self._configure(codec.decode(nri.ConfigureRequest, payload))
+        if method == "Synchronize":
+            return self._synchronize(codec.decode(nri.SynchronizeRequest, payload))
+        if method == "StateChange":
+            change = codec.decode(nri.StateChangeEvent, payload)
+            return self._event(_NAMES.get(change.event, ""), change.pod, change.container)
+        if method in _UPDATES:
+            return self._update(method, payload)
+        if method in _EVENTS:
+            event = codec.decode(nri.PodEvent, payload)
+            return self._event(method, event.pod, event.container)
+        return _NOTHING if method == "Shutdown" else NriRefusal(Code.UNIMPLEMENTED, f"no such method: {method[:40]!r}")
+
+    def _configure(self, asked: nri.ConfigureRequest) -> bytes:
+        self.runtime = RuntimeSeen(
+            codec.text(asked.runtime_name),
+            codec.text(asked.runtime_version),
+            codec.text(asked.NRI_version),
+            asked.request_timeout / 1000,
+        )
+        wanted = dict(_EVENTS)
+        if not (self.asks_resizes and self.runtime.knows_resizes):
+            del wanted["UpdatePodSandbox"]
+        return nri.ConfigureResponse(events=sum(1 << number - 1 for number in wanted.values())).SerializeToString()
+
+    def _update(self, method: str, payload: bytes) -> NriAnswer | Pending:
+        operation = _OPERATIONS[method]
+        if method == "UpdatePodSandbox":
+            resize = codec.decode(nri.UpdatePodSandboxEvent, payload)
+            asked, overhead = resize.linux_resources, resize.overhead_linux_resources
+            sandbox, call = resize.pod, NriCall(operation, resize.pod, None, asked, overhead)
+        else:
+            update = codec.decode(nri.UpdateContainerEvent, payload)
+            sandbox, call = update.pod, NriCall(operation, update.pod, update.container, update.linux_resources)
+        return self._follow(call, sandbox) if self.acts else _NOTHING
+
+    def _event(self, method: str, sandbox: nri.NriPodSandbox, container: nri.NriContainer) -> NriAnswer | Pending:
+        sandbox_id = codec.text(sandbox.id)
+        if (learn := _OBSERVED.get(method)) is not None:
+            of_container = method.endswith("Container")
+            learn(self.placing.inventory, codec.text(container.id) if of_container else sandbox_id)
+            if method == "RemovePodSandbox":
+                self._heard.discard(sandbox_id)
+                self._unplaced.pop(sandbox_id, None)
+            return _NOTHING
+        if method == "RunPodSandbox":
+            self._heard.add(sandbox_id)
+            if not self.acts:
+                self._find(sandbox)
+                return _NOTHING
+            return self._start(NriCall(Operation.RUN_POD_SANDBOX, sandbox))
+        if method == "CreateContainer" and self.acts:
+            return self._create(sandbox, container)
+        return _NOTHING
+
+    # --- starts and what follows ------------------------------------------------------------------------------------
+
+    def _start(self, call: NriCall) -> NriAnswer | Pending:
+        return self._settled(call, self.placing.start(call))
+
+    def _create(self, sandbox: nri.NriPodSandbox, container: nri.NriContainer) -> NriAnswer | Pending:
+        call = NriCall(Operation.CREATE_CONTAINER, sandbox, container)
+        if codec.text(sandbox.id) in self._heard:
+            return self._follow(call, sandbox)
+        start = NriCall(Operation.RUN_POD_SANDBOX, sandbox)
+        if self._find(sandbox):
+            self._heard.add(start.sandbox_id)
+            return self._follow(call, sandbox)
+        begun = self._start(start)
+        if isinstance(begun, bytes):
+            self._heard.add(start.sandbox_id)
+            return self._follow(call, sandbox)
+        if isinstance(begun, NriRefusal):
+            return begun
+        return Pending(self._create_later(begun, call, sandbox), lambda limit_s: self._late(call, limit_s))
+
+    async def _create_later(self, begun: Pending, call: NriCall, sandbox: nri.NriPodSandbox) -> NriAnswer:
+        if isinstance(answer := await begun.outcome, NriRefusal):
+            return answer
+        self._heard.add(call.sandbox_id)
+        followed = self._follow(call, sandbox)
+        return await followed.outcome if isinstance(followed, Pending) else followed
+
+    def _follow(self, call: NriCall, sandbox: nri.NriPodSandbox) -> NriAnswer | Pending:
+        if call.sandbox_id in self._unplaced or self.placing.inventory.known(call.sandbox_id) is None:
+            self._find(sandbox)
+        return self._settled(call, self.placing.follow(call))
+
+    def _settled(self, call: NriCall, outcome: PlacingOutcome | Awaitable[PlacingOutcome]) -> NriAnswer | Pending:
+        if isinstance(outcome, Proceed | RefusedCall):
+            return self._done(call, outcome)
+        return Pending(self._settled_later(call, outcome), lambda limit_s: self._late(call, limit_s))
+
+    async def _settled_later(self, call: NriCall, outcome: Awaitable[PlacingOutcome]) -> NriAnswer:
+        return self._done(call, await outcome)
+
+    def _late(self, call: NriCall, limit_s: float) -> NriAnswer:
+        return self._verdict(self.placing.late(call, limit_s))
+
+    def _done(self, call: NriCall, outcome: PlacingOutcome) -> NriAnswer:
+        """What is answered is as good as done: where the runtime fails afterwards, the next listing says so."""
+        if isinstance(outcome, Proceed) and outcome.learns:
+            containers = [(call.container_id, part.container) for part in call.parts] if call.container_id else []
+            self.placing.done(call, outcome, Made(call.sandbox_id, containers))
+            if call.operation in STARTS and outcome.place is not None and call.pod is not None:
+                self.started += 1
+                self.required += REQUIRED in call.pod.annotations
+        return self._verdict(outcome)
+
+    def _verdict(self, outcome: PlacingOutcome) -> NriAnswer:
+        if isinstance(outcome, RefusedCall):
+            return NriRefusal(code_of(outcome.cause), outcome.words)
+        return outcome.message or _NOTHING
+
+    # --- what is there already --------------------------------------------------------------------------------------
+
+    def _synchronize(self, now: nri.SynchronizeRequest) -> bytes:
+        missed = []
+        for sandbox in now.pods:
+            sandbox_id = codec.text(sandbox.id)
+            placed = self._find(sandbox)
+            if not placed and self._synchronized and sandbox_id not in self._heard and sandbox_id in self._unplaced:
+                missed.append(str(self._unplaced[sandbox_id].ref))  # its start is made up for with its next container
+            else:
+                self._heard.add(sandbox_id)
+        known = self.placing.inventory
+        for container in now.containers:
+            known.container_created(*map(codec.text, (container.id, container.pod_sandbox_id, container.name)))
+        if missed:
+            self.missed += len(missed)
+            self.log.warning("nri_starts_missed", pods=missed, consequence="what of them runs is outside the box")
+        if not now.more:
+            self._synchronized = True
+        return nri.SynchronizeResponse(more=now.more).SerializeToString()
+
+    def act(self) -> None:
+        """From now on, it is this process that places pods; what another has placed until now is found again."""
+        if self.acts:
+            return
+        self.acts = True
+        for sandbox_id, pod in list(self._unplaced.items()):
+            self._place(sandbox_id, pod)
+
+    def _find(self, sandbox: nri.NriPodSandbox) -> bool:
+        """Have the inventory know a sandbox; whether it is in the box."""
+        sandbox_id = codec.text(sandbox.id)
+        known = self.placing.inventory.known(sandbox_id)
+        if known is not None and known.placement is not None:
+            return True
+        pod = codec.pod_of(sandbox)
+        if self._place(sandbox_id, pod):
+            return True
+        if known is None:
+            self.placing.inventory.sandbox_found(described(sandbox_id, pod.ref, None, pod.labels, pod.annotations), pod)
+        return False
+
+    def _place(self, sandbox_id: str, pod: Pod) -> bool:
+        """Whether the pod is in the box, which the inventory then knows."""
+        if (place := self._place_of(pod)) is None:
+            if self.placing.settings.admission.why_offline(pod) is not None:
+                self._unplaced[sandbox_id] = pod
+            return False
+        self._unplaced.pop(sandbox_id, None)
+        self.placing.inventory.sandbox_found(described(sandbox_id, pod.ref, place, pod.labels, pod.annotations), pod)
+        return True
+
+    def _place_of(self, pod: Pod) -> str | None:
+        """Where the pod is in the box, by the cgroup of its own that is there: a stat of a kernel's file system."""
+        if (place := codec.in_box_by_cri(pod)) is not None:
+            return place
+        try:
+            place = kubelets_place(pod).in_box
+            return place if self.placing.inventory.cgroups.exists(place) else None
+        except (ValueError, CgroupError):
+            return None
+
+
+def _version(said: str) -> tuple[int, int]:
+    """Major and minor; (0, 0): it says something else."""
+    found = re.match(r"v?(\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
