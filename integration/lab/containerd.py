@@ -36,7 +36,7 @@ disabled_plugins = [
 [plugins."io.containerd.nri.v1.nri"]
   socket_path = "{nri}"
   plugin_path = "{plugins}"
-  plugin_request_timeout = "{plugins_have}"
+  plugin_request_timeout = "{nri_timeout}"
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
@@ -77,9 +77,9 @@ class Containerd(Service):
     """
 
     def __init__(
-        self, directory: Path, *, programs: Path | None = None, enclosed: bool = False, plugins_have: str = "1m"
+        self, directory: Path, *, programs: Path | None = None, enclosed: bool = False, nri_timeout: str = "1m"
     ) -> None:
-        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine. `plugins_have`: how
+        """`programs` is the directory of containerd, its shim and ctr; None: those of the machine. `nri_timeout`: how
         long an NRI plugin has to answer.
 
         Raises LabError when the directory's name is too long for sockets.
@@ -89,7 +89,7 @@ class Containerd(Service):
         self.socket = _socket(directory)
         self.nri = socket_path(directory, "nri.sock")
         self.plugins = self.directory / "nri-plugins"
-        self._plugins_have = plugins_have
+        self._nri_timeout = nri_timeout
         self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
         self._enclosed = enclosed
         self._config = self.directory / "containerd.toml"
@@ -126,7 +126,7 @@ class Containerd(Service):
             cni=self.directory / "cni",
             nri=self.nri,
             plugins=self.plugins,
-            plugins_have=self._plugins_have,
+            nri_timeout=self._nri_timeout,
             registries=self.directory / "registries",
             socket=self.socket,
             pause=images.PAUSE,
