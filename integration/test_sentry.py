@@ -108,7 +108,7 @@ class Creates:
         try:
             container = client.create_container(self._pod, name)
         except grpc.RpcError as error:
-            if "criproxy" in str(error.details()):
+            if "criproxy: " in str(error.details()):
                 return "refused"
             time.sleep(0.01)
             return "no runtime"

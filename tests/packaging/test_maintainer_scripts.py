@@ -58,8 +58,8 @@ def run_script(directory: Path, name: str, *arguments: str, plugins: list[str]) 
     for program in ("systemctl", "deb-systemd-invoke"):
         (directory / "bin" / program).write_text("#!/bin/sh\n")
     (directory / "bin/criproxy").write_text(f'#!/bin/sh\necho "$*" >>{directory}/called\n[ ! -e {directory}/fails ]\n')
-    for program in (directory / "bin").iterdir():
-        program.chmod(0o755)
+    for file in (directory / "bin").iterdir():
+        file.chmod(0o755)
     script = (DEBIAN / f"criproxy.{name}").read_text().replace("rm -rf", ":").replace("#DEBHELPER#", "")
     places = {"/sys/fs/cgroup": "cgroup", "/run/systemd": "systemd", "/opt/nri/plugins": "plugins"}
     for place, instead in places.items():
