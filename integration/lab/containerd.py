@@ -37,6 +37,8 @@ disabled_plugins = [
   socket_path = "{nri}"
   plugin_path = "{plugins}"
   plugin_request_timeout = "{nri_timeout}"
+  [plugins."io.containerd.nri.v1.nri".default_validator]
+    enable = true
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
@@ -80,7 +82,7 @@ class Containerd(Service):
         self, directory: Path, *, programs: Path | None = None, enclosed: bool = False, nri_timeout: str = "1m"
     ) -> None:
         """`programs` is the directory of containerd, its shim and ctr; None: those of the machine. `nri_timeout`: how
-        long an NRI plugin has to answer.
+        long it waits for a plugin of NRI, by default longer than a busy machine needs. Its validator is on.
 
         Raises LabError when the directory's name is too long for sockets.
         """
@@ -89,9 +91,9 @@ class Containerd(Service):
         self.socket = _socket(directory)
         self.nri = socket_path(directory, "nri.sock")
         self.plugins = self.directory / "nri-plugins"
-        self._nri_timeout = nri_timeout
         self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
         self._enclosed = enclosed
+        self._nri_timeout = nri_timeout
         self._config = self.directory / "containerd.toml"
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.cgroup.naming import is_slice, parse_placement
+from criproxy.cgroup.naming import directory_of, is_slice, parse_placement
 from criproxy.fronts.cri.codec import CodecError, decode, text, wire
 from criproxy.fronts.nri import messages as nri
 from criproxy.model import NO_LIMIT_BYTES, Adjustment, Operation, Pod, PodRef, Resources, Security, Target
@@ -188,6 +188,14 @@ def moved(cgroups_path: str, parent: str) -> str:
     if not own or is_slice(parent):
         raise ValueError(f"the runtime's cgroup {cgroups_path!r} can't be put below {parent!r}: their drivers differ")
     return f"{parent}/{own}"
+
+
+def lies_in(cgroups_path: str, placement: str) -> bool:
+    """Whether a container's cgroup is right below that of its pod in the box."""
+    try:
+        return moved(cgroups_path, directory_of(placement)) == cgroups_path
+    except ValueError:
+        return False
 
 
 def pod_of(sandbox: nri.NriPodSandbox) -> Pod:

@@ -57,7 +57,7 @@ class NriConnectionStatus(Struct, frozen=True):
     nri_version: str
     lost: int
     problem: str
-    starts_missed: int
+    missed: int
     required_plugins: str
 
 
@@ -71,7 +71,11 @@ class NriFront(Shows):
     GAUGES = (
         Gauge("nri_connected", "Whether the runtime's NRI calls criproxy", lambda front: float(front.connected)),
         Gauge("nri_connections_lost", "Connections to the runtime's NRI that ended", lambda front: float(front.lost)),
-        Gauge("nri_starts_missed", "Offline pods that started without criproxy", lambda front: float(front.missed)),
+        Gauge(
+            "nri_missed_containers",
+            "Containers of offline pods that were made outside the box while NRI did not call criproxy",
+            lambda front: float(front.missed),
+        ),
     )
 
     def __init__(
@@ -273,7 +277,11 @@ class NriFront(Shows):
     def rows(self) -> Iterator[tuple[str, ...]]:
         now = self.section()["nri"]
         told = f"NRI by {now.by}, {now.runtime}" if self.connected else f"NRI, not connected: {self.problem}"
-        lost = [f"lost {self.lost} times, {self.missed} offline pods started meanwhile"] if self.lost else []
+        lost = (
+            [f"lost {self.lost} times, {self.missed} offline containers made outside the box meanwhile"]
+            if self.lost
+            else []
+        )
         yield "front", told, *lost, f"required plugin: {now.required_plugins}"
 
 

@@ -77,6 +77,9 @@ _UPDATES: Final = ("UpdatePodSandbox", "UpdateContainer")
 
 _NOTHING: Final = b""
 
+_LIVES: Final = (1, 2, 3)
+"""Source: containerd/nri, api.proto, ContainerState: created, paused, running."""
+
 
 class NriRefusal(Struct, frozen=True):
     """The call is answered with an error. `code`: see `fronts.http2.codes`."""
@@ -119,8 +122,9 @@ class Pending(Struct):
 class NriPlugin(Struct, eq=False):
     """Answers the runtime's calls. It acts while `acts`: before, another process of ours does.
 
-    `missed`: how many offline pods had started without us. `required`: of the pods of the box that have started here,
-    how many carry the annotation that makes the runtime wait for us, and how many there are.
+    `missed`: how many containers of offline pods were made outside the box while the runtime did not ask us.
+    `required`: of the pods of the box that have started here, how many carry the annotation that makes the runtime wait
+    for us; `started`: how many these are.
     """
 
     placing: Placing
@@ -135,6 +139,8 @@ class NriPlugin(Struct, eq=False):
     """The sandboxes of the runtime whose start was judged, or that ran before us."""
     _unplaced: dict[str, Pod] = field(default_factory=dict)
     """Of offline pods, those that were not in the box when they were heard of."""
+    _told: set[str] = field(default_factory=set)
+    """The containers outside the box that were told of."""
     _synchronized: bool = False
 
     # --- calls ------------------------------------------------------------------------------------------------------
@@ -192,6 +198,8 @@ class NriPlugin(Struct, eq=False):
         if (learn := _OBSERVED.get(method)) is not None:
             of_container = method.endswith("Container")
             learn(self.placing.inventory, codec.text(container.id) if of_container else sandbox_id)
+            if method == "RemoveContainer":
+                self._told.discard(codec.text(container.id))
             if method == "RemovePodSandbox":
                 self._heard.discard(sandbox_id)
                 self._unplaced.pop(sandbox_id, None)
@@ -268,23 +276,43 @@ class NriPlugin(Struct, eq=False):
     # --- what is there already --------------------------------------------------------------------------------------
 
     def _synchronize(self, now: nri.SynchronizeRequest) -> bytes:
-        missed = []
+        starts, begun = [], {codec.text(container.pod_sandbox_id) for container in now.containers}
         for sandbox in now.pods:
             sandbox_id = codec.text(sandbox.id)
-            placed = self._find(sandbox)
-            if not placed and self._synchronized and sandbox_id not in self._heard and sandbox_id in self._unplaced:
-                missed.append(str(self._unplaced[sandbox_id].ref))  # its start is made up for with its next container
+            missed = not self._find(sandbox) and sandbox_id not in self._heard and sandbox_id in self._unplaced
+            if missed and (self._synchronized or sandbox_id not in begun):  # what has no container can still be placed
+                starts.append(str(self._unplaced[sandbox_id].ref))  # made up for with its next container
             else:
                 self._heard.add(sandbox_id)
-        known = self.placing.inventory
+        outside = [self._whose(one) for one in now.containers if self._is_outside(one)]
         for container in now.containers:
-            known.container_created(*map(codec.text, (container.id, container.pod_sandbox_id, container.name)))
-        if missed:
-            self.missed += len(missed)
-            self.log.warning("nri_starts_missed", pods=missed, consequence="what of them runs is outside the box")
+            self.placing.inventory.container_created(
+                *map(codec.text, (container.id, container.pod_sandbox_id, container.name))
+            )
+        if starts or outside:
+            self.missed += len(outside)
+            self.log.warning("nri_missed", pods=starts, containers=outside, reason="the runtime did not ask criproxy")
         if not now.more:
             self._synchronized = True
         return nri.SynchronizeResponse(more=now.more).SerializeToString()
+
+    def _is_outside(self, container: nri.NriContainer) -> bool:
+        """Whether it lives outside the box, while its pod is in it, or has started while nobody asked us."""
+        if container.state not in _LIVES or codec.text(container.id) in self._told:
+            return False
+        sandbox_id = codec.text(container.pod_sandbox_id)
+        known = self.placing.inventory.known(sandbox_id)
+        if known is not None and known.placement is not None:
+            outside = not codec.lies_in(codec.text(container.linux.cgroups_path), known.placement)
+        else:
+            outside = sandbox_id in self._unplaced and sandbox_id not in self._heard
+        if outside:
+            self._told.add(codec.text(container.id))
+        return outside
+
+    def _whose(self, container: nri.NriContainer) -> str:
+        known = self.placing.inventory.known(codec.text(container.pod_sandbox_id))
+        return f"{'' if known is None else known.pod}, container {codec.text(container.name)}"
 
     def act(self) -> None:
         """From now on, it is this process that places pods; what another has placed until now is found again."""

@@ -1,0 +1,235 @@
+"""The NRI front before a real containerd: where containers are made, what is refused, and what a lost plugin costs.
+
+The restarts and hand-overs under creates, and the times within a call, run by command:
+`NRI_ROUNDS=50 ./test integration integration/test_nri.py`.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import grpc
+import pytest
+
+from integration.lab import cri_client_pb2 as cri
+from integration.lab import upgrades
+from integration.lab.cgroups import version
+from integration.lab.client import Container
+from integration.lab.containerd import Containerd
+from integration.lab.criproxy import LETS_THE_LAB, merged, static
+from integration.lab.node import Node
+from integration.lab.process import wait_until
+from integration.lab.usage import Cgroup
+from integration.programs import build
+
+pytestmark = pytest.mark.timeout(3600)
+
+ROUNDS = int(os.environ.get("NRI_ROUNDS", "0"))
+by_command = pytest.mark.skipif(not ROUNDS, reason="takes minutes: NRI_ROUNDS=50 ./test integration " + __file__)
+
+WELL_S = 60.0
+FOUND_S = 2.0
+FROZEN_S = 2.1
+FOUND = ("nri_missed", "misplaced", "offline_pod_unbounded")
+REQUIRED = {"required-plugins.noderesource.dev": '["criproxy"]'}
+
+
+def configured(containerd: Containerd) -> Node:
+    front = {"proxy": {"front": "nri", "nri": str(containerd.nri)}, "hardening": LETS_THE_LAB}
+    return merged(static(1.0), front)
+
+
+@contextlib.contextmanager
+def started(lab: Path) -> Iterator[Node]:
+    """A node whose runtime is asked directly, as kubelet does where it is not attached."""
+    runtime = Containerd(lab, programs=build.find("containerd").parent, nri_timeout="2s")
+    runtime.start()
+    with Node.before(runtime, configured(runtime)) as node:
+        yield dataclasses.replace(node, client=node.direct)
+
+
+@pytest.fixture
+def node(lab: Path) -> Iterator[Node]:
+    with started(lab) as node:
+        yield node
+
+
+def connected(node: Node) -> bool:
+    return bool(node.proxy.status()["nri"]["connected"])
+
+
+def test_the_box_has_offline_containers_through_a_pods_life_and_our_restart(node: Node) -> None:
+    online, offline = node.run("online"), node.run("offline")
+    assert not node.is_in_box(online)
+    assert node.is_in_box(offline)
+    assert not node.is_in_box(offline.pod)  # the sandbox was made before anybody was asked
+    assert oom_score_adj(node, offline) == 1000 != oom_score_adj(node, online)
+
+    with pytest.raises(grpc.RpcError, match=r"criproxy refuses CreateContainer of offline pod .*privileged"):
+        node.client.create_container(node.run_pod("offline", privileged=True), "boss", privileged=True)
+    with pytest.raises(grpc.RpcError, match=r"criproxy refuses CreateContainer of offline pod .*/sys/fs/cgroup"):
+        node.client.create_container(offline.pod, "reach", mounts={Path("/host"): Path("/sys/fs/cgroup")})
+    node.client.create_container(node.run_pod("online", privileged=True), "boss", privileged=True)
+
+    limits = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=400_000, cpu_shares=512)
+    request = cri.UpdateContainerResourcesRequest(container_id=offline.id, linux=limits)
+    node.client.call("UpdateContainerResources", request)
+    uid = offline.pod.config.metadata.uid
+    its = Cgroup(f"{node.box.path}/pod{uid}/{offline.id}")
+    assert its.quota_cores() == (None if version() == 1 else 4.0)
+
+    node.proxy.restart()
+    wait_until(lambda: connected(node), WELL_S, "a connection", node.proxy.log)
+    assert [pod["uid"] for pod in node.proxy.status()["offline_pods"]] == [uid]
+    assert node.is_in_box(node.client.run_container(offline.pod, "later", ("sleep", "1000")))
+    wait_until(lambda: node.proxy.status()["placement"]["verified"] == 2, WELL_S, "two verified", node.proxy.log)
+    assert node.proxy.status()["placement"]["misplaced"] == []
+    assert node.proxy.events("nri_call_failed", "interceptor_failed") == []
+
+
+def oom_score_adj(node: Node, container: Container) -> int:
+    return int(Path(f"/proc/{node.direct.pid(container)}/oom_score_adj").read_text())
+
+
+def test_a_frozen_daemon_delays_online_once_and_is_told(node: Node) -> None:
+    pods = [node.run_pod("online"), node.run_pod("online")]
+    offline = node.run_pod("offline", annotations=REQUIRED)
+    os.kill(node.proxy.pid, signal.SIGSTOP)
+    try:
+        took_s = [timed(lambda pod=pod: node.client.create_container(pod, "main")) for pod in pods]
+        assert took_s[0] < FROZEN_S + SLACK_S
+        assert took_s[1] < 1.0
+        with pytest.raises(grpc.RpcError, match='required plugin "criproxy" not present'):  # closed, for offline alone
+            node.client.create_container(offline, "main")
+    finally:
+        os.kill(node.proxy.pid, signal.SIGCONT)
+    wait_until(lambda: connected(node) and node.proxy.status()["nri"]["lost"] == 1, WELL_S, "a new connection")
+    assert node.proxy.events("nri_lost")
+    assert node.is_in_box(node.client.run_container(offline, "main", ("sleep", "1000")))
+
+
+SLACK_S = 0.4
+"""What making the container takes by itself, on a busy machine."""
+
+
+def timed(call: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    call()
+    return time.monotonic() - began_s
+
+
+def test_what_started_while_we_were_away_is_found_and_its_next_container_is_in_the_box(node: Node) -> None:
+    os.kill(node.proxy.pid, signal.SIGSTOP)
+    try:
+        missed = node.run("offline")  # delayed once, and made as if there were no plugin
+        assert not node.is_in_box(missed)
+    finally:
+        os.kill(node.proxy.pid, signal.SIGCONT)
+    wait_until(lambda: node.proxy.events(*FOUND), WELL_S, "it to be found", node.proxy.log)
+    lost, found = node.proxy.events("nri_lost")[-1], node.proxy.events(*FOUND)[0]
+    assert at_s(found) - at_s(lost) < FOUND_S
+    assert node.proxy.status()["nri"]["missed"] == 1
+    assert node.is_in_box(node.client.run_container(missed.pod, "next", ("sleep", "1000")))
+    wait_until(lambda: len(node.proxy.status()["placement"]["misplaced"]) == 1, WELL_S, "the first to be looked at")
+
+
+def at_s(event: dict) -> float:
+    return datetime.fromisoformat(event["ts"]).timestamp()
+
+
+# --- by command -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Creates:
+    """Creates offline and online pods and removes them, until it ends; what was made where, and what failed."""
+
+    node: Node
+    inside: int = 0
+    outside: list[str] = dataclasses.field(default_factory=list)
+    failed: list[str] = dataclasses.field(default_factory=list)
+    away: list[str] = dataclasses.field(default_factory=list)
+    slowest_s: float = 0.0
+    online: int = 0
+    ends: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self.ends.is_set():
+            for kind in ("offline", "online"):
+                try:
+                    began_s = time.monotonic()
+                    container = self.node.run(kind)
+                    self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+                    inside = self.node.is_in_box(container)
+                    if kind == "online":
+                        self.online += 1
+                        assert not inside
+                    elif inside:
+                        self.inside += 1
+                    else:
+                        self.outside.append(container.pod.config.metadata.uid)
+                    self.node.client.stop_and_remove(container.pod)
+                except grpc.RpcError as error:
+                    lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN)
+                    refused = "criproxy refuses" in str(error)
+                    (self.failed if refused or not lost else self.away).append(str(error))
+
+
+@contextlib.contextmanager
+def creating(node: Node, threads: int) -> Iterator[list[Creates]]:
+    each = [Creates(node) for _ in range(threads)]
+    running = [threading.Thread(target=one.run) for one in each]
+    for thread in running:
+        thread.start()
+    try:
+        yield each
+    finally:
+        for one in each:
+            one.ends.set()
+        for thread in running:
+            thread.join()
+
+
+@by_command
+def test_hand_overs_under_creates_refuse_nothing_and_let_nothing_by(node: Node, say: Callable[[str], object]) -> None:
+    with creating(node, 2) as each:
+        took_s = []
+        for _ in range(ROUNDS):
+            took_s.append(upgrades.upgrade(node.proxy))
+            time.sleep(0.5)
+    inside, online = sum(one.inside for one in each), sum(one.online for one in each)
+    slowest_s = max(one.slowest_s for one in each)
+    say(f"{ROUNDS} hand-overs, each {max(took_s):.2f} s at most; {inside} offline, {online} online, {slowest_s:.2f} s")
+    assert [text for one in each for text in (*one.failed, *one.away)] == []
+    assert [uid for one in each for uid in one.outside] == []
+    upgrades.stop_all(node.proxy)
+
+
+@by_command
+def test_each_pod_that_a_restart_of_the_runtime_lets_by_is_found(node: Node, say: Callable[[str], object]) -> None:
+    let_by, slowest_s = 0, 0.0
+    for _ in range(ROUNDS):
+        node.containerd.stop()
+        node.containerd.start()
+        made = [node.run("offline") for _ in range(3)]
+        outside = {one.pod.config.metadata.uid for one in made if not node.is_in_box(one)}
+        let_by += len(outside)
+
+        slowest_s = max(slowest_s, timed(lambda outside=outside: wait_until_found(node, outside)))
+        node.direct.remove_all_pods()
+    say(f"{ROUNDS} restarts of the runtime: {let_by} containers let by, each found {slowest_s:.2f} s later at most")
+    assert slowest_s < FOUND_S
+
+
+def wait_until_found(node: Node, uids: set[str]) -> None:
+    def found() -> bool:
+        events = node.proxy.events(*FOUND)
+        return all(any(uid in str(event) for event in events) for uid in uids)
+
+    wait_until(found, WELL_S, f"{uids} to be found", node.proxy.log)
