@@ -19,8 +19,8 @@ import grpc
 import pytest
 
 from criproxy.commands.sentry import NAMES, plugin_text
-from criproxy.fronts.sentry.rules import rules_file
-from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.fronts.sentry.rules import SentryOrders
+from criproxy.hooks.offline import DEFAULT_RULE
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, static
@@ -45,7 +45,7 @@ class SentryNode:
     def __init__(self, directory: Path) -> None:
         self.runtime = Containerd(directory, programs=build.find("containerd").parent, nri_timeout="2s")
         self.rules, self.handed = directory / "rules", directory / "nri-launcher.sock"
-        self.rules.write_bytes(rules_file(OfflineRules((DEFAULT_RULE,))))
+        self.rules.write_bytes(SentryOrders((DEFAULT_RULE,)).encode())
         self.runtime.plugins.mkdir(parents=True)
 
     def install(self, *names: str) -> None:

@@ -17,7 +17,7 @@ from criproxy.config import load
 from criproxy.fronts.nri.front import INDEX, PLUGIN
 from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.sentry import plugin
-from criproxy.fronts.sentry.rules import rules_file
+from criproxy.fronts.sentry.rules import SentryOrders
 
 PLUGINS: Final = "/opt/nri/plugins"
 """Where runtimes look for plugins, unless their config says otherwise."""
@@ -53,15 +53,14 @@ def switch_on(host: Host, config_file: Path) -> str:
     loaded = load(config_file)
     if loaded.errors:
         raise NodeError("; ".join(str(error) for error in loaded.errors))
-    proxy, colocation = loaded.config.proxy, loaded.config.colocation
+    proxy = loaded.config.proxy
     if proxy.front != "nri":
         raise NodeError(f'proxy.front is "{proxy.front}": only with "nri" does the runtime itself ask about containers')
     runtime = host.machine.version(proxy.runtime_path)
     check_runtime(runtime)
-    rules = rules_file(colocation.offline_rules() if colocation.enabled else None)
     with host.lock():
-        if (before := host.read(plugin.RULES)) != rules:
-            host.apply(Edit(plugin.RULES, before, rules))
+        if host.read(plugin.RULES) is None:
+            host.apply(Edit(plugin.RULES, None, SentryOrders().encode()))  # criproxy says more, once it runs
         content = plugin_text(handed=str(Path(proxy.listen_path).parent / NAME)).encode()
         for name in NAMES:
             _place(host, f"{PLUGINS}/{name}", content)

@@ -12,8 +12,6 @@ from criproxy.commands import sentry
 from criproxy.fronts.nri import handed
 from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.plugin import RULES
-from criproxy.fronts.sentry.rules import rules_file
-from criproxy.vocabulary.names import CLASS, OFFLINE
 from tests.commands.attach.attach_bench import Bench
 from tests.fakes.node import FakeNode
 
@@ -54,8 +52,7 @@ def test_on_puts_both_plugins_and_the_rules_there(node: SentryBench) -> None:
     assert node.plugins() == list(sentry.NAMES)
     assert [stat.S_IMODE(node.path(one).stat().st_mode) for one in (LAUNCHER, SENTRY)] == [0o755, 0o755]
     assert node.path(SENTRY).read_text().startswith("#!/")
-    rules = msgspec.json.decode(node.path(RULES).read_bytes())
-    assert {"subject": "label", "key": CLASS, "test": "equals", "value": OFFLINE} in rules
+    assert msgspec.json.decode(node.path(RULES).read_bytes()) == {"rules": [], "let_by": []}, "criproxy says more"
     assert "on from the next start of containerd" in node.out
 
 
@@ -67,11 +64,11 @@ def test_on_twice_is_on(node: SentryBench) -> None:
     assert node.node.files() == before
 
 
-def test_on_where_colocation_is_off_calls_nobody_offline(node: SentryBench) -> None:
-    node.config.write_text(f"{NRI}colocation.enabled = false\n")
+def test_on_keeps_the_orders_that_are_there(node: SentryBench) -> None:
+    node.node.write(RULES, "orders of a criproxy")
 
     assert node.switch("on") == 0
-    assert msgspec.json.decode(node.path(RULES).read_bytes()) == []
+    assert node.node.text(RULES) == "orders of a criproxy"
 
 
 VERSIONS = {
@@ -105,7 +102,7 @@ def test_a_runtime_that_it_could_end_is_refused_with_a_word(node: SentryBench, r
 def test_a_full_disk_leaves_what_was_there(node: SentryBench, monkeypatch: pytest.MonkeyPatch) -> None:
     node.switch("on")
     before = node.node.files()
-    node.config.write_text(f"{NRI}colocation = {{ enabled = true, presets = ['koordinator'] }}\n")
+    node.config.write_text(f'{NRI}proxy.listen = "/run/elsewhere/criproxy.sock"\n')
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -125,9 +122,7 @@ def test_a_disk_that_is_full_from_the_first_plugin_on_leaves_none_half_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fchmod", full)
-    node.path(RULES).parent.mkdir(parents=True)
-    node.path(RULES).write_bytes(rules_file(None))
-    node.config.write_text(NRI)
+    node.node.write(RULES, "")
 
     assert node.switch("on") == 1
     assert node.plugins() == []

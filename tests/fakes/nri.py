@@ -37,12 +37,19 @@ def create(
     labels: Mapping[str, str] = {},
     annotations: Mapping[str, str] = {},
     path: str = "/kubepods/besteffort/podu1/c1",
-    marks: Mapping[str, str] = {},
 ) -> bytes:
-    """A CreateContainerRequest. `marks`: the container's annotations."""
+    """A CreateContainerRequest."""
     pod = message((1, "s1"), (2, name), (3, "u1"), (4, namespace), (5, labels), (6, annotations))
     linux = message((3, message((1, b""))), (4, message((1, 985))), (5, path))
-    container = message((1, "c1"), (2, "s1"), (3, "main"), (6, marks), (7, "sleep"), (11, linux), (14, 1 << 62))
+    container = message(
+        (1, "c1"),
+        (2, "s1"),
+        (3, "main"),
+        (6, {"io.kubernetes.container.hash": "1"}),
+        (7, "sleep"),
+        (11, linux),
+        (14, 1 << 62),
+    )
     return message((1, pod), (2, container))
 
 

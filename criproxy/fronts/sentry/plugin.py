@@ -13,7 +13,7 @@ The sentry needs no criproxy, and writes nothing. It refuses a container when al
 
 - its pod is offline by the rules that criproxy has left in `RULES`;
 - its cgroup is below kubelet's: a placed one is below the box;
-- criproxy has not marked it `LET_BY`.
+- the pod is none of those that `RULES` lets by, as they ran outside the box before these rules held.
 
 What can't be read or decoded is let by: online pods come first. This imports but os, sys and json (the launcher socket,
 too), as the runtime's start waits for it.
@@ -30,7 +30,7 @@ import sys
 from collections.abc import Iterator
 
 RULES = "/var/lib/criproxy/nri-sentry.json"
-"""A list of objects with subject, key, test and value, as `criproxy.hooks.offline.Rule` has them; no file: no rules."""
+"""As `criproxy.fronts.sentry.rules.SentryOrders` has them; without the file, nobody is offline."""
 
 HANDED = "/run/criproxy/nri-launcher.sock"
 """Where criproxy takes sockets over: `criproxy.fronts.nri.handed` has the protocol."""
@@ -39,9 +39,6 @@ TAKEN = b"1"
 
 SENTRY = "criproxy-sentry"
 """By this name the runtime starts the sentry; by any other the launcher."""
-
-LET_BY = "colocation.criproxy.io/let-by"
-"""The annotation by which criproxy marks an offline container that it knowingly leaves where kubelet has it."""
 
 CREATE_CONTAINER = 1 << 3
 """The one event that is asked for. Every runtime knows it."""
@@ -53,6 +50,7 @@ _PLUGIN, _RUNTIME = 1, 2
 _REQUEST, _RESPONSE = 1, 2
 _API = "nri.pkg.api.v1alpha1"
 _CHUNK = 1 << 16
+_RULE = ("subject", "key", "test", "value")
 _ANSWERS_S = 0.5
 """How long criproxy has to be dialled, and to answer: the runtime's start waits. It gives a plugin 5 s to register."""
 
@@ -67,10 +65,13 @@ class Rules:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._rules: list[dict[str, str]] = []
+        self._let_by: frozenset[str] = frozenset()
 
-    def why(self, namespace: str, labels: dict[str, str], annotations: dict[str, str]) -> str:
-        """By which rule a pod is offline, in words; "" when it is online."""
+    def why(self, sandbox_id: str, namespace: str, labels: dict[str, str], annotations: dict[str, str]) -> str:
+        """By which rule a pod is offline, in words; "" when it is online, or let by."""
         self._refresh()
+        if sandbox_id in self._let_by:
+            return ""
         if namespace == "kube-system" and annotations.get("kubernetes.io/config.source", "api") != "api":
             return ""  # a static pod of the node itself
         for rule in self._rules:
@@ -86,7 +87,7 @@ class Rules:
             seen = state.st_ino, state.st_mtime_ns, state.st_size
             if seen != self._seen:
                 with open(self._path, "rb") as file:
-                    self._rules = _checked(json.loads(file.read()))
+                    self._rules, self._let_by = _checked(json.loads(file.read()))
                 self._seen = seen
         except FileNotFoundError:
             self._seen, self._rules = None, []
@@ -94,16 +95,17 @@ class Rules:
             pass
 
 
-def _checked(rules: object) -> list[dict[str, str]]:
-    """Raises ValueError for what is no list of rules."""
-    if not isinstance(rules, list):
-        raise ValueError("no list")
+def _checked(orders: object) -> tuple[list[dict[str, str]], frozenset[str]]:
+    """Raises ValueError for what is no SentryOrders."""
+    if not isinstance(orders, dict):
+        raise ValueError("no object")
+    rules, let_by = orders.get("rules"), orders.get("let_by")
+    if not isinstance(rules, list) or not isinstance(let_by, list):
+        raise ValueError("no lists")
     for rule in rules:
-        if not isinstance(rule, dict) or not all(
-            isinstance(rule.get(k), str) for k in ("subject", "key", "test", "value")
-        ):
+        if not isinstance(rule, dict) or not all(isinstance(rule.get(key), str) for key in _RULE):
             raise ValueError("no rule")
-    return rules
+    return rules, frozenset(map(str, let_by))
 
 
 def _matches(test: str, value: str, found: str) -> bool:
@@ -167,10 +169,10 @@ class SentrySession:
         """Why the container is not made; "" when it is."""
         try:
             pod, container = (_last(payload, number) for number in (1, 2))
-            if b"kubepods" not in _last(_last(container, 11), 5) or LET_BY in _map(container, 6):
+            if b"kubepods" not in _last(_last(container, 11), 5):
                 return ""
             namespace, name = _last(pod, 4).decode(), _last(pod, 2).decode()
-            why = self._rules.why(namespace, _map(pod, 5), _map(pod, 6))
+            why = self._rules.why(_last(pod, 1).decode(), namespace, _map(pod, 5), _map(pod, 6))
         except ValueError:
             return ""
         return why and (

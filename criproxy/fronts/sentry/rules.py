@@ -1,10 +1,14 @@
-"""Keeps the sentry's rules: which pods are offline by the config in force, in a file that outlives criproxy and a boot.
+"""Keeps the sentry's orders: who is offline by the config in force, in a file that outlives criproxy and a boot.
 
 The file is there while the sentry is on (`criproxy sentry on`); without it the sentry lets everything by.
+
+A pod keeps the placement that it started with. So when rules begin to hold, those that run outside the box by then are
+let by as long as they live, with each container that starts anew: some of them were online until now.
 """
 
 import contextlib
 import os
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -15,53 +19,75 @@ from criproxy.concurrency.clock import Wake
 from criproxy.concurrency.worker import Worker
 from criproxy.control import statefile
 from criproxy.fronts.sentry.plugin import RULES
-from criproxy.hooks.offline import OfflineRules
+from criproxy.hooks.offline import OfflineRules, Rule
 from criproxy.model.modes import Mode
 from criproxy.pods.part import NodeSettings, Part, Ports
+from criproxy.pods.shared import PodsShared
 
 
-def rules_file(rules: OfflineRules | None) -> bytes:
-    """What the file has to say; None: for now, no pod is offline."""
-    return msgspec.json.format(msgspec.json.encode(() if rules is None else rules.every), indent=1) + b"\n"
+class SentryOrders(Struct, frozen=True):
+    """Which pods are offline, and which of them are let by all the same, by sandbox id."""
+
+    rules: tuple[Rule, ...] = ()
+    let_by: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    def now(self, rules: tuple[Rule, ...], outside: Collection[str]) -> "SentryOrders":
+        """What follows on these. `outside`: the sandboxes outside the box that match `rules`."""
+        kept = self.let_by if rules == self.rules else outside
+        return SentryOrders(rules, tuple(sorted(one for one in kept if one in outside)))
 
 
 class SentryRules(Part, Struct, eq=False):
-    """Writes `file`, if it is there, whenever what is offline has changed; looks once a minute whether it is right."""
+    """Writes `file`, if it is there, whenever it has something else to say. `rules` None: nobody is placed for now."""
 
-    NAME = "keeping the rules of the runtime's sentry"
-    EVERY_S = 60.0
+    NAME = "keeping the orders of the runtime's sentry"
+    EVERY_S = 10.0
     SLACK_S = 10.0
 
     file: Path
     worker: Worker
-    _content: bytes = b""
+    shared: PodsShared
+    rules: OfflineRules | None = None
     _wake: Wake = field(default_factory=Wake)
 
     @classmethod
     def made(cls, ports: Ports) -> "SentryRules":
-        return cls(Path(RULES), ports.workers["sentry-rules"])
+        return cls(Path(RULES), ports.workers["sentry-rules"], ports.shared)
 
     def configure(self, now: NodeSettings) -> None:
         places = now.config.proxy.front == "nri" and now.modes.judges and Mode.DRY_RUN not in now.modes
-        content = rules_file(now.config.colocation.offline_rules() if places else None)
-        if content != self._content:
-            self._content = content
-            self._wake.set()
+        self.rules = now.config.colocation.offline_rules() if places else None
+        self._wake.set()
 
     @property
     def wake(self) -> Wake:
         return self._wake
 
     async def look(self) -> None:
-        await self.worker.run("write the sentry's rules", partial(_write, self.file, self._content))
+        rules, outside = self.rules, self.shared.inventory.outside
+        if rules is None:
+            job = partial(_keep, self.file, (), ())
+        elif self.shared.runtime.ready:
+            matching = [one for one, pod in outside.items() if rules.why(pod) is not None]
+            job = partial(_keep, self.file, rules.every, matching)
+        else:
+            return
+        await self.worker.run("write the sentry's orders", job)
 
 
-def _write(file: Path, content: bytes) -> None:
+def _keep(file: Path, rules: tuple[Rule, ...], outside: Collection[str]) -> None:
     """Raises OSError; then the file is as it was."""
     try:
-        if file.read_bytes() == content:
-            return
+        data = file.read_bytes()
     except FileNotFoundError:
+        return
+    before = SentryOrders()
+    with contextlib.suppress(ValueError):
+        before = msgspec.json.decode(data, type=SentryOrders)
+    if (content := before.now(rules, outside).encode()) == data:
         return
     new = file.with_suffix(".new")
     try:

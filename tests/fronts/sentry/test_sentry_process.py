@@ -13,8 +13,8 @@ import pytest
 
 from criproxy.commands.sentry import plugin_text
 from criproxy.fronts.sentry import plugin
-from criproxy.fronts.sentry.rules import rules_file
-from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules
+from criproxy.fronts.sentry.rules import SentryOrders
+from criproxy.hooks.offline import DEFAULT_RULE
 from criproxy.vocabulary.names import CLASS, OFFLINE
 from tests.fakes.nri import FakeNri, create
 
@@ -30,7 +30,7 @@ class Place:
         self.file = directory / "plugin"
         self.file.write_text(plugin_text(rules=str(self.rules), handed=str(self.handed)))
         self.file.chmod(0o755)
-        self.rules.write_bytes(rules_file(OfflineRules((DEFAULT_RULE,))))
+        self.rules.write_bytes(SentryOrders((DEFAULT_RULE,)).encode())
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, runtime: FakeNri, name: str, index: str = "99") -> subprocess.Popen[bytes]:

@@ -1,6 +1,5 @@
-"""The part that keeps the sentry's rules as the config in force has them."""
+"""The part that keeps the sentry's orders: the rules of the config in force, and who started before they held."""
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -8,81 +7,141 @@ import msgspec
 import pytest
 
 from criproxy.concurrency.worker import Worker
-from criproxy.fronts.sentry.rules import SentryRules, rules_file
+from criproxy.fronts.sentry.rules import SentryOrders, SentryRules
+from criproxy.model import Pod, PodRef
+from criproxy.pods.shared import PodsShared
+from criproxy.vocabulary.names import CLASS, OFFLINE
+from tests.fakes.clock import FakeClock
+from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
 from tests.fakes.part import look, node_settings
+from tests.fakes.pods import FakeInventory
 
-STALE = b"[]"
+NRI = 'proxy.front = "nri"\n'
+ALSO_KOORDINATOR = f'{NRI}colocation.presets = ["koordinator"]'
+STALE = b"orders of nobody"
+
+
+class Ready:
+    ready = True
+
+
+def pod(uid: str, labels: dict[str, str]) -> Pod:
+    return Pod(PodRef(uid, "default", uid), labels)
+
+
+class OrderedNode:
+    """A part, and the pods of its node that run outside the box."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pods, self.runtime = FakeInventory(), Ready()
+        shared = PodsShared(self.pods, self.runtime, None, FakeCounters(), FakeClock(), FakeLog())  # type: ignore[arg-type]
+        self.part = SentryRules(directory / "rules", Worker("sentry-rules", 5.0), shared)
+        self.part.file.write_bytes(STALE)
+
+    def run(self, **labels: dict[str, str]) -> None:
+        self.pods.outside = {uid: pod(uid, of) for uid, of in labels.items()}
+
+    def look(self, text: str = NRI, **changed: object) -> SentryOrders:
+        self.part.configure(node_settings(text, **changed))  # type: ignore[arg-type]
+        look(self.part, FakeLog())
+        return msgspec.json.decode(self.part.file.read_bytes(), type=SentryOrders)
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> SentryRules:
-    made = SentryRules(tmp_path / "rules", Worker("sentry-rules", 5.0))
-    made.file.write_bytes(STALE)
-    return made
+def node(tmp_path: Path) -> OrderedNode:
+    return OrderedNode(tmp_path)
 
 
-def subjects(part: SentryRules) -> list[str]:
-    return [rule["key"] for rule in msgspec.json.decode(part.file.read_bytes())]
-
-
-NRI = 'proxy.front = "nri"\n'
 CASES = {
     "on": (NRI, {}, True),
     "off": (NRI, {"enabled": False}, False),
     "a dry run": (NRI, {"dry_run": True}, False),
-    "a config with errors at the start": (NRI, {"pass_through": True}, False),
     "held off": (NRI, {"held_off": "repair"}, True),
     "the other front": ("", {}, False),
 }
 
 
 @pytest.mark.parametrize(("text", "changed", "some"), CASES.values(), ids=CASES.keys())
-def test_the_rules_are_there_while_pods_are_placed(part: SentryRules, text: str, changed: dict, some: bool) -> None:
-    part.configure(node_settings(text, **changed))
-    look(part, FakeLog())
-
-    assert bool(subjects(part)) == some
-    assert part.failure == ""
+def test_there_are_rules_while_pods_are_placed(node: OrderedNode, text: str, changed: dict, some: bool) -> None:
+    assert bool(node.look(text, **changed).rules) == some
+    assert node.part.failure == ""
 
 
-def test_a_changed_config_is_written_before_its_time(part: SentryRules) -> None:
-    part.configure(node_settings(NRI))
-    look(part, FakeLog())
-    before = subjects(part)
-    part.configure(node_settings(NRI + 'colocation.presets = ["koordinator"]'))
+def test_a_changed_config_is_written_before_its_time(node: OrderedNode) -> None:
+    before = node.look()
+    node.part.configure(node_settings(ALSO_KOORDINATOR))
 
-    assert part.wake.is_set
-    look(part, FakeLog())
-    assert set(subjects(part)) - set(before) == {"koordinator.sh/qosClass"}
-
-
-def test_without_a_sentry_there_is_no_file(part: SentryRules) -> None:
-    part.file.unlink()
-    part.configure(node_settings(NRI))
-    look(part, FakeLog())
-
-    assert os.listdir(part.file.parent) == []
+    assert node.part.wake.is_set
+    assert {rule.key for rule in node.look(ALSO_KOORDINATOR).rules} - {rule.key for rule in before.rules} == {
+        "koordinator.sh/qosClass"
+    }
 
 
-def test_a_full_disk_is_a_problem_and_keeps_the_rules(part: SentryRules, monkeypatch: pytest.MonkeyPatch) -> None:
+OFFLINE_ONE, BEST_EFFORT = {CLASS: OFFLINE}, {"koordinator.sh/qosClass": "BE"}
+
+
+def test_who_was_online_until_the_rules_changed_is_let_by_as_long_as_it_runs(node: OrderedNode) -> None:
+    node.look()
+    node.run(a=BEST_EFFORT, shop={})
+    assert node.look().let_by == ()
+
+    assert node.look(ALSO_KOORDINATOR).let_by == ("a",)
+
+    node.run(a=BEST_EFFORT, later=BEST_EFFORT, shop={})
+    assert node.look(ALSO_KOORDINATOR).let_by == ("a",), "the later one was offline from its start on"
+    node.run(later=BEST_EFFORT, shop={})
+    assert node.look(ALSO_KOORDINATOR).let_by == ()
+
+
+def test_who_started_while_colocation_was_off_is_let_by(node: OrderedNode) -> None:
+    node.look(enabled=False)
+    node.run(a=OFFLINE_ONE)
+
+    assert node.look(enabled=False).let_by == ()
+    assert node.look().let_by == ("a",)
+
+
+def test_another_process_goes_on_with_the_same_orders(node: OrderedNode) -> None:
+    node.look()
+    node.run(a=OFFLINE_ONE)
+    node.part = SentryRules(node.part.file, node.part.worker, node.part.shared)
+
+    assert node.look().let_by == (), "it got by while nobody was there"
+
+
+def test_while_the_runtime_is_away_nothing_is_known_of_pods(node: OrderedNode) -> None:
+    node.look(enabled=False)
+    node.run(a=OFFLINE_ONE)
+    node.runtime.ready = False
+
+    assert node.look() == SentryOrders()
+
+
+def test_without_a_sentry_there_is_no_file(node: OrderedNode) -> None:
+    node.part.file.unlink()
+    node.part.configure(node_settings(NRI))
+    look(node.part, FakeLog())
+
+    assert os.listdir(node.part.file.parent) == []
+
+
+def test_a_full_disk_is_a_problem_and_keeps_the_orders(node: OrderedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    part.configure(node_settings(NRI))
-    look(part, FakeLog())
+    node.part.configure(node_settings(NRI))
+    look(node.part, FakeLog())
 
-    assert part.file.read_bytes() == STALE
-    assert "No space left" in part.failure
-    assert os.listdir(part.file.parent) == ["rules"]
+    assert node.part.file.read_bytes() == STALE
+    assert "No space left" in node.part.failure
+    assert os.listdir(node.part.file.parent) == ["rules"]
 
 
-def test_an_unchanged_file_is_left_alone(part: SentryRules) -> None:
-    part.configure(node_settings(NRI))
-    part.file.write_bytes(rules_file(node_settings(NRI).config.colocation.offline_rules()))
-    before = part.file.stat()
-    asyncio.run(part.look())
+def test_an_unchanged_file_is_left_alone(node: OrderedNode) -> None:
+    node.look()
+    before = node.part.file.stat()
+    node.look()
 
-    assert part.file.stat().st_ino == before.st_ino
-    assert part.file.stat().st_mtime_ns == before.st_mtime_ns
+    assert (node.part.file.stat().st_ino, node.part.file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

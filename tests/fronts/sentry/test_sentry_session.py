@@ -5,14 +5,13 @@ import os
 import random
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.config.settings import Colocation, RuleTable
-from criproxy.fronts.sentry.plugin import LET_BY, Rules, SentrySession
-from criproxy.fronts.sentry.rules import rules_file
+from criproxy.fronts.sentry.plugin import Rules, SentrySession
+from criproxy.fronts.sentry.rules import SentryOrders
 from criproxy.hooks.offline import CONFIG_SOURCE, OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.vocabulary.names import CLASS, OFFLINE, RESOURCES
@@ -32,8 +31,8 @@ REFUSED = b"\x0a"
 """How a Response begins that has a status."""
 
 
-def session(path: Path, rules: OfflineRules | None = OF_ALL_KINDS) -> SentrySession:
-    path.write_bytes(rules_file(rules))
+def session(path: Path, rules: OfflineRules | None = OF_ALL_KINDS, *let_by: str) -> SentrySession:
+    path.write_bytes(SentryOrders(() if rules is None else rules.every, let_by).encode())
     return SentrySession(Rules(str(path)))
 
 
@@ -83,14 +82,13 @@ def test_the_refusal_names_the_pod_and_the_rule(tmp_path: Path) -> None:
     [
         create(labels=MARKED, path="/offline/podu1/c1"),
         create(labels=MARKED, path="offline-podu1.slice:cri-containerd:c1"),
-        create(labels=MARKED, marks={LET_BY: "it began before colocation did"}),
         create(labels=MARKED)[:-1],
         b"\xff" * 40,
         b"",
     ],
-    ids=["in the box", "in the box by systemd", "let by", "cut off", "no message", "empty"],
+    ids=["in the box", "in the box by systemd", "cut off", "no message", "empty"],
 )
-def test_what_is_placed_let_by_or_not_understood_passes(tmp_path: Path, request_: bytes) -> None:
+def test_what_is_placed_or_not_understood_passes(tmp_path: Path, request_: bytes) -> None:
     assert response(session(tmp_path / "rules"), request_) == b""
 
 
@@ -100,7 +98,15 @@ def test_in_kubelets_cgroup_by_systemd_is_not_placed(tmp_path: Path) -> None:
     assert response(session(tmp_path / "rules"), create(labels=MARKED, path=path)).startswith(REFUSED)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b'[{"subject": "label"}]', b"\xff"])
+def test_a_pod_that_started_before_the_rules_held_is_let_by(tmp_path: Path) -> None:
+    assert response(session(tmp_path / "rules", OF_ALL_KINDS, "s1"), create(labels=MARKED)) == b""
+    assert response(session(tmp_path / "rules", OF_ALL_KINDS, "s2"), create(labels=MARKED)).startswith(REFUSED)
+
+
+BROKEN = (b"", b"{", b"{}", b"[]", b'{"rules": 1, "let_by": []}', b'{"rules": [{"key": "a"}], "let_by": []}', b"\xff")
+
+
+@pytest.mark.parametrize("content", BROKEN)
 def test_broken_rules_leave_the_last_good_ones(tmp_path: Path, content: bytes) -> None:
     one = session(tmp_path / "rules")
     assert response(one, create(labels=MARKED)).startswith(REFUSED)
@@ -179,9 +185,3 @@ def test_any_bytes_are_an_answer_or_a_value_error(data: bytes) -> None:
 def test_any_container_is_let_by_or_refused(data: bytes) -> None:
     one = SentrySession(Rules("/nonexistent"))
     assert response(one, data) == b""
-
-
-def test_the_rules_file_is_what_criproxy_has() -> None:
-    decoded = msgspec.json.decode(rules_file(OF_ALL_KINDS))
-    assert len(decoded) == len(OF_ALL_KINDS.every) == 7
-    assert msgspec.json.decode(rules_file(None)) == []
