@@ -228,6 +228,27 @@ def test_a_runtime_starts_beside_a_criproxy_that_hangs(place: SentryNode, say: S
     assert max(took_s) < 1.0
 
 
+REQUIRED = {"required-plugins.noderesource.dev": '["criproxy"]'}
+
+
+def test_with_criproxy_and_sentry_gone_the_validator_keeps_offline_alone_out(place: SentryNode) -> None:
+    place.install(*NAMES)
+    with place.runs() as node:
+        client, kubelet = node.direct, dataclasses.replace(node, client=node.direct)
+        online, offline = kubelet.run_pod("online"), kubelet.run_pod("offline", annotations=REQUIRED)
+        assert _where(client, client.create_container(offline, "first")) == "inside"
+        node.proxy.kill()
+        with pytest.raises(grpc.RpcError, match="criproxy"):
+            client.create_container(offline, "second")
+        (sentry,) = place.plugin_pids(SENTRY)
+        os.kill(sentry, signal.SIGKILL)
+
+        for number in range(3):
+            client.create_container(online, f"c{number}")
+            with pytest.raises(grpc.RpcError, match='required plugin "criproxy" not present'):
+                client.create_container(offline, f"c{number}")
+
+
 SHELL = "#!/bin/sh\n"
 AT_THE_START = {
     "none": "",
