@@ -185,9 +185,14 @@ class FakeHostPaths:
             raise AdmissionError(f"{sorted(found)} lead out of the box")
 
 
-class _Cgroups:
+@dataclass
+class FakeCgroups:
+    """`has`: the pods' cgroups in the box; None: all that are asked for."""
+
+    has: set[str] | None = None
+
     def exists(self, path: str) -> bool:
-        return path.startswith("/offline/")
+        return path.startswith("/offline/") and (self.has is None or path in self.has)
 
 
 @dataclass
@@ -202,13 +207,14 @@ class PlacingBench(PodObserver):
     cpu_manager: FakeCpuManager = field(default_factory=FakeCpuManager)
     holds: FakeHolds = field(default_factory=FakeHolds)
     host_paths: FakeHostPaths = field(default_factory=FakeHostPaths)
+    cgroups: FakeCgroups = field(default_factory=FakeCgroups)
     started: list[Running] = field(default_factory=list)
     removed: list[Sandbox] = field(default_factory=list)
     resizes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         log = structlog.get_logger()
-        self.inventory = Inventory(self.runtime, _Cgroups())  # type: ignore[arg-type]
+        self.inventory = Inventory(self.runtime, self.cgroups)  # type: ignore[arg-type]
         self.inventory.watch(self)
         self.kubelets_driver = KubeletsDriver(self.inventory, self.runtime, None, log)  # type: ignore[arg-type]
         self.placing = Placing(

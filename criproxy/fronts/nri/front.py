@@ -101,6 +101,11 @@ class NriFront(Shows):
         self._connections: set[NriConnection] = set()
         self._dialling: asyncio.Task[None] | None = None
         self._following: set[asyncio.Task[None]] = set()
+        self._leaves = False
+        self._absent: Final = asyncio.Event()
+        """Set while no connection is synchronized, since `_absent_s`."""
+        self._absent.set()
+        self._absent_s = clock.monotonic_s()
 
     @property
     def connected(self) -> bool:
@@ -126,9 +131,8 @@ class NriFront(Shows):
 
     async def drain(self, limit_s: float) -> None:
         """Another process is registered: leave, once no call is under way, or after `limit_s`."""
+        self._leaves = True
         self._launcher.close()
-        if self._dialling is not None:
-            self._dialling.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 for one in list(self._connections):
@@ -149,30 +153,25 @@ class NriFront(Shows):
     # --- connections ------------------------------------------------------------------------------------------------
 
     async def _dial(self) -> None:
-        lost_s = self._clock.monotonic_s()
-        while True:
-            if self.connected:  # the launcher's
-                await asyncio.sleep(_SOON_S)
-                lost_s = self._clock.monotonic_s()
-                continue
-            try:
-                dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-                try:
-                    dialled.connect(str(self.path))
-                except OSError:
-                    dialled.close()
-                    raise
-            except OSError as error:
-                self._complain(f"{self.path}: {error.strerror or error}")
-            else:
+        while not self._leaves:
+            await self._absent.wait()
+            if (dialled := self._dialled()) is not None:
                 began_s = self._clock.monotonic_s()
                 good = await self._serve(dialled, PLUGIN, INDEX, "socket")
-                lost_s = self._clock.monotonic_s()
-                if not good and lost_s - began_s < _LATER_S:
+                if not good and self._clock.monotonic_s() - began_s < _LATER_S:
                     await asyncio.sleep(_LATER_S)
-                    continue
-            recently = self._clock.monotonic_s() - lost_s < _SOON_FOR_S
+            recently = self._clock.monotonic_s() - self._absent_s < _SOON_FOR_S
             await asyncio.sleep(_SOON_S if recently else _LATER_S)
+
+    def _dialled(self) -> socket.socket | None:
+        dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            dialled.connect(str(self.path))
+        except OSError as error:
+            dialled.close()
+            self._complain(f"{self.path}: {error.strerror or error}")
+            return None
+        return dialled
 
     async def _serve_handed(self, handed: Handed, runtime: socket.socket) -> None:
         await self._serve(runtime, handed.plugin_name, handed.plugin_index, "launcher")
@@ -210,6 +209,7 @@ class NriFront(Shows):
     def _begun(self, connection: "NriConnection") -> None:
         self.problem = ""
         self.registered.set()
+        self._absent.clear()
         seen = self.plugin.runtime
         self._log.info("nri_registered", runtime=seen.name, version=seen.version, nri=seen.nri, by=connection.by)
         task = asyncio.ensure_future(self._follow())
@@ -227,6 +227,9 @@ class NriFront(Shows):
             return
         self.registered.clear()
         if connection.synchronized.is_set():
+            self._absent_s = self._clock.monotonic_s()
+        self._absent.set()
+        if connection.synchronized.is_set() and not self._leaves:
             self.lost += 1
             self.problem = connection.why or "the runtime has closed the connection"
             self._log.warning(

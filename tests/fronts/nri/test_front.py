@@ -1,0 +1,241 @@
+"""The front's connections: dialled, handed over, lost and dialled anew, and every call answered in its time."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from criproxy.concurrency.clock import Clock
+from criproxy.fronts.nri import front as front_module
+from criproxy.fronts.nri import messages as nri
+from criproxy.fronts.nri.front import NriFront
+from criproxy.fronts.nri.handed import NAME
+from tests.fakes.waiting import until
+from tests.fronts.nri.runtime import ONLINE, Answer, answers, call, container, event, registered, sandbox
+from tests.fronts.nri.test_plugin import PluginBench
+
+pytestmark = pytest.mark.usefixtures("runner", "quick")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "_LATER_S", 0.02)
+    monkeypatch.setattr(front_module, "DEADLINE_S", 0.05)
+
+
+class HandmadeNri:
+    """The runtime's end of one connection."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.end.setblocking(False)
+
+    async def register(self, version: bytes = b"v0.12.3", *pods: Any) -> None:
+        """Take the registration, configure and synchronize."""
+        assert (await self.answer()).connection == 2
+        self.send(registered())
+        asked = nri.ConfigureRequest(runtime_name=b"containerd", runtime_version=b"2.4", NRI_version=version)
+        await self.ask(1, "Configure", asked.SerializeToString())
+        await self.ask(3, "Synchronize", nri.SynchronizeRequest(pods=pods).SerializeToString())
+
+    def send(self, data: bytes) -> None:
+        self.end.send(data)
+
+    async def ask(self, stream: int, method: str, payload: bytes = b"") -> Answer:
+        self.send(call(stream, method, payload))
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        loop = asyncio.get_running_loop()
+        (one,) = answers(await asyncio.wait_for(loop.sock_recv(self.end, 65536), 5))
+        return one
+
+    async def is_closed(self) -> bool:
+        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.end, 65536), 5) == b""
+
+
+class NriRig:
+    """A front, and the socket that it dials."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "nri.sock"
+        self.bench = PluginBench()
+        self.listed = 0
+        self.front = NriFront(
+            self.bench.plugin, self.path, directory, self.list, clock=Clock(), log=structlog.get_logger()
+        )
+        self.listener: socket.socket | None = None
+
+    async def list(self) -> None:
+        self.listed += 1
+
+    def listen(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.listener.listen()
+        self.listener.setblocking(False)
+
+    async def accept(self) -> HandmadeNri:
+        assert self.listener is not None
+        end, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self.listener), 5)
+        return HandmadeNri(end)
+
+    async def registered(self, *pods: Any) -> HandmadeNri:
+        runtime = await self.accept()
+        await runtime.register(b"v0.12.3", *pods)
+        await asyncio.wait_for(self.front.registered.wait(), 5)
+        return runtime
+
+
+@asynccontextmanager
+async def rig(directory: Path, *, acts: bool = True, listens: bool = True) -> AsyncIterator[NriRig]:
+    made = NriRig(directory)
+    if listens:
+        made.listen()
+    made.front.start()
+    if acts:
+        made.front.act()
+    try:
+        yield made
+    finally:
+        await made.front.stop(0.1)
+        if made.listener is not None:
+            made.listener.close()
+
+
+async def test_it_registers_and_answers_and_pods_are_listed_then(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        assert list(one.front.problems())
+        assert one.front.unready()
+        runtime = await one.registered()
+        answer = await runtime.ask(5, "RunPodSandbox", event(sandbox(labels=ONLINE)))
+        assert (answer.stream, answer.response.HasField("status")) == (5, False)
+        assert list(one.front.problems()) == []
+        assert one.front.unready() is None
+        await until(lambda: one.listed == 1)
+        shown = one.front.section()["nri"]
+        assert (shown.connected, shown.by, shown.runtime, shown.lost) == (True, "socket", "containerd 2.4", 0)
+
+
+async def test_a_runtime_that_comes_later_and_goes_is_dialled_anew(tmp_path: Path) -> None:
+    async with rig(tmp_path, listens=False) as one:
+        await asyncio.sleep(0.03)
+        one.listen()
+        with capture_logs() as logs:
+            (await one.registered()).end.close()
+            await one.registered()
+        assert one.front.lost == 1
+        assert [entry["event"] for entry in logs].count("nri_lost") == 1
+
+
+async def test_an_offline_pods_call_has_an_answer_in_its_time_and_an_online_ones_does_not_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as one:
+        runtime, stuck = await one.registered(), asyncio.Event()
+
+        async def admit(*_: Any, **__: Any) -> None:
+            await stuck.wait()
+
+        one.bench.box.admit = admit  # type: ignore[method-assign]
+        runtime.send(call(5, "RunPodSandbox", event(sandbox())))
+        first = await runtime.ask(7, "RunPodSandbox", event(sandbox("s2", ONLINE, "/kubepods/pod2")))
+        assert (first.stream, first.response.HasField("status")) == (7, False)
+        second = await runtime.answer()
+        assert second.stream == 5
+        assert b"did not make room for it within" in second.response.status.message
+        stuck.set()
+
+
+async def test_what_the_runtime_writes_wrongly_ends_the_connection_and_is_said(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        runtime = await one.registered()
+        runtime.send(b"\xff" * 8)
+        assert await runtime.is_closed()
+        await until(lambda: "can't be followed" in one.front.problem)
+
+
+async def test_a_fault_of_our_own_lets_an_online_pod_start(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        runtime = await one.registered()
+        one.bench.plugin.placing = None  # type: ignore[assignment]
+        with capture_logs() as logs:
+            answer = await runtime.ask(5, "CreateContainer", event(sandbox(labels=ONLINE), container()))
+        assert not answer.response.HasField("status")
+        assert [entry["event"] for entry in logs] == ["nri_call_failed"]
+
+
+async def test_a_runtime_that_does_not_know_an_event_is_asked_for_less_the_next_time(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        runtime = await one.accept()
+        await runtime.answer()
+        asked = nri.ConfigureRequest(NRI_version=b"v0.12.0").SerializeToString()
+        first = await runtime.ask(1, "Configure", asked)
+        runtime.end.close()
+        runtime = await one.accept()
+        await runtime.answer()
+        second = await runtime.ask(1, "Configure", asked)
+        masks = [nri.ConfigureResponse.FromString(one.response.payload).events for one in (first, second)]
+        assert masks[0] - masks[1] == 1 << 11
+
+
+async def test_one_that_is_refused_says_why(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        runtime = await one.accept()
+        await runtime.answer()
+        runtime.send(registered(2, "no such index"))
+        assert await runtime.is_closed()
+        await until(lambda: "no such index" in one.front.problem)
+
+
+async def test_a_connection_that_is_handed_over_is_served_and_the_socket_is_not_dialled_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path, listens=False) as one:
+        ours, theirs = socket.socketpair()
+        with socket.socket(socket.AF_UNIX) as launcher:
+            launcher.connect(str(tmp_path / NAME))
+            said = {"plugin_name": "criproxy", "plugin_index": "50", "runtime": "containerd"}
+            with theirs:
+                socket.send_fds(launcher, [json.dumps(said).encode()], [theirs.fileno()])
+            runtime = HandmadeNri(ours)
+            await runtime.register()
+            await asyncio.wait_for(one.front.registered.wait(), 5)
+            assert one.front.section()["nri"].by == "launcher"
+            ours.close()
+            await until(lambda: not one.front.connected)
+
+
+async def test_who_hands_over_leaves_once_its_calls_have_ended(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        runtime, stuck = await one.registered(), asyncio.Event()
+
+        async def admit(*_: Any, **__: Any) -> None:
+            await stuck.wait()
+
+        one.bench.box.admit = admit  # type: ignore[method-assign]
+        runtime.send(call(5, "RunPodSandbox", event(sandbox())))
+        await asyncio.sleep(0.01)
+        leaving = asyncio.ensure_future(one.front.drain(5))
+        stuck.set()
+        answer = await runtime.answer()
+        assert (answer.stream, answer.response.HasField("status")) == (5, False)
+        assert await runtime.is_closed()
+        await leaving
+
+
+async def test_one_that_waits_for_its_turn_is_registered_and_places_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path, acts=False) as one:
+        runtime = await one.registered()
+        answer = await runtime.ask(5, "RunPodSandbox", event(sandbox()))
+        assert not answer.response.HasField("status")
+        assert one.bench.box.admitted == []
+        assert not (tmp_path / NAME).exists()
