@@ -280,9 +280,9 @@ class NriPlugin(Struct, eq=False):
         for sandbox in now.pods:
             sandbox_id = codec.text(sandbox.id)
             missed = not self._find(sandbox) and sandbox_id not in self._heard and sandbox_id in self._unplaced
-            if missed and (self._synchronized or sandbox_id not in begun):  # what has no container can still be placed
+            if missed and self._synchronized:
                 starts.append(str(self._unplaced[sandbox_id].ref))  # made up for with its next container
-            else:
+            elif not missed or sandbox_id in begun:  # what has no container can still be placed, with its first
                 self._heard.add(sandbox_id)
         outside = [self._whose(one) for one in now.containers if self._is_outside(one)]
         for container in now.containers:
