@@ -8,9 +8,10 @@ let by as long as they live, with each container that starts anew: some of them 
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -18,7 +19,7 @@ from msgspec import Struct, field
 from criproxy.concurrency.clock import Wake
 from criproxy.concurrency.worker import Worker
 from criproxy.control import statefile
-from criproxy.fronts.sentry.plugin import RULES
+from criproxy.fronts.sentry.plugin import RULES, SENTRY
 from criproxy.hooks.offline import OfflineRules, Rule
 from criproxy.model.modes import Mode
 from criproxy.pods.part import NodeSettings, Part, Ports
@@ -40,8 +41,15 @@ class SentryOrders(Struct, frozen=True):
         return SentryOrders(rules, tuple(sorted(one for one in kept if one in outside)))
 
 
+SentryState = Literal["off", "on", "not started"]
+"""Not started: it is switched on, and the runtime has none."""
+
+
 class SentryRules(Part, Struct, eq=False):
-    """Writes `file`, if it is there, whenever it has something else to say. `rules` None: nobody is placed for now."""
+    """Writes `file`, if it is there, whenever it has something else to say, and looks whether the runtime has a sentry.
+
+    `rules` None: nobody is placed for now.
+    """
 
     NAME = "keeping the orders of the runtime's sentry"
     EVERY_S = 10.0
@@ -51,6 +59,8 @@ class SentryRules(Part, Struct, eq=False):
     worker: Worker
     shared: PodsShared
     rules: OfflineRules | None = None
+    proc: Path = Path("/proc")
+    state: SentryState = "off"
     _wake: Wake = field(default_factory=Wake)
 
     @classmethod
@@ -75,20 +85,56 @@ class SentryRules(Part, Struct, eq=False):
             job = partial(_keep, self.file, rules.every, matching)
         else:
             return
-        await self.worker.run("write the sentry's orders", job)
+        self.state = await self.worker.run("write the sentry's orders", lambda: self._looked(job))
+
+    def _looked(self, keep: Callable[[], bool]) -> SentryState:
+        """Raises OSError."""
+        if not keep():
+            return "off"
+        return "on" if _is_parent(self.proc, self.shared.runtime.pid) else "not started"
+
+    def section(self) -> Mapping[str, Any]:
+        return {"sentry": self.state}
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.state == "not started" and self.rules is not None:
+            yield (
+                "the runtime has not started the sentry, or has thrown it out, so offline containers start outside the "
+                "box while criproxy is away: restart the runtime (containers go on)"
+            )
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        if self.state != "off":
+            yield "sentry", self.state
 
 
-def _keep(file: Path, rules: tuple[Rule, ...], outside: Collection[str]) -> None:
-    """Raises OSError; then the file is as it was."""
+def _is_parent(proc: Path, pid: int) -> bool:
+    """Whether a process has a sentry for a child; so it may, where that is not known (`pid` 0).
+
+    Source: proc_pid_task(5), children; CONFIG_PROC_CHILDREN.
+    """
+    files = list((proc / str(pid) / "task").glob("*/children"))
+    for file in files:
+        with contextlib.suppress(OSError):  # a thread, or a child, has ended
+            for child in file.read_text().split():
+                with contextlib.suppress(OSError):
+                    if f"-{SENTRY}\0".encode() in (proc / child / "cmdline").read_bytes():
+                        return True
+    return not files
+
+
+def _keep(file: Path, rules: tuple[Rule, ...], outside: Collection[str]) -> bool:
+    """Whether there is such a file. Raises OSError; then it is as it was."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
-        return
+        return False
     before = SentryOrders()
     with contextlib.suppress(ValueError):
         before = msgspec.json.decode(data, type=SentryOrders)
     if (content := before.now(rules, outside).encode()) == data:
-        return
+        return True
     new = file.with_suffix(".new")
     try:
         with open(new, "wb", opener=statefile.private) as opened:
@@ -100,3 +146,4 @@ def _keep(file: Path, rules: tuple[Rule, ...], outside: Collection[str]) -> None
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+    return True

@@ -22,8 +22,12 @@ ALSO_KOORDINATOR = f'{NRI}colocation.presets = ["koordinator"]'
 STALE = b"orders of nobody"
 
 
+RUNTIME_PID = 70
+
+
 class Ready:
     ready = True
+    pid = RUNTIME_PID
 
 
 def pod(uid: str, labels: dict[str, str]) -> Pod:
@@ -37,7 +41,16 @@ class OrderedNode:
         self.pods, self.runtime = FakeInventory(), Ready()
         shared = PodsShared(self.pods, self.runtime, None, FakeCounters(), FakeClock(), FakeLog())  # type: ignore[arg-type]
         self.part = SentryRules(directory / "rules", Worker("sentry-rules", 5.0), shared)
+        self.part.proc = directory / "proc"
         self.part.file.write_bytes(STALE)
+
+    def children(self, **commands: str) -> None:
+        """Of the runtime, by the number of their pids."""
+        (task := self.part.proc / f"{RUNTIME_PID}/task/{RUNTIME_PID}").mkdir(parents=True, exist_ok=True)
+        (task / "children").write_text(" ".join(name[1:] for name in commands) + " ")
+        for name, command in commands.items():
+            (of := self.part.proc / name[1:]).mkdir(exist_ok=True)
+            (of / "cmdline").write_text(command.replace(" ", "\0") + "\0")
 
     def run(self, **labels: dict[str, str]) -> None:
         self.pods.outside = {uid: pod(uid, of) for uid, of in labels.items()}
@@ -123,7 +136,7 @@ def test_without_a_sentry_there_is_no_file(node: OrderedNode) -> None:
     node.part.configure(node_settings(NRI))
     look(node.part, FakeLog())
 
-    assert os.listdir(node.part.file.parent) == []
+    assert not node.part.file.exists()
 
 
 def test_a_full_disk_is_a_problem_and_keeps_the_orders(node: OrderedNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +149,7 @@ def test_a_full_disk_is_a_problem_and_keeps_the_orders(node: OrderedNode, monkey
 
     assert node.part.file.read_bytes() == STALE
     assert "No space left" in node.part.failure
-    assert os.listdir(node.part.file.parent) == ["rules"]
+    assert not node.part.file.with_suffix(".new").exists()
 
 
 def test_an_unchanged_file_is_left_alone(node: OrderedNode) -> None:
@@ -145,3 +158,39 @@ def test_an_unchanged_file_is_left_alone(node: OrderedNode) -> None:
     node.look()
 
     assert (node.part.file.stat().st_ino, node.part.file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+LAUNCHER = "/usr/bin/python3 -IS /opt/nri/plugins/95-criproxy"
+SENTRY = "/usr/bin/python3 -IS /opt/nri/plugins/99-criproxy-sentry"
+
+
+def test_the_runtime_has_a_sentry(node: OrderedNode) -> None:
+    node.children(p71=LAUNCHER, p72=SENTRY)
+    node.look()
+
+    assert list(node.part.rows()) == [("sentry", "on")]
+    assert list(node.part.problems()) == []
+
+
+def test_a_sentry_that_the_runtime_does_not_have_is_a_problem(node: OrderedNode) -> None:
+    node.children(p71=LAUNCHER)
+    node.look()
+
+    assert node.part.section() == {"sentry": "not started"}
+    assert "restart the runtime" in "".join(node.part.problems())
+
+
+def test_where_children_are_not_known_nobody_is_alarmed(node: OrderedNode) -> None:
+    node.look()
+
+    assert node.part.state == "on"
+
+
+def test_a_sentry_that_is_off_is_not_missed(node: OrderedNode) -> None:
+    node.children(p71=LAUNCHER)
+    node.part.file.unlink()
+    node.part.configure(node_settings(NRI))
+    look(node.part, FakeLog())
+
+    assert node.part.section() == {"sentry": "off"}
+    assert (list(node.part.rows()), list(node.part.problems())) == ([], [])
