@@ -7,6 +7,7 @@ What takes minutes runs by command: `RESTARTS=50 ./test integration integration/
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import threading
 import time
@@ -18,7 +19,8 @@ from statistics import median
 import grpc
 import pytest
 
-from criproxy.commands.sentry import NAMES, plugin_text
+from criproxy.commands.attach.host import Machine
+from criproxy.commands.sentry import FIRST, NAMES, PLUGINS, plugin_text, run
 from criproxy.fronts.sentry.rules import SentryOrders
 from criproxy.hooks.offline import DEFAULT_RULE
 from integration.lab.client import Container, CriClient, Pod
@@ -228,6 +230,21 @@ def test_a_runtime_starts_beside_a_criproxy_that_hangs(place: SentryNode, say: S
     assert max(took_s) < 1.0
 
 
+@pytest.mark.parametrize("of_today", [False, True], ids=["Debian's", "2.4"])
+def test_the_verb_goes_by_what_the_runtime_says_of_itself(lab: Path, of_today: bool, say: Say) -> None:
+    runtime = Containerd(lab, programs=build.find("containerd").parent if of_today else None)
+    runtime.start()
+    config = lab / "criproxy.toml"
+    config.write_text(f'[proxy]\nfront = "nri"\nruntime = "{runtime.socket}"\n')
+    says = Machine().version(str(runtime.socket))
+    say(says)
+    may = tuple(map(int, re.findall(r"\d+", says)[:3])) >= FIRST["containerd"]
+
+    assert run("on", config, root=lab / "host") == (0 if may else 1)
+    there = sorted(path.name for path in (lab / "host" / PLUGINS.lstrip("/")).glob("*"))
+    assert there == (sorted(NAMES) if may else [])
+
+
 REQUIRED = {"required-plugins.noderesource.dev": '["criproxy"]'}
 
 
@@ -289,9 +306,10 @@ def test_whatever_becomes_of_the_sentry_online_containers_start(place: SentryNod
             place.rules.symlink_to(place.rules)
         elif fault != "none":
             os.kill(sentry, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
-        took_s = creates_s(node.direct, online, 8)
+        took_s = creates_s(node.direct, online, 30)
         node.direct.run_container(online, "main", ["sleep", "1000"])
 
-    say(f"{fault}: online creates before {median(before_s):.3f}, then {in_words(took_s)}")
+    slowest = in_words(sorted(took_s)[-3:])
+    say(f"{fault}: online creates before {median(before_s):.3f}, then {median(took_s):.3f}, the slowest {slowest}")
     assert max(took_s) < 2.5, "the runtime waits 2 s for a plugin, once"
     assert median(took_s) < 0.5
