@@ -14,6 +14,7 @@ PARTS = (
 )
 
 pytestmark = [
+    pytest.mark.by_command,
     pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper: integration/setup debs"),
     pytest.mark.timeout(1200),
 ]

@@ -50,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give offline pods user namespaces of their own (hostUsers: false), where all their nodes can",
     )
+    webhook.add_argument(
+        "--require-plugin",
+        action="store_true",
+        help="have runtimes make no container of an offline pod while criproxy's NRI plugin is away, where all nodes "
+        "have that front, and runtimes whose default validator is on (containerd 2.2, CRI-O 1.34)",
+    )
     webhook.set_defaults(verb=_webhook)
 
     controller = verbs.add_parser("controller", help="give nodes their policies, in the cluster, if it leads")
@@ -142,7 +148,8 @@ def _webhook(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.webhook import WebhookSettings, main
 
     hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
-    conversion = ConversionSettings(names=NAMES[chosen.preset], hardening=hardening)
+    names, required = NAMES[chosen.preset], chosen.require_plugin
+    conversion = ConversionSettings(names=names, hardening=hardening, require_plugin=required)
     return main(WebhookSettings(chosen.certificates, conversion, chosen.port))
 
 

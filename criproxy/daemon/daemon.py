@@ -320,6 +320,7 @@ class Daemon:
             Path(config.proxy.nri_path),
             Path(config.proxy.listen_path).parent,
             self._list_pods,
+            self._link,
             clock=self._ports.shared.clock,
             log=self._log,
         )

@@ -8,14 +8,14 @@ How it works
 
       cpu: 1500m, memory: 1Gi   ──▶   kubernetes.io/batch-cpu: "1500", kubernetes.io/batch-memory: "1073741824"
 
-  What was asked for stays in an annotation (`names.RESOURCES`), which the node's hook reads: the container runtime is
-  told of CPU and memory only. An author may also ask for extended resources, of these or of another system's names, in
-  the container or as Koordinator's annotation has it. They win over CPU and memory in the same container, which is what
-  a LimitRange adds: to its requests, to its limits or to both.
+  The author's own requests stay in an annotation (`names.RESOURCES`), which the node's hook reads: the container
+  runtime knows of CPU and memory only. An author may also ask for extended resources, of these or of another system's
+  names, in the container or as Koordinator's annotation has it. They win over CPU and memory in the same container,
+  which is what a LimitRange adds: to its requests, to its limits or to both.
 - Of CPU and memory themselves, nothing is left; huge pages stay, with a request of 0 beside them that makes them valid.
 - A pod that asks for nothing asks for the least, or it would be placed on nodes that lend nothing.
 - A quantity that can't be meant is refused, with what to write instead.
-- It gets our priority class, unless it has one of the priorities that are meant for offline pods: with a high one it
+- It gets our priority class, unless it has one of the priorities for offline pods: with a high one it
   could preempt online pods. The API server fills in the number.
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
@@ -49,6 +49,8 @@ from criproxy_cluster.vocabulary.names import (
     FOR_OFFLINE,
     KEEP_REQUESTS,
     OFFLINE,
+    PLUGIN,
+    REQUIRED_PLUGINS,
     RESOURCES,
 )
 from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, ExtendedNames
@@ -97,6 +99,8 @@ class ConversionSettings(Struct, frozen=True):
     tolerated: str = FOR_OFFLINE
     """The taint's key."""
     hardening: HardeningSettings = HardeningSettings()
+    require_plugin: bool = False
+    """Whether runtimes wait for criproxy's plugin of NRI with such a pod's containers."""
 
 
 def is_offline(pod: Json) -> bool:
@@ -120,6 +124,8 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
         _record(meta, {})
     else:
         _convert_resources(meta, spec, settings)
+    if settings.require_plugin:
+        _require_plugin(meta)
     _set_priority(spec, settings)
     _tolerate(spec, settings)
     _keep_away(spec, meta)
@@ -224,6 +230,20 @@ def _record(meta: Json, converted: Json) -> None:
     """Write our own in any case: whatever an author has written there, nodes would take for ours."""
     text = msgspec.json.encode({"containers": {}, **converted}).decode()
     meta["annotations"] = {**_table(meta.get("annotations"), "metadata.annotations"), RESOURCES: text}
+
+
+def _require_plugin(meta: Json) -> None:
+    """Beside the plugins that the author requires. A list that is none would have the runtime refuse the pod."""
+    annotations = _table(meta.get("annotations"), "metadata.annotations")
+    text = annotations.get(REQUIRED_PLUGINS, "[]")
+    try:
+        required = msgspec.json.decode(str(text), type=list[str])
+    except msgspec.DecodeError as error:
+        where, remedy = f"metadata.annotations[{REQUIRED_PLUGINS}]", 'write a JSON list of names, ["a", "b"], or none'
+        raise ConversionError(where, f"{str(text)[:80]!r} is no list of plugins: {error}", remedy) from error
+    if PLUGIN not in required:
+        required.append(PLUGIN)
+        meta["annotations"] = {**annotations, REQUIRED_PLUGINS: msgspec.json.encode(required).decode()}
 
 
 def _without_records(meta: Json) -> Json:

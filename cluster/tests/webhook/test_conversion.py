@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproxy.hooks.batch import asked_by, of_pod
-from criproxy_cluster.vocabulary.names import CLASS, EVICTED_FROM, EXTENDED_SPEC, KEEP_REQUESTS, RESOURCES
+from criproxy_cluster.vocabulary.names import (
+    CLASS,
+    EVICTED_FROM,
+    EXTENDED_SPEC,
+    KEEP_REQUESTS,
+    PLUGIN,
+    REQUIRED_PLUGINS,
+    RESOURCES,
+)
 from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, MARKS, NAMES, OLDER
 from criproxy_cluster.vocabulary.quantities import amount
 from criproxy_cluster.webhook.conversion import LEAST, MIRROR, ConversionError, ConversionSettings, converted, warnings
@@ -579,3 +587,34 @@ def test_a_record_with_another_name_that_makes_what_is_there_is_not_believed_of_
     before = pod(container(requests={CPU: "1000", MEMORY: "4194304"}), annotations={RESOURCES: forged})
 
     assert recorded(converted(before, BATCH))["c"]["requests"] == {"cpu": "1000m", "memory": "4194304"}
+
+
+# --- the runtime's plugins -------------------------------------------------------------------------------------------
+
+REQUIRES = ConversionSettings(require_plugin=True)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "required"),
+    [
+        (None, [PLUGIN]),
+        ({REQUIRED_PLUGINS: '["other"]'}, ["other", PLUGIN]),
+        ({REQUIRED_PLUGINS: f'["{PLUGIN}"]'}, [PLUGIN]),
+        ({KEEP_REQUESTS: "true"}, [PLUGIN]),
+    ],
+)
+def test_runtimes_wait_for_the_plugin_where_they_are_to(annotations, required):
+    found = converted(pod(annotations=annotations), REQUIRES)
+    assert json.loads(found["metadata"]["annotations"][REQUIRED_PLUGINS]) == required
+    assert converted(found, REQUIRES) == found
+
+
+def test_runtimes_wait_for_no_plugin_by_default_and_for_none_with_online_pods():
+    assert REQUIRED_PLUGINS not in converted(pod(), BATCH)["metadata"]["annotations"]
+    online = pod(labels={})
+    assert converted(online, REQUIRES) == online
+
+
+def test_a_list_of_plugins_that_is_none_is_refused():
+    with pytest.raises(ConversionError, match=r"required-plugins.noderesource.dev\]: 'other' is no list of plugins"):
+        converted(pod(annotations={REQUIRED_PLUGINS: "other"}), REQUIRES)

@@ -25,6 +25,11 @@ def run(verb: str, config_file: Path, dry_run: bool, machine: Machine | None = N
     if verb == "attach" and loaded.errors:
         return _fail(*(str(error) for error in loaded.errors))
     proxy = loaded.config.proxy
+    if verb == "attach" and proxy.front == "nri":
+        why = "the runtime calls criproxy already, and a node has one front"
+        return _fail(
+            f'{config_file}: proxy.front = "nri": {why}: remove the key (the default is "cri") to attach kubelet'
+        )
     criproxy = RunningCriproxy(str(config_file), proxy.listen_path, proxy.runtime_path, proxy.status_path)
     steps = Steps(Host(machine or Machine(), root), criproxy, dry_run)
     before = {number: signal.signal(number, _interrupt) for number in SIGNALS}

@@ -16,7 +16,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
@@ -25,14 +25,11 @@ from criproxy.concurrency.clock import Clock
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri.handed import NAME, Handed, HandedListener
 from criproxy.fronts.nri.mux import WireError
-from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
+from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending, RuntimeSeen
 from criproxy.fronts.nri.session import Called, Registered, Session
 from criproxy.model.shown import Gauge, Shows
+from criproxy.vocabulary.names import PLUGIN
 
-SOCKET: Final = Path("/var/run/nri/nri.sock")
-"""Source: containerd/nri, pkg/api, DefaultSocketPath."""
-
-PLUGIN: Final = "criproxy"
 INDEX: Final = "95"
 """Late among the runtime's plugins: what others have set is seen."""
 
@@ -45,6 +42,22 @@ _SOON_S: Final = 0.02
 _LATER_S: Final = 1.0
 _SOON_FOR_S: Final = 30.0
 """For so long after a loss, it is dialled again so soon: a runtime that starts is about to make containers."""
+
+
+class SaysVersion(Protocol):
+    """What the runtime says of itself, over CRI."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+class KnowsRuntime(Protocol):
+    """`info`: None while the runtime has never answered."""
+
+    @property
+    def info(self) -> SaysVersion | None: ...
 
 
 class NriConnectionStatus(Struct, frozen=True):
@@ -65,7 +78,7 @@ class NriFront(Shows):
     """In order: `start`, `act` once it is this process that places pods, `drain` when another does, `stop`.
 
     `synchronized` is awaited after each registration, once the runtime's pods are known. `run_dir`: where the launcher
-    finds us.
+    finds us. `link` tells which runtime it is, before it is dialled: there are some that a plugin can lock up.
     """
 
     GAUGES = (
@@ -84,6 +97,7 @@ class NriFront(Shows):
         path: Path,
         run_dir: Path,
         synchronized: Callable[[], Awaitable[None]],
+        link: KnowsRuntime,
         *,
         clock: Clock,
         log: FilteringBoundLogger,
@@ -95,6 +109,7 @@ class NriFront(Shows):
         self.registered: Final = asyncio.Event()
         """Set while a connection is synchronized."""
         self._synchronized = synchronized
+        self._link = link
         self._clock = clock
         self._log = log
         self._launcher = HandedListener(run_dir / NAME, self._serve_handed, log)
@@ -164,6 +179,9 @@ class NriFront(Shows):
             await asyncio.sleep(_SOON_S if recently else _LATER_S)
 
     def _dialled(self) -> socket.socket | None:
+        if why := self._undialled():
+            self._complain(why)
+            return None
         dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             dialled.connect(str(self.path))
@@ -172,6 +190,17 @@ class NriFront(Shows):
             self._complain(f"{self.path}: {error.strerror or error}")
             return None
         return dialled
+
+    def _undialled(self) -> str:
+        """Why the runtime must not be dialled; "": it may."""
+        if (info := self._link.info) is None:
+            return "the runtime has not answered over CRI yet, which tells its version"
+        if RuntimeSeen(info.name, info.version).locks_up:
+            return (
+                f"{info.name} {info.version} can lock up when a plugin registers (containerd/containerd#10085): "
+                'update it to 1.7.16 or later, or set proxy.front = "cri"'
+            )
+        return ""
 
     async def _serve_handed(self, handed: Handed, runtime: socket.socket) -> None:
         await self._serve(runtime, handed.plugin_name, handed.plugin_index, "launcher")

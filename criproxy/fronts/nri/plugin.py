@@ -36,12 +36,7 @@ from criproxy.model import STARTS, Operation, Pod
 from criproxy.pods.admission import kubelets_place
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import Made, Placing, PlacingOutcome, Proceed, RefusedCall
-
-REQUIRED: Final = "required-plugins.noderesource.dev"
-"""The annotation that names the plugins without which the runtime makes no container of a pod.
-
-Source: containerd/nri, plugins/default-validator.
-"""
+from criproxy.vocabulary.names import REQUIRED_PLUGINS
 
 _EVENTS: Final[Mapping[str, int]] = {
     "RunPodSandbox": 1,
@@ -59,6 +54,8 @@ _NAMES: Final = {number: name for name, number in _EVENTS.items()}
 
 _RESIZES_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 2), "cri-o": (1, 34), "": (0, 10)}
 """The versions of runtimes that know UpdatePodSandbox; of NRI's own: ""."""
+
+_REGISTERS_SAFELY: Final = (1, 7, 16)
 
 _OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
     "StopPodSandbox": Inventory.sandbox_stopped,
@@ -105,6 +102,11 @@ class RuntimeSeen(Struct, frozen=True):
         name = self.name.lower()
         since = _RESIZES_SINCE[""] if self.nri else _RESIZES_SINCE.get(name)
         return since is not None and _version(self.nri or self.version) >= since
+
+    @property
+    def locks_up(self) -> bool:
+        """Whether a plugin that registers may lock it up for good. Source: containerd/containerd#10085."""
+        return self.name.lower() == "containerd" and _version(self.version) < _REGISTERS_SAFELY
 
     @property
     def may_require_plugins(self) -> bool:
@@ -265,7 +267,7 @@ class NriPlugin(Struct, eq=False):
             self.placing.done(call, outcome, Made(call.sandbox_id, containers))
             if call.operation in STARTS and outcome.place is not None and call.pod is not None:
                 self.started += 1
-                self.required += REQUIRED in call.pod.annotations
+                self.required += REQUIRED_PLUGINS in call.pod.annotations
         return self._verdict(outcome)
 
     def _verdict(self, outcome: PlacingOutcome) -> NriAnswer:
@@ -356,7 +358,7 @@ class NriPlugin(Struct, eq=False):
             return None
 
 
-def _version(said: str) -> tuple[int, int]:
-    """Major and minor; (0, 0): it says something else."""
-    found = re.match(r"v?(\d+)\.(\d+)", said)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def _version(said: str) -> tuple[int, ...]:
+    """Of the form 1.7.27; (): it says something else."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", said)
+    return tuple(map(int, found[1].split("."))) if found else ()

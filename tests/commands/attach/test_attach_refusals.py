@@ -219,3 +219,12 @@ def test_a_machine_without_systemd_is_told(bench: Bench) -> None:
     bench.node.before_run = missing
     assert bench.attach() == 1
     assert "is this a node with systemd?" in bench.err
+
+
+def test_a_node_has_one_front(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.config.write_text('[proxy]\nfront = "nri"\n')
+    assert bench.attach() == 1
+    assert f'{bench.config}: proxy.front = "nri"' in bench.err
+    assert "remove the key" in bench.err
+    assert bench.node.ran == []

@@ -17,6 +17,7 @@ from criproxy.fronts.nri import front as front_module
 from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.nri.handed import NAME
+from criproxy.fronts.nri.plugin import RuntimeSeen
 from tests.fakes.waiting import until
 from tests.fronts.nri.runtime import ONLINE, Answer, answers, call, container, event, registered, sandbox
 from tests.fronts.nri.test_plugin import PluginBench
@@ -68,8 +69,9 @@ class NriRig:
         self.path = directory / "nri.sock"
         self.bench = PluginBench()
         self.listed = 0
+        self.info: RuntimeSeen | None = RuntimeSeen("containerd", "2.4.2")
         self.front = NriFront(
-            self.bench.plugin, self.path, directory, self.list, clock=Clock(), log=structlog.get_logger()
+            self.bench.plugin, self.path, directory, self.list, self, clock=Clock(), log=structlog.get_logger()
         )
         self.listener: socket.socket | None = None
 
@@ -239,3 +241,25 @@ async def test_one_that_waits_for_its_turn_is_registered_and_places_nothing(tmp_
         assert not answer.response.HasField("status")
         assert one.bench.box.admitted == []
         assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        (None, "over CRI"),
+        (RuntimeSeen("containerd", "1.7.15"), "can lock up"),
+        (RuntimeSeen("containerd", "?"), "lock"),
+    ],
+)
+async def test_a_runtime_that_a_plugin_can_lock_up_is_not_dialled(
+    tmp_path: Path, info: RuntimeSeen | None, says: str
+) -> None:
+    async with rig(tmp_path, listens=False) as one:
+        one.info = info
+        one.listen()
+        await until(lambda: says in one.front.problem)
+        assert one.listener is not None
+        with pytest.raises(BlockingIOError):
+            one.listener.accept()
+        one.info = RuntimeSeen("containerd", "v1.7.24")
+        await one.registered()
