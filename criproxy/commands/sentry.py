@@ -14,10 +14,11 @@ from typing import Final
 from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.commands.attach.host import Host, Machine
 from criproxy.config import load
-from criproxy.fronts.nri.front import INDEX, PLUGIN
+from criproxy.fronts.nri.front import INDEX
 from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.rules import SentryOrders
+from criproxy.vocabulary.names import PLUGIN
 
 PLUGINS: Final = "/opt/nri/plugins"
 """Where runtimes look for plugins, unless their config says otherwise."""
