@@ -30,8 +30,8 @@ WORDS: Final = {
     "nri_registered": "The runtime's NRI calls criproxy from now on; `by`: over its socket, or by the launcher.",
     "nri_not_registered": "The runtime's NRI does not call criproxy, as `reason` says; it is tried again.",
     "nri_lost": "The runtime's NRI calls criproxy no more: it was restarted, or criproxy took too long to answer.",
-    "nri_missed": "Offline pods that started, and containers of such pods that were made outside the box, while NRI did "
-    "not call criproxy; a pod's next container is made in the box.",
+    "nri_missed": "Offline pods that started, and containers of such pods that were made outside the box, while NRI "
+    "did not call criproxy; a pod's next container is made in the box.",
     "nri_not_listed": "The runtime's CRI did not list its pods when NRI was there; it is asked again once it is ready.",
     "nri_call_failed": "A call of NRI failed by a fault of criproxy's own: an online pod's went on as it came.",
     "nri_handed_over": "The launcher, which the runtime has started, has handed its connection over.",

@@ -39,14 +39,14 @@ class Handed(Struct, frozen=True):
     runtime: str = ""
 
 
-Take = Callable[[Handed, socket.socket], Coroutine[Any, Any, None]]
+TakeHanded = Callable[[Handed, socket.socket], Coroutine[Any, Any, None]]
 """Serves a connection to the runtime until it ends, and closes it. It does not block."""
 
 
 class HandedListener:
     """Listens at `path` from `listen` until `close`. Two processes may: the later one takes the path over."""
 
-    def __init__(self, path: Path, take: Take, log: FilteringBoundLogger) -> None:
+    def __init__(self, path: Path, take: TakeHanded, log: FilteringBoundLogger) -> None:
         self._path = path
         self._take = take
         self._log = log
@@ -82,7 +82,7 @@ class HandedListener:
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take no more; connections that were taken over stay."""
+        """TakeHanded no more; connections that were taken over stay."""
         listener, self._listener = self._listener, None
         if listener is None:
             return

@@ -10,6 +10,8 @@ The calls may be answered in any order. What the runtime sends that is no call o
 versions may have more; what can't be followed raises WireError, and the socket has to be closed.
 """
 
+from __future__ import annotations  # the messages in them are not imported yet
+
 from typing import Final
 
 from google.protobuf.message import DecodeError, Message

@@ -392,7 +392,9 @@ def test_a_call_that_takes_too_long_is_refused_and_counted() -> None:
 
 def test_required_plugins_are_counted() -> None:
     bench = acting()
-    bench.run(sandbox(**{"required-plugins.noderesource.dev": '["criproxy"]'}))
+    pod = sandbox()
+    pod.annotations.add(key=b"required-plugins.noderesource.dev", value=b'["criproxy"]')
+    bench.run(pod)
     assert (bench.plugin.required, bench.plugin.started) == (1, 1)
 
 
