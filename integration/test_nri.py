@@ -1,7 +1,7 @@
 """The NRI front before a real containerd: where containers are made, what is refused, and what a lost plugin costs.
 
-The restarts and hand-overs under creates, and the times within a call, run by command:
-`NRI_ROUNDS=50 ./test integration integration/test_nri.py`.
+The restarts and hand-overs under creates run by command: `[NRI_ROUNDS=50] ./test integration integration/test_nri.py`.
+The times within a call: `python -m benchmarks.nri`.
 """
 
 import contextlib
@@ -32,8 +32,7 @@ from integration.programs import build
 
 pytestmark = pytest.mark.timeout(3600)
 
-ROUNDS = int(os.environ.get("NRI_ROUNDS", "0"))
-by_command = pytest.mark.skipif(not ROUNDS, reason="takes minutes: NRI_ROUNDS=50 ./test integration " + __file__)
+ROUNDS = int(os.environ.get("NRI_ROUNDS", "15"))
 
 WELL_S = 60.0
 FOUND_S = 2.0
@@ -207,7 +206,7 @@ def creating(node: Node, threads: int) -> Iterator[list[Creates]]:
             thread.join()
 
 
-@by_command
+@pytest.mark.by_command
 def test_hand_overs_under_creates_refuse_nothing_and_let_nothing_by(node: Node, say: Callable[[str], object]) -> None:
     with creating(node, 2) as each:
         took_s = []
@@ -222,7 +221,7 @@ def test_hand_overs_under_creates_refuse_nothing_and_let_nothing_by(node: Node, 
     upgrades.stop_all(node.proxy)
 
 
-@by_command
+@pytest.mark.by_command
 def test_each_pod_that_a_restart_of_the_runtime_lets_by_is_found(node: Node, say: Callable[[str], object]) -> None:
     """Pods are made from the moment on in which the runtime's CRI answers, as kubelet does, who has waited for it."""
     let_by, made, slowest_s = 0, 0, 0.0

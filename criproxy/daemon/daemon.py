@@ -319,7 +319,7 @@ class Daemon:
             NriPlugin(self._placing, self._log),
             Path(config.proxy.nri_path),
             Path(config.proxy.listen_path).parent,
-            self._list_pods,
+            one_of(self._round.parts, Reconciler).connected,
             self._link,
             clock=self._ports.shared.clock,
             log=self._log,
@@ -495,19 +495,16 @@ class Daemon:
 
     async def _connected(self, _: RuntimeInfo) -> None:
         self._socket.follow(self._link.path)
-        await self._list_pods()
+        if self._upgrades.waiting:
+            await self._ports.shared.inventory.refresh()
+        else:
+            await one_of(self._round.parts, Reconciler).connected()
         if self._upgrades.waiting and self._nri is not None:
             with contextlib.suppress(TimeoutError):  # a node without NRI can be upgraded all the same
                 async with asyncio.timeout(_REGISTERED_S):
                     await self._nri.registered.wait()
         self._upgrades.listed.set()
         self._tasks.attempt("look for kubelet's cgroup driver", self._kubelets_driver.find())
-
-    async def _list_pods(self) -> None:
-        if self._upgrades.waiting:
-            await self._ports.shared.inventory.refresh()
-        else:
-            await one_of(self._round.parts, Reconciler).connected()
 
 
 class _PodsOfDaemon(PodObserver, Struct):

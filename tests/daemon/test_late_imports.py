@@ -16,8 +16,8 @@ footprint.settle()
 print(json.dumps([sorted(sys.modules), sorted(m.__file__ for n, m in sys.modules.items() if n.startswith("criproxy"))]))
 """
 
-SWITCHED_ON = ("criproxy.kube.", "criproxy.observe.remote")
-"""Imported at once where Kubernetes, or a remote address, is switched on, and nowhere else: see
+SWITCHED_ON = ("criproxy.kube.", "criproxy.observe.remote", "criproxy.fronts.nri.nri_descriptor")
+"""Imported at once where Kubernetes, a remote address, or the NRI front is switched on, and nowhere else: see
 `test_node_side_needs_no_further_import`.
 """
 

@@ -23,6 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
 from criproxy.fronts.http2.codes import Code
+from criproxy.fronts.nri import messages
 from criproxy.fronts.nri.handed import NAME, Handed, HandedListener
 from criproxy.fronts.nri.mux import WireError
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending, RuntimeSeen
@@ -77,8 +78,8 @@ class NriConnectionStatus(Struct, frozen=True):
 class NriFront(Shows):
     """In order: `start`, `act` once it is this process that places pods, `drain` when another does, `stop`.
 
-    `synchronized` is awaited after each registration, once the runtime's pods are known. `run_dir`: where the launcher
-    finds us. `link` tells which runtime it is, before it is dialled: there are some that a plugin can lock up.
+    `connected` is awaited after each registration while it acts; it lists the runtime's pods. `run_dir`: where the
+    launcher finds us. `link` tells which runtime it is, before it is dialled: there are some that a plugin can lock up.
     """
 
     GAUGES = (
@@ -96,7 +97,7 @@ class NriFront(Shows):
         plugin: NriPlugin,
         path: Path,
         run_dir: Path,
-        synchronized: Callable[[], Awaitable[None]],
+        connected: Callable[[], Awaitable[None]],
         link: KnowsRuntime,
         *,
         clock: Clock,
@@ -108,7 +109,7 @@ class NriFront(Shows):
         self.problem = "it was not dialled yet"
         self.registered: Final = asyncio.Event()
         """Set while a connection is synchronized."""
-        self._synchronized = synchronized
+        self._has_connected = connected
         self._link = link
         self._clock = clock
         self._log = log
@@ -134,6 +135,7 @@ class NriFront(Shows):
 
     def start(self) -> None:
         """Dial, until `drain` or `stop`."""
+        messages.load()  # now, as an upgrade removes the files that it imports
         self._dialling = asyncio.ensure_future(self._dial())
 
     def act(self) -> None:
@@ -247,7 +249,7 @@ class NriFront(Shows):
 
     async def _follow(self) -> None:
         try:
-            await self._synchronized()
+            await (self._has_connected() if self.plugin.acts else self.plugin.placing.inventory.refresh())
         except Exception as error:  # the runtime's CRI is not there yet: its link does the same once it is
             self._log.info("nri_not_listed", error=str(error) or type(error).__name__)
 
