@@ -45,6 +45,9 @@ _SOON_FOR_S: Final = 30.0
 """For so long after a loss, it is dialled again so soon: a runtime that starts is about to make containers."""
 
 
+_NOT_TOLD: Final = "the runtime has not answered over CRI yet, which tells its version"
+
+
 class SaysVersion(Protocol):
     """What the runtime says of itself, over CRI."""
 
@@ -106,7 +109,7 @@ class NriFront(Shows):
         self.plugin = plugin
         self.path = path
         self.lost = 0
-        self.problem = "it was not dialled yet"
+        self.problem = _NOT_TOLD
         self.registered: Final = asyncio.Event()
         """Set while a connection is synchronized."""
         self._has_connected = connected
@@ -126,6 +129,11 @@ class NriFront(Shows):
     @property
     def connected(self) -> bool:
         return self.registered.is_set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return any(one.busy for one in self._connections)
 
     @property
     def missed(self) -> int:
@@ -196,7 +204,7 @@ class NriFront(Shows):
     def _undialled(self) -> str:
         """Why the runtime must not be dialled; "": it may."""
         if (info := self._link.info) is None:
-            return "the runtime has not answered over CRI yet, which tells its version"
+            return _NOT_TOLD
         if RuntimeSeen(info.name, info.version).locks_up:
             return (
                 f"{info.name} {info.version} can lock up when a plugin registers (containerd/containerd#10085): "
@@ -334,9 +342,13 @@ class NriConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pending: set[asyncio.Task[None]] = set()
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending)
+
     async def idle(self) -> None:
         """Until no call is under way."""
-        while self._pending:
+        while self.busy:
             await asyncio.wait(self._pending)
 
     def send(self, data: bytes) -> None:
