@@ -129,6 +129,11 @@ def _parser() -> argparse.ArgumentParser:
     for name, verb in (("attach", attach), ("detach", detach)):
         verb.set_defaults(verb=functools.partial(_attach, name=name))
         verb.add_argument("--dry-run", action="store_true", help="show what would change and run, and change nothing")
+    sentry = verbs.add_parser(
+        "sentry", parents=[config], help="have the runtime keep unplaced offline containers out itself, by NRI"
+    )
+    sentry.add_argument("switch", choices=("on", "off"), help="from the runtime's next start on; off: from now on")
+    sentry.set_defaults(verb=_sentry)
     hold_off = verbs.add_parser(
         "hold-off", parents=[config], help="have criproxy leave its hands off the box, or a pod"
     )
@@ -342,6 +347,12 @@ def _attach(options: argparse.Namespace, name: str) -> int:
     from criproxy.commands.attach.command import run
 
     return run(name, options.config, options.dry_run)
+
+
+def _sentry(options: argparse.Namespace) -> int:
+    from criproxy.commands.sentry import run
+
+    return run(options.switch, options.config)
 
 
 def _seconds(text: str) -> float:

@@ -32,6 +32,7 @@ TABLE: Final[Mapping[str, WorkerRow]] = {
     "pods-logs": WorkerRow("a disk with pods' logs"),
     "kubelets-config": WorkerRow("the disk with kubelet's config"),
     "cpu-manager": WorkerRow("the disk with the state of kubelet's CPU manager", 5.0),
+    "sentry-rules": WorkerRow("the disk with criproxy's state", 5.0, writes=True),
     "hold-offs": WorkerRow("/run, for what operators have said"),
     "pods-online": WorkerRow("/run, for which pods were online", writes=True),
 }

@@ -9,6 +9,7 @@ from criproxy.daemon.kubernetes import KubernetesPart
 from criproxy.daemon.lifecycle import Threads
 from criproxy.daemon.round import Round
 from criproxy.fronts.nri.front import NriFront
+from criproxy.fronts.sentry.rules import SentryRules
 from criproxy.model.shown import Shows
 from criproxy.pods.anchors import AnchorKeeping
 from criproxy.pods.cache_share import CacheShare
@@ -48,6 +49,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     UnboundedPods,
     KernelTablesWatch,
     PodUseWatch,
+    SentryRules,
 )
 
 OTHERS: Final[tuple[type[Shows], ...]] = (

@@ -88,6 +88,11 @@ class OfflineRules(Struct, frozen=True):
     rules: tuple[Rule, ...]
     presets: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
 
+    @property
+    def every(self) -> tuple[Rule, ...]:
+        """All that make a pod offline, but for a static pod of kube-system."""
+        return (*self.rules, *(rule for rules in self.presets.values() for rule in rules), _CONVERTED)
+
     def why(self, pod: Pod) -> str | None:
         """Why `pod` is offline, in words; None: it is online.
 

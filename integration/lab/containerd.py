@@ -35,6 +35,7 @@ disabled_plugins = [
 
 [plugins."io.containerd.nri.v1.nri"]
   socket_path = "{nri}"
+  plugin_path = "{plugins}"
   plugin_request_timeout = "{nri_timeout}"
   [plugins."io.containerd.nri.v1.nri".default_validator]
     enable = true
@@ -69,8 +70,8 @@ ENCLOSE = ("unshare", "--net", "--ipc", "sh", "-c", 'ip link set lo up && exec "
 class Containerd(Service):
     """A containerd in `directory`, with the lab's images and the node's cgroup driver.
 
-    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket, `nri` its NRI
-    socket (containerd 2).
+    Pods must use the host's network: there is no CNI network. `log` is its log, `socket` its CRI socket. Of containerd
+    2, `nri` is its NRI socket, and `plugins` the directory of the NRI plugins that it starts itself.
 
     `enclosed`: it has a network and an IPC namespace of its own, which its pods take for the host's and which end with
     it and its pods. Pods have a CNI network there, and images come from `REGISTRY` there. `inside` is the command
@@ -89,6 +90,7 @@ class Containerd(Service):
         super().__init__("containerd", self.directory / "containerd.log")
         self.socket = _socket(directory)
         self.nri = socket_path(directory, "nri.sock")
+        self.plugins = self.directory / "nri-plugins"
         self._environment = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
         self._enclosed = enclosed
         self._nri_timeout = nri_timeout
@@ -125,6 +127,7 @@ class Containerd(Service):
             runc=self.directory / "runc",
             cni=self.directory / "cni",
             nri=self.nri,
+            plugins=self.plugins,
             nri_timeout=self._nri_timeout,
             registries=self.directory / "registries",
             socket=self.socket,

@@ -47,3 +47,49 @@ def test_scripts_put_back_what_a_reload_of_systemd_takes_from_containers(
     assert (tmp_path / "reloaded").exists()
     left = {scope: (tmp_path / "cgroup" / scope / "memory.oom.group").read_text().strip() for scope in scopes}
     assert left == scopes
+
+
+def run_script(directory: Path, name: str, *arguments: str, plugins: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """On a machine in a directory, with these plugins of the runtime; `called` there has the calls of criproxy."""
+    for made in ("bin", "plugins", "systemd/system", "cgroup"):
+        (directory / made).mkdir(parents=True)
+    for plugin in plugins:
+        (directory / "plugins" / plugin).touch()
+    for program in ("systemctl", "deb-systemd-invoke"):
+        (directory / "bin" / program).write_text("#!/bin/sh\n")
+    (directory / "bin/criproxy").write_text(f'#!/bin/sh\necho "$*" >>{directory}/called\n[ ! -e {directory}/fails ]\n')
+    for file in (directory / "bin").iterdir():
+        file.chmod(0o755)
+    script = (DEBIAN / f"criproxy.{name}").read_text().replace("rm -rf", ":").replace("#DEBHELPER#", "")
+    places = {"/sys/fs/cgroup": "cgroup", "/run/systemd": "systemd", "/opt/nri/plugins": "plugins"}
+    for place, instead in places.items():
+        script = script.replace(place, str(directory / instead))
+    environment = {"PATH": f"{directory}/bin:{os.environ['PATH']}"}
+    return subprocess.run(["sh", "-c", script, name, *arguments], env=environment, capture_output=True, check=False)
+
+
+PLUGINS = ["10-other", "95-criproxy", "99-criproxy-sentry"]
+
+
+def test_a_purge_takes_the_runtimes_plugins_of_a_package_that_was_forced_off(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "postrm", "purge", plugins=PLUGINS)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [path.name for path in (tmp_path / "plugins").iterdir()] == ["10-other"]
+
+
+@pytest.mark.parametrize(("plugins", "called"), [(PLUGINS, "sentry on\n"), (["10-other"], "")], ids=["on", "off"])
+def test_an_upgrade_renews_the_sentry_where_it_is_on(tmp_path: Path, plugins: list[str], called: str) -> None:
+    (tmp_path / "called").touch()
+    done = run_script(tmp_path, "postinst", "configure", "0.0.1", plugins=plugins)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "called").read_text().replace("upgrade\n", "") == called
+
+
+def test_a_sentry_that_can_not_be_renewed_does_not_fail_the_upgrade(tmp_path: Path) -> None:
+    (tmp_path / "fails").touch()
+    done = run_script(tmp_path, "postinst", "configure", "0.0.1", plugins=PLUGINS)
+
+    assert done.returncode == 0
+    assert b"run 'criproxy sentry on'" in done.stderr

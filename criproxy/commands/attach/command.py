@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from criproxy.commands import sentry
 from criproxy.commands.attach.attaching import attach
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.detaching import detach
@@ -34,6 +35,8 @@ def run(verb: str, config_file: Path, dry_run: bool, machine: Machine | None = N
     before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
     try:
         (attach if verb == "attach" else detach)(steps)
+        if verb == "detach" and not dry_run:
+            sentry.switch_off(steps.host)
     except NodeError as error:
         return _fail(f"criproxy {verb}: {error}")
     except SignalledError as error:

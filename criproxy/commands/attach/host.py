@@ -133,14 +133,15 @@ class Host(Struct):
     root: Path = Path("/")
     _oom_groups: list[Path] = []
 
-    def _at(self, path: str) -> Path:
+    def at(self, path: str) -> Path:
+        """Where a path of the host lies for us."""
         return self.root / path.lstrip("/")
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes | None:
         try:
-            return self._at(path).read_bytes()
+            return self.at(path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -163,7 +164,7 @@ class Host(Struct):
         if self.read(edit.path) != edit.before:
             raise NodeError(f"{edit.path} was changed by somebody else just now: look at it, then try again")
         try:
-            path = Path(os.path.realpath(self._at(edit.path)))
+            path = Path(os.path.realpath(self.at(edit.path)))
             if edit.after is None:
                 _beside(path).unlink(missing_ok=True)
                 path.unlink()
@@ -182,16 +183,16 @@ class Host(Struct):
     def same_socket(self, one: str, other: str) -> bool:
         """Whether two paths are one socket, by whatever links."""
         try:
-            return self._at(one).samefile(self._at(other))
+            return self.at(one).samefile(self.at(other))
         except OSError:
-            return os.path.realpath(self._at(one)) == os.path.realpath(self._at(other))
+            return os.path.realpath(self.at(one)) == os.path.realpath(self.at(other))
 
     # --- our own state ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """One attach or detach at a time. Raises NodeError when another one runs."""
-        directory = self._at(STATE).parent
+        directory = self.at(STATE).parent
         try:
             directory.mkdir(parents=True, exist_ok=True)
             file = os.open(directory, os.O_RDONLY)
@@ -241,7 +242,7 @@ class Host(Struct):
 
     def reload(self) -> None:
         """Have systemd read its units; what that takes from running containers is put back."""
-        self._oom_groups = set_below(self._at(_CGROUPS))
+        self._oom_groups = set_below(self.at(_CGROUPS))
         try:
             self._systemctl("daemon-reload")
         finally:
@@ -279,7 +280,7 @@ class Host(Struct):
 
     def help_text(self, program: str) -> list[str]:
         """The lines of what a kubelet's --help says; none when it cannot be asked."""
-        if not program or not os.access(self._at(program), os.X_OK):
+        if not program or not os.access(self.at(program), os.X_OK):
             return []
         with contextlib.suppress(NodeError):
             status, output = self.machine.run((program, "--help"), _QUICK_S)

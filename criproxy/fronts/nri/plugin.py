@@ -278,13 +278,13 @@ class NriPlugin(Struct, eq=False):
     # --- what is there already --------------------------------------------------------------------------------------
 
     def _synchronize(self, now: nri.SynchronizeRequest) -> bytes:
-        starts = []
+        starts, begun = [], {codec.text(container.pod_sandbox_id) for container in now.containers}
         for sandbox in now.pods:
             sandbox_id = codec.text(sandbox.id)
-            placed = self._find(sandbox)
-            if not placed and self._synchronized and sandbox_id not in self._heard and sandbox_id in self._unplaced:
+            missed = not self._find(sandbox) and sandbox_id not in self._heard and sandbox_id in self._unplaced
+            if missed and self._synchronized:
                 starts.append(str(self._unplaced[sandbox_id].ref))  # made up for with its next container
-            else:
+            elif not missed or sandbox_id in begun:  # what has no container can still be placed, with its first
                 self._heard.add(sandbox_id)
         outside = [self._whose(one) for one in now.containers if self._is_outside(one)]
         for container in now.containers:

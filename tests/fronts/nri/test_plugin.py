@@ -291,6 +291,14 @@ def test_a_start_that_nobody_was_told_of_is_made_up_for_with_the_next_container(
     assert bench.create(sandbox(), container("c2")).cgroups_path.decode() == f"{BOXED}/c2"
 
 
+def test_a_pod_that_started_before_this_process_is_placed_with_its_first_container() -> None:
+    """Nobody has let one by while we were away: it would wait for ever."""
+    bench = acting()
+    bench.synchronize([sandbox()])
+
+    assert bench.create(sandbox()).cgroups_path == PATH.encode()
+
+
 def test_a_start_that_is_made_up_for_may_be_refused() -> None:
     bench = acting()
     bench.box.full = "no memory"
