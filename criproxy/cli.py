@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="criproxy",
         description="Lets offline pods use what the online pods of a Kubernetes node leave.",
     )
+    parser.add_argument("--version", action="version", version=f"criproxy {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True, prog=parser.prog, parser_class=_Parser)
     config = _Parser(add_help=False)
     config.add_argument(

@@ -171,7 +171,7 @@ def test_attach_before_kubelet_runs_prepares_its_start(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "cgroup", "told"),
     [
-        ("k3s-agent", "k3s-agent.service", ("that of k3s before Kubernetes 1.32 (k3s-agent.service)", "/etc/rancher/k3s/")),
+        ("k3s-agent", "k3s-agent.service", ("that of k3s before Kubernetes 1.32", "/etc/rancher/k3s/")),
         ("kubelet", "rke2-server.service", ("that of RKE2", "/etc/rancher/rke2/config.yaml.d")),
         ("kubelite", "snap.microk8s.daemon-kubelite.service", ("that of MicroK8s", "snap restart microk8s")),
         ("kubelet", "k0sworker.service/kubelet", ("that of k0s", "--kubelet-extra-args")),
