@@ -30,6 +30,7 @@ CONFINED = """
 for directory in proc sys dev run; do mkdir -p "$0/$directory" && mount --rbind "/$directory" "$0/$directory"; done
 exec chroot "$0" "$@"
 """
+EMULATOR = "qemu-aarch64-static"
 PROGRAM = "/opt/criproxy/bin/criproxy"
 
 pytestmark = [
@@ -110,6 +111,21 @@ def test_commands_run_in_a_userland_without_a_python_of_their_own(userland: Path
     assert "Offline would have had" in simulated.stdout
     asked = run(userland, "status", *CONFIG)
     assert "no criproxy answers at" in asked.stderr
+
+
+@pytest.mark.skipif(shutil.which(EMULATOR) is None, reason="needs qemu-user-static: apt-get install qemu-user-static")
+def test_commands_run_on_the_other_processor_in_emulation(bundles: dict[str, Path], tmp_path: Path) -> None:
+    with tarfile.open(bundles["aarch64"]) as tar:
+        tar.extractall(tmp_path / "opt", filter="tar")
+    (tmp_path / "bin").mkdir()
+    shutil.copy(str(shutil.which(EMULATOR)), tmp_path / "bin" / EMULATOR)
+    (tmp_path / "pod.yaml").write_text(POD)
+    (python,) = tmp_path.glob("opt/criproxy/python-*/bin/python3.*")
+    emulated = ["chroot", tmp_path, f"/bin/{EMULATOR}", f"/{python.relative_to(tmp_path)}", "-ISB", PROGRAM]
+    for words, told in ((["--version"], "criproxy "), (["explain", *CONFIG, "/pod.yaml"], "class          online")):
+        done = subprocess.run([*emulated, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert told in done.stdout
 
 
 class Bundled(Criproxy):
