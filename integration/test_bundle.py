@@ -21,7 +21,7 @@ from integration.lab.elf import is_elf, machine, needed
 from integration.test_daemon import Daemon, config
 from integration.test_deb import MACHINES, build_twice
 
-BY_COMMAND = "BUNDLE=1 ./test integration integration/test_bundle.py"
+BY_COMMAND = "PACKAGES=1 ./test integration integration/test_bundle.py"
 BULLSEYE = "base-files,bash,coreutils,libc-bin,python3-minimal"
 HERE = os.uname().machine
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: main, image: busybox}]}\n"
@@ -34,8 +34,8 @@ EMULATOR = "qemu-aarch64-static"
 PROGRAM = "/opt/criproxy/bin/criproxy"
 
 pytestmark = [
-    pytest.mark.skipif("BUNDLE" not in os.environ, reason=f"builds for minutes: {BY_COMMAND}"),
-    pytest.mark.skipif(shutil.which("patchelf") is None, reason="needs patchelf: integration/setup debs"),
+    pytest.mark.skipif("PACKAGES" not in os.environ, reason=f"builds for minutes: {BY_COMMAND}"),
+    pytest.mark.skipif(shutil.which("patchelf") is None, reason="needs patchelf: integration/setup bundle"),
     pytest.mark.timeout(1800),
 ]
 
@@ -113,7 +113,7 @@ def test_commands_run_in_a_userland_without_a_python_of_their_own(userland: Path
     assert "no criproxy answers at" in asked.stderr
 
 
-@pytest.mark.skipif(shutil.which(EMULATOR) is None, reason="needs qemu-user-static: apt-get install qemu-user-static")
+@pytest.mark.skipif(shutil.which(EMULATOR) is None, reason="needs qemu-user-static: integration/setup bundle")
 def test_commands_run_on_the_other_processor_in_emulation(bundles: dict[str, Path], tmp_path: Path) -> None:
     with tarfile.open(bundles["aarch64"]) as tar:
         tar.extractall(tmp_path / "opt", filter="tar")
@@ -121,7 +121,14 @@ def test_commands_run_on_the_other_processor_in_emulation(bundles: dict[str, Pat
     shutil.copy(str(shutil.which(EMULATOR)), tmp_path / "bin" / EMULATOR)
     (tmp_path / "pod.yaml").write_text(POD)
     (python,) = tmp_path.glob("opt/criproxy/python-*/bin/python3.*")
-    emulated = ["chroot", tmp_path, f"/bin/{EMULATOR}", f"/{python.relative_to(tmp_path)}", "-ISB", PROGRAM]
+    emulated: list[str | Path] = [
+        "chroot",
+        tmp_path,
+        f"/bin/{EMULATOR}",
+        f"/{python.relative_to(tmp_path)}",
+        "-ISB",
+        PROGRAM,
+    ]
     for words, told in ((["--version"], "criproxy "), (["explain", *CONFIG, "/pod.yaml"], "class          online")):
         done = subprocess.run([*emulated, *words], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
@@ -152,7 +159,7 @@ def test_daemon_bounds_a_pod_from_a_userland_without_a_python_of_its_own(node: D
     assert [node.is_in_box(offline), node.is_in_box(online)] == [True, False]
 
 
-@pytest.mark.skipif(shutil.which("rpm") is None, reason="needs rpm: integration/setup debs")
+@pytest.mark.skipif(shutil.which("rpm") is None, reason="needs rpm: integration/setup bundle")
 def test_rpm_has_the_same_tree_units_and_scripts(tmp_path: Path) -> None:
     done = subprocess.run(
         ["packaging/bundle/build", "--rpm", "--out", tmp_path], capture_output=True, text=True, check=True
