@@ -23,6 +23,7 @@ from integration.node import table
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[Counter[str]]()
+BY_COMMAND = pytest.StashKey[Counter[str]]()
 
 
 # integration/systemd changes a whole machine, and needs systemd as its init: it runs on throwaway nodes alone.
@@ -31,6 +32,7 @@ collect_ignore = [] if is_throwaway() else ["systemd"]
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out(config, items)
+    leave_to_commands(config, items)
     if os.geteuid() != 0:
         for item in items:
             if item.path.is_relative_to(HERE):
@@ -46,9 +48,20 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             config.stash.setdefault(LEFT_OUT, Counter())[entry.reason] += 1
 
 
+def leave_to_commands(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is marked by_command, unless the arguments name its file; `pytest_terminal_summary` says so."""
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    for item in list(items):
+        if item.get_closest_marker("by_command") and item.path not in named:
+            items.remove(item)
+            config.stash.setdefault(BY_COMMAND, Counter())[item.nodeid.partition("::")[0]] += 1
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for reason, count in config.stash.get(LEFT_OUT, Counter()).items():
         terminalreporter.write_line(f"LEFT OUT ON THIS NODE: {count} tests: {reason}", yellow=True)
+    for file, count in config.stash.get(BY_COMMAND, Counter()).items():
+        terminalreporter.write_line(f"LEFT OUT: {count} tests: by command: ./test integration {file}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from integration.lab.elf import is_elf, machine, needed
 from integration.test_daemon import Daemon, config
 from integration.test_deb import MACHINES, build_twice
 
-BY_COMMAND = "PACKAGES=1 ./test integration integration/test_bundle.py"
 BULLSEYE = "base-files,bash,coreutils,libc-bin,python3-minimal"
 HERE = os.uname().machine
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: main, image: busybox}]}\n"
@@ -34,7 +33,7 @@ EMULATOR = "qemu-aarch64-static"
 PROGRAM = "/opt/criproxy/bin/criproxy"
 
 pytestmark = [
-    pytest.mark.skipif("PACKAGES" not in os.environ, reason=f"builds for minutes: {BY_COMMAND}"),
+    pytest.mark.by_command,
     pytest.mark.skipif(shutil.which("patchelf") is None, reason="needs patchelf: integration/setup bundle"),
     pytest.mark.timeout(1800),
 ]

@@ -25,10 +25,8 @@ OF_DEPENDS = {
 }
 """What the package's Depends bring: libc6, libstdc++6 and what that needs."""
 
-BY_COMMAND = "PACKAGES=1 ./test integration integration/test_deb.py"
-
 pytestmark = [
-    pytest.mark.skipif("PACKAGES" not in os.environ, reason=f"builds for minutes: {BY_COMMAND}"),
+    pytest.mark.by_command,
     pytest.mark.skipif(shutil.which("dh") is None, reason="needs debhelper: integration/setup debs"),
     pytest.mark.timeout(1200),
 ]

@@ -12,8 +12,6 @@ from integration.lab.criproxy import Config, static
 from integration.lab.node import FOREVER, Node
 from integration.lab.process import is_running, wait_until
 
-pytestmark = pytest.mark.alone
-
 WAIT_S = 240
 NEWLINES = ["sh", "-c", "yes ''"]
 SETTING = "runtime_max_cores"

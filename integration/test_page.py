@@ -33,7 +33,11 @@ SIZES = [
     pytest.param((3840, 2160), id="4k"),
 ]
 
-needs_browser = pytest.mark.skipif(not is_there(), reason="needs Chromium: integration/setup browser")
+
+def needs_browser(test: Callable[..., None]) -> Callable[..., None]:
+    skipped = pytest.mark.skipif(not is_there(), reason="needs Chromium: integration/setup browser")(test)
+    marked: Callable[..., None] = pytest.mark.by_command(skipped)
+    return marked
 
 
 @contextmanager

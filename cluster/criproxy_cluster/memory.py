@@ -1,4 +1,4 @@
-"""What keeps a process small and prompt: a controller that knows thousands of nodes, a webhook that is asked a lot."""
+"""What keeps a process small and prompt: a controller that knows thousands of nodes, a webhook with many requests."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""What may go wrong when the API server is asked, as one exception with words; and how long to wait then."""
+"""What may go wrong with a request to the API server, as one exception with words; and how long to wait then."""
 
 import random
 import socket

@@ -5,7 +5,6 @@ than what pods there were promised, as criproxy does. Times are a tenth of those
 seconds, and a pod that waits for 6 s stands for one that waits for a minute.
 """
 
-import os
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -142,19 +141,15 @@ def job_s(workload):
 
 FIXED = [f"fixed-{number}" for number in range(4)]
 HIGH, LOW, MEAN = 16, 4, 10
-BY_COMMAND = "FULL_S=30 ./test integration cluster/integration/test_queue.py"
-FULL_S = float(os.environ.get("FULL_S", "12"))
+FULL_S = 30.0
 STEPS = (
     (FULL_S, HIGH),
     *((3, cores) for cores in (14, 12, 10, 8, 6)),
-    (2.0 * FULL_S, LOW),
+    (2 * FULL_S, LOW),
     *((3, cores) for cores in (8, 12)),
     (FULL_S, HIGH),
 )
-"""Seconds, and the cores that are lent meanwhile: a day's ebb. `MEAN` is what people would fix a quota at.
-
-With `FULL_S` at 30, an ebb lasts a minute.
-"""
+"""Seconds, and the cores that are lent meanwhile: a day's ebb. `MEAN` is what people would fix a quota at."""
 WAITING = 10
 """Jobs of each queue that wait at any time."""
 
@@ -254,7 +249,7 @@ def run_course(plane, sides):
 
 
 @pytest.mark.alone
-@pytest.mark.skipif("FULL_S" not in os.environ, reason=f"measures for minutes: {BY_COMMAND}")
+@pytest.mark.by_command
 def test_what_is_admitted_keeps_to_what_is_lent_and_few_pods_wait(plane, served, arguments, nodes):
     """Beside it, at the same time, a queue with a quota that is fixed at the mean, on nodes that lend the same."""
     plane.kubectl("apply", "-f", "-", stdin=QUEUE_OF_FIXED)

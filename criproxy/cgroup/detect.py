@@ -20,7 +20,7 @@ _CAP_DAC_OVERRIDE = 1
 
 
 def detect_any(tree: Tree, units: SystemdUnits, proc: str = "/proc") -> CgroupDriver:
-    """The driver for what is mounted and for paths of either shape. Systemd is asked when a first slice comes.
+    """The driver for what is mounted and for paths of either shape. The first slice connects to systemd.
 
     Raises as `detect`, and when this process has no right to the machine's cgroups.
     """

@@ -15,7 +15,7 @@ from criproxy.concurrency.clock import Clock
 from criproxy.model.signals import PodStall, Stall
 
 MOST_PODS: Final = 256
-"""Kubelet runs 110 on a node, unless it is told otherwise."""
+"""Kubelet runs 110 on a node by default."""
 
 
 class PodStallReader:

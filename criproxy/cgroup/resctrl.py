@@ -42,7 +42,7 @@ class CacheLimits(Struct, frozen=True):
 
 
 class CacheGroup(Struct, frozen=True):
-    """What is in force: the group's schemata ("": nothing is), and why something that is asked for is not."""
+    """What is in force: the group's schemata ("": nothing is), and why something requested is not."""
 
     schemata: str = ""
     threads: int = 0
@@ -74,7 +74,7 @@ class Resctrl(Struct, frozen=True):
         return f"{self.root}/{GROUP}"
 
     def _missing(self, limits: CacheLimits) -> str:
-        """Why what is asked for can't be had; "": it can."""
+        """Why the request can't be met; "": it can."""
         if not self.tree.exists(f"{self.root}/schemata"):
             return (
                 f"resctrl is not mounted: mount -t resctrl resctrl {self.root}, where the processor has it (rdt or "

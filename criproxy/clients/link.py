@@ -1,7 +1,8 @@
 """The link to the container runtime: one connection, and a watcher that knows whether the runtime can be relied upon.
 
 Connected is not ready: the runtime is ready when it has answered Version and the inventory has been read from it anew.
-One that is frozen keeps its connections: so it is asked each `BEAT_S`, and is not ready once it has not answered.
+One that is frozen keeps its connections: so the link sends it a call each `BEAT_S`, and it is not ready once it has not
+answered.
 """
 
 import asyncio

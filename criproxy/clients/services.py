@@ -1,4 +1,4 @@
-"""How online services are asked: by HTTP or gRPC at their pod's own address, by a command in their container, or by a
+"""How online services are checked: by HTTP or gRPC at their pod's own address, by a command in their container, or by a
 query at the node's Prometheus.
 """
 
@@ -33,7 +33,7 @@ If it takes longer, that is not the pod's doing.
 """
 
 _MOST_KNOWN: Final = 4 * MOST
-"""Addresses; then all are asked for anew."""
+"""Addresses; then all are looked up anew."""
 
 
 class _QueriedSample(Struct, frozen=True):
@@ -58,11 +58,11 @@ class _Queried(Struct, frozen=True):
 
 
 class ServiceAsker(Struct, frozen=True):
-    """An `AsksServices`. A pod on the host's network is asked at 127.0.0.1. `prometheus`: where queries go, the host
+    """An `AsksServices`. A pod on the host's network has 127.0.0.1. `prometheus`: where queries go, the host
     and the port; None: nowhere.
 
     A runtime that is restarted, or that is busy, must not make all services look down at once. So the address, which a
-    sandbox keeps for as long as it lives, is asked for once.
+    sandbox keeps for as long as it lives, is looked up once.
     """
 
     runtime: PodsRuntime

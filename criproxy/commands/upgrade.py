@@ -31,7 +31,7 @@ class NotUpgradedError(Exception):
 
 
 def upgrade(listen: Path, asked_at: Path) -> str:
-    """Have the criproxy that serves at `listen` upgraded, whose status is asked at `asked_at`; says what came of it.
+    """Have the criproxy that serves at `listen` upgraded, which gives its status at `asked_at`; says what came of it.
 
     Raises NotUpgradedError.
     """

@@ -71,7 +71,7 @@ class Worker:
         return await self._run(what, job)
 
     async def drained(self) -> None:
-        """Wait until all that was asked for by now is done. Raises StuckError."""
+        """Wait until all jobs so far are done. Raises StuckError."""
         await self._run(f"finish the work of {self._name}", lambda: None)
 
     async def _run(self, what: str, job: Callable[[], T]) -> T:

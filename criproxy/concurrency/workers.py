@@ -41,7 +41,7 @@ REST_S: Final = 3.0
 
 
 class Workers:
-    """Those of `TABLE`, each begun when it is asked for first. For the event loop."""
+    """Those of `TABLE`, each begun with its first use. For the event loop."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         """`timeout_s`: of all of them, in place of the table's."""
@@ -64,7 +64,7 @@ class Workers:
         return tuple(name for name, one in list(self._begun.items()) if one.stuck)
 
     async def drained(self, *names: str) -> None:
-        """Wait until these have done what they were asked for by now; those that were never begun have. Raises
+        """Wait until these have done all their jobs so far; those that were never begun have. Raises
         StuckError.
         """
         for name in names:

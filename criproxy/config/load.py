@@ -366,7 +366,7 @@ def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
 
 
 def _unknown(key: str, name: str, value: object, known: Sequence[str], *, guess: bool) -> ConfigError:
-    """`guess` what was meant: only for errors that are shown, as it takes time."""
+    """`guess` the right word: only for errors that are shown, as it takes time."""
     import difflib  # a config without mistakes does without
 
     # Bounded: difflib takes quadratic time.

@@ -180,7 +180,7 @@ class Day(Struct, eq=False):
 
 
 def _first(t_s: float, step_s: int) -> int:
-    """The step at this moment: it was not over then, and is asked for again."""
+    """The step at this moment: it was not over then, and comes again."""
     return int(t_s // step_s) if math.isfinite(t_s) else 0
 
 

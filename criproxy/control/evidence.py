@@ -3,7 +3,7 @@
     row         what it leaves
     policy      the prediction's law, or a configured limit; `cpu.bound = "evidence"`: all CPUs but the reserve
     guard       its ceiling, for CPU
-    ladder      of each resource that is held: floor + share x (what the policy decides - floor)
+    ladder      of each restricted resource: floor + share x (what the policy decides - floor)
 
 Who hits the limit of memory is killed, and an experiment must not kill: the box may be innocent, and growing. So what
 the ladder leaves of memory is `high`, to which the box is brought down by reclaim, and above which it is slowed down;

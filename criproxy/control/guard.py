@@ -160,7 +160,7 @@ class CpuGuard(Shows, Struct, eq=False):
             self._count_false_alarms(before)
 
     def ceiling(self) -> GuardCeiling | None:
-        """What the next decision has to keep to; None: nothing is held back."""
+        """What the next decision has to keep to; None: nothing restricts it."""
         return self._state.ceiling
 
     def status(self) -> GuardStatus:
@@ -288,7 +288,7 @@ class CpuGuard(Shows, Struct, eq=False):
             self.log.info("guard_pressure", note=self._noted)
 
     def _rest(self) -> None:
-        """Nothing is held back while nothing is watched."""
+        """Restricts nothing while it watches nothing."""
         self._watching = False
         if self._last is not None or self._state.ceiling is not None:
             self._last = None

@@ -119,7 +119,7 @@ class GuardState(Struct, frozen=True):
 
     @property
     def is_holding(self) -> bool:
-        """Whether something is held back from the box, or an alarm is yet to be judged."""
+        """Whether the box is restricted, or an alarm is yet to be judged."""
         return self.ceiling is not None or self.pending is not None
 
 

@@ -37,7 +37,7 @@ class Past(Struct, frozen=True):
 
 
 class History:
-    """Keeps the changes of what is asked of the box, and of whether it is applied, about one per second, and one
+    """Keeps the changes of the box's limits, and of whether they are applied, about one per second, and one
     decision per 10 s; forgets after an hour.
 
     May be asked from other threads than the one that adds.

@@ -1,4 +1,4 @@
-"""The histogram predictor: which samples count, their level, what is held between two and kept for a restart."""
+"""The histogram predictor: which samples count, their level, the prediction between two, and what a restart keeps."""
 
 import math
 from typing import Final, Literal
@@ -74,7 +74,7 @@ class HistogramPredictor:
     def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
         """Take a sample of online usage; returns the prediction, within 0 and capacity.
 
-        A sample that is not finite or not newer than the last one is ignored: the last prediction is held, and past the
+        A sample that is not finite or not newer than the last one is ignored: the last prediction stays, and past the
         horizon it is the whole capacity. Usage below 0 counts as 0. Before any capacity is known the prediction is inf.
         """
         if not self.accepts(t_s, wall_s, usage, capacity):
@@ -99,7 +99,7 @@ class HistogramPredictor:
         return prediction
 
     def current(self, t_s: float) -> float:
-        """What is held; the whole capacity once the horizon has passed without a sample."""
+        """The prediction; the whole capacity once the horizon has passed without a sample."""
         expired = self.last_s is not None and t_s - self.last_s > self.horizon_s
         return self.capacity if expired else min(self.prediction, self.capacity)
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 GONE: Final = "criproxy goes: call again"
-"""What a client is told whose call is refused or ended as the engine stops."""
+"""The text of an error that ends or refuses a call because the engine stops."""
 
 FLUSH_S: Final = 0.05
 """An answer is on its way for a moment after its call has ended."""

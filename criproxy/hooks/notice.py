@@ -13,6 +13,6 @@ _SECONDS: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
 def notice_asked_s(annotations: Mapping[str, str]) -> int:
-    """In whole seconds; 0: none is asked for, or what is there is no number of seconds."""
+    """In whole seconds; 0: the pod requests none, or what it has there is no number of seconds."""
     text = annotations.get(NOTICE_SECONDS, "")
     return min(MOST_NOTICE_S, int(text)) if _SECONDS.fullmatch(text) else 0

@@ -136,7 +136,7 @@ def _starts_sandbox(request: PodRequest) -> bool:
 
 
 def _left_of(asked: str, cpus: frozenset[int] | Unlimited) -> str:
-    """Of the CPUs that are asked for, those that the box may run on. What is no list is the runtime's to refuse."""
+    """Of the requested CPUs, those that the box may run on. What is no list is the runtime's to refuse."""
     try:
         wanted = parse_cpus(asked)
     except ValueError:

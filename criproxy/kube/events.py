@@ -2,11 +2,11 @@
 
 Whoever tells something does not wait for it. What can't be told after a few tries is left: it is in the log as well.
 
-What may come again and again, as the steps of the ladder, is told with a name (`repeats`), and then
+What may come again and again, as the steps of the ladder, is an Event with a name (`repeats`), and then
 
 - the same again makes no other event: the one that is there counts it, with the last message. An event that the API
   server has forgotten (after an hour, mostly) is made anew;
-- no more than `BURST` are told at once, and one each `EVERY_S`.
+- no more than `BURST` are sent at once, and one each `EVERY_S`.
 
 Source: Kubernetes, client-go, tools/record/events_cache.go (that a repeated event is patched).
 """
@@ -44,7 +44,7 @@ _CALM: Final = "ColocationCalm"
 
 
 class Told(Struct, frozen=True):
-    """What people are told of the Node. `well`: it is nothing to worry about."""
+    """An Event's text and kind, about the Node. `well`: it is nothing to worry about."""
 
     reason: str
     message: str
@@ -52,7 +52,7 @@ class Told(Struct, frozen=True):
 
 
 def of_ladder(one: Transition) -> Told | None:
-    """What is told of a transition; None: nothing. An experiment is none of the cluster's business."""
+    """The Event of a transition; None: none. An experiment is none of the cluster's business."""
     if one.after in _REASONS:
         reason = _REASONS[one.after]
     elif one.before in _REASONS:

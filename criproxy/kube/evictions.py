@@ -242,7 +242,7 @@ class Evictor:
     async def evict_pod(
         self, pod: PodRef, why: str, *, grace_period_s: int | None = None, still: Callable[[], bool] = lambda: True
     ) -> Eviction:
-        """As `evict`, for a pod of which only the runtime has told us: its owner and its grace are asked for first."""
+        """As `evict`, for a pod of which only the runtime has told us: it first reads the pod's owner and grace."""
         where = path("namespaces", pod.namespace, "pods", pod.name)
         try:
             answer = await self._client.ask(ApiRequest("GET", where))
@@ -266,7 +266,7 @@ class Evictor:
     async def evict(
         self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0, still: Callable[[], bool] = lambda: True
     ) -> Eviction:
-        """Never raises. `why` is told to people, `keep_out_s` is how long its like should not be placed here. `still`:
+        """Never raises. `why` is for people, `keep_out_s` is how long its like should not be placed here. `still`:
         whether it is to go, asked before each request that has it go.
         """
         now_s = self._clock.boottime_s()

@@ -58,7 +58,7 @@ class ResponseReader:
             where = "in its head" if self.head is None else "in its body"
             raise ResponseError(f"the response ended {where}")
 
-    # Each of these takes what it can of what is held. None: more has to come.
+    # Each of these takes what it can of the buffer. None: more has to come.
 
     def _read_head(self) -> bytes | None:
         head, found, rest = self._held.partition(b"\r\n\r\n")

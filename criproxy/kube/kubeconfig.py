@@ -6,24 +6,15 @@ Source: client-go, tools/clientcmd/api/v1 Config; Kubernetes, "Organizing Cluste
 import base64
 import binascii
 import posixpath
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
 
-if TYPE_CHECKING:
-    from types import ModuleType
+from criproxy.vocabulary.pyyaml import pyyaml
 
 MAX_BYTES: Final = 1 << 20
-
-_YAML: Final = "yaml"
-_LIBYAML: Final = "yaml._yaml"
-_yaml_passes: Final = threading.Lock()
 
 Inline = Annotated[str, msgspec.Meta(max_length=MAX_BYTES)]
 
@@ -149,34 +140,15 @@ def _without_nulls(value: Any) -> Any:
 
 def _loaded(text: str, file: str) -> Any:
     try:
-        with _yaml() as yaml:
+        with pyyaml() as yaml:
             try:
                 return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             except yaml.YAMLError as error:
                 mark = getattr(error, "problem_mark", None)
                 line = f" (line {mark.line + 1})" if mark else ""
                 raise KubeconfigError(f"{file} is no YAML{line}: correct it") from error
-    except ImportError as error:  # an upgrade may have removed it
+    except ImportError as error:
         raise KubeconfigError(f"{file} can't be read, as {error}: install PyYAML, and restart criproxy") from error
-
-
-@contextmanager
-def _yaml() -> Iterator["ModuleType"]:
-    """PyYAML for as long as this lasts, unless it was there before. Raises ImportError.
-
-    It takes 0.7 MiB, and libyaml 0.4 more, for a file that is read once in months and takes some ms without that.
-    """
-    with _yaml_passes:
-        before = set(sys.modules)
-        if _LIBYAML not in before:
-            sys.modules[_LIBYAML] = None  # type: ignore[assignment]  # Source: Python, the import system, module cache
-        try:
-            import yaml
-
-            yield yaml
-        finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] == _YAML and name not in before]:
-                del sys.modules[name]
 
 
 def _named(found: list[Any], name: str, kind: str, file: str) -> Any:

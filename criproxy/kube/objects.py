@@ -23,7 +23,7 @@ MAX_MESSAGE: Final = 1024
 
 
 class ObjectError(ValueError):
-    """What came is not the object that was asked for."""
+    """The answer is another object than the request's."""
 
 
 def decoded(data: bytes, kind: type[T]) -> T:

@@ -15,7 +15,7 @@ status. What was accepted, the whole or its parts, then has this life:
 
 - it is in force from the next reload on, also while the file has an error;
 - it is written to disk, so that a node without an API server starts with it. While it can't be (a full disk), it is in
-  force all the same, the trouble is told, and it is tried again;
+  force all the same, the trouble is reported, and it is tried again;
 - an annotation that was removed is a policy without settings: the file alone holds;
 - what only the node's own file may say (`NODES_OWN`: which pods are offline, which are stopped) has no effect, whoever
   has written it there; the report and the status name it;

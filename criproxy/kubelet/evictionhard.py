@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from criproxy.control.memory_pressure import EvictionHard
-from criproxy.kubelet.configuration import TRUE, NotUnderstood, YamlValue, decoded, parsed, value_of
+from criproxy.kubelet.configuration import TRUE, YamlValue, parsed
 from criproxy.kubelet.flags import flag
 from criproxy.kubelet.process import KubeletSearch, configuration
 from criproxy.vocabulary.quantities import parse_quantity
@@ -69,18 +69,18 @@ class Thresholds(Struct, frozen=True):
     problem: str = ""
 
 
-def of_file(text: str) -> Thresholds:
+def of_file(data: bytes) -> Thresholds:
     """Raises ValueError where the file or `hard` is not to be read."""
-    root = parsed(text)
-    hard, merged = _texts(root, HARD), value_of(root, "mergeDefaultEvictionSettings") in TRUE
+    root = parsed(data)
+    hard, merged = _texts(root, HARD), root.get("mergeDefaultEvictionSettings") in TRUE
     try:
         return Thresholds(hard, _texts(root, SOFT), merged)
     except ValueError as error:
         return Thresholds(hard, None, merged, str(error))
 
 
-def _texts(root: Mapping[str, YamlValue | NotUnderstood], key: str) -> dict[str, str] | None:
-    found = value_of(root, key)
+def _texts(root: Mapping[str, YamlValue], key: str) -> dict[str, str] | None:
+    found = root.get(key)
     if found is None:
         return None
     if not isinstance(found, dict):
@@ -104,7 +104,7 @@ def _threshold(words: Sequence[str], root: Path) -> EvictionHard:
     merged, problem = False, ""
     for path in configuration(words, root):
         try:
-            there = of_file(decoded((root / path.lstrip("/")).read_bytes()))
+            there = of_file((root / path.lstrip("/")).read_bytes())
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
         merged |= there.merged

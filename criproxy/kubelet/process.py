@@ -17,7 +17,7 @@ from msgspec import Struct
 from criproxy.cgroup.processes import read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.kubelet import rancher
-from criproxy.kubelet.configuration import decoded, parsed, value_of
+from criproxy.kubelet.configuration import parsed
 from criproxy.kubelet.flags import EMBEDDING, ENDPOINT_FLAG, UNIT, flag, socket_path
 
 _HIERARCHIES: Final = ("", "systemd/", "unified/")
@@ -171,7 +171,7 @@ def configured(words: Sequence[str], root: Path, key: str) -> tuple[str, str]:
     found = "", ""
     for path in configuration(words, root):
         try:
-            value = value_of(parsed(decoded(read(root, path))), key)
+            value = parsed(read(root, path)).get(key)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         if isinstance(value, str):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from criproxy.kubelet.configuration import YamlValue, decoded, parsed, value_of
+from criproxy.kubelet.configuration import YamlValue, parsed
 from criproxy.kubelet.flags import flag
 
 K3S: Final = "k3s"
@@ -30,11 +30,11 @@ def kubelet_words(root: Path, product: str, words: Sequence[str]) -> list[str]:
     data, arguments = f"/var/lib/rancher/{product}", list[str]()
     for path in config_files(root, product, words):
         try:
-            said = parsed(decoded((root / path.lstrip("/")).read_bytes()))
-            data = _text(value_of(said, "data-dir")) or data
-            if (given := value_of(said, _ARGUMENT)) is not None:
+            said = parsed((root / path.lstrip("/")).read_bytes())
+            data = _text(said.get("data-dir")) or data
+            if (given := said.get(_ARGUMENT)) is not None:
                 arguments = _texts(given)
-            arguments += _texts(value_of(said, f"{_ARGUMENT}+"))
+            arguments += _texts(said.get(f"{_ARGUMENT}+"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     data = flag(words, "--data-dir") or data

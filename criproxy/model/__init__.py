@@ -150,7 +150,7 @@ class PodRequest(Struct, frozen=True):
     """The facts of one rewrite: one sandbox or one container of one of kubelet's requests.
 
     `placement` is the pod's cgroup_parent in the box. `container` is the container's name, "" for a sandbox.
-    `cpus` are those that the box may run on, as far as a CPU set that is asked for needs them to be known.
+    `cpus` are those that the box may run on, as far as a requested CPU set needs them.
     `pod` is None where the request does not carry the pod.
     """
 
@@ -321,7 +321,7 @@ class GuardCeiling(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True):
-    """What a resource's limit was held within, in its unit.
+    """Between what a resource's limit had to stay, in its unit.
 
     `watermark_ratio` None: the limit was not computed (static, or no window is open). `ceiling` None: none. `kept` must
     stay free on the node, lest kubelet evict pods.

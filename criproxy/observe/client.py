@@ -34,7 +34,7 @@ class NotAllowedError(AskError):
 
 
 class NotCriproxyError(AskError):
-    """What answers is not to be believed, or not what was asked for."""
+    """The answer is not to be trusted, or is another one than requested."""
 
     exit_status = 4
 

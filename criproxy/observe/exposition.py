@@ -124,7 +124,7 @@ class Histogram(Metric):
 
 
 class Reading(Metric):
-    """A metric that is read when it is asked for."""
+    """A metric that each scrape reads anew."""
 
     def __init__(self, kind: str, name: str, text: str, read: Callable[[], float], *, registry: Registry) -> None:
         super().__init__(name, text, registry=registry)

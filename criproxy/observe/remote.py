@@ -194,7 +194,7 @@ class TlsChannel:
                     raise ConnectionError("the client has gone") from None
                 self._in.write(more)
             except ssl.SSLError:
-                await self._flush()  # it is told why
+                await self._flush()  # the client reads why
                 raise
             else:
                 await self._flush()

@@ -52,7 +52,7 @@ class Why(Struct, frozen=True):
     """The answer for `asked_s` (None: for now). Times are UTC. The record begins at `first_s`, None: it is empty.
 
     `ladder`: the last move before that moment, by resource.
-    `published`: what the API server is told that this node can lend, and why; "": nothing, or it is not asked for now.
+    `published`: what this node publishes as lent, and why; "": nothing, or publishing is off.
     """
 
     asked_s: float | None

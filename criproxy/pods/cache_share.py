@@ -1,4 +1,4 @@
-"""Keeps the box to its share of the last-level cache and of memory bandwidth, where that is asked for."""
+"""Keeps the box to its share of the last-level cache and of memory bandwidth, where the config says so."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,7 +56,7 @@ class CacheShare(Part, Struct):
             self.shared.log.info("cache_share", schemata=self.group.schemata or "all")
 
     def section(self) -> Mapping[str, Any]:
-        """The box's share, or why it has all; "": no bound is asked for."""
+        """The box's share, or why it has all; "": the config sets no bound."""
         group, problem = self.group, self.failure or self.group.problem
         words = f"{group.schemata} for {group.threads} threads of offline pods" if group.schemata else ""
         return {"cache": f"not bounded: {problem}" if problem else words}

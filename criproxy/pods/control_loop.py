@@ -225,7 +225,7 @@ class ControlLoop(Part, Struct, eq=False):
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def wait_for_checkpoint(self, waits: bool) -> None:
-        """While it waits, the box gets no more than it has: what was held back before a restart is not known yet."""
+        """While it waits, the box gets no more than it has: what was restricted before a restart is not known yet."""
         self._only_lowers = waits
         self.harm.wait_for_checkpoint(waits)
 

@@ -3,7 +3,7 @@
 `control.interference.victim` ranks the pods. Where Kubernetes is switched on, the first of a few goes whose disruption
 budget lets it. If none may, and memory is scarce, the first is stopped at the runtime: kubelet's own eviction knows no
 budgets either, and would take an online pod. For CPU and disks, and where the box alone has too much memory, kubelet
-evicts nobody: then nobody goes, and the next time others are asked for first.
+evicts nobody: then nobody goes, and the next request names others first.
 
 What each would give back is read when one has to go: its memory but for page cache and slab, which stay, less its fair
 share of what all of them have (in proportion to their memory limits, else an equal one), or the CPU or disk IO that it
@@ -125,11 +125,11 @@ class PodEviction(Struct):
     ) -> tuple[str, ...] | None:
         """Stop one pod, as `setting` says; returns the names of what owns it, None: nobody went.
 
-        `chosen` is told them, too, before the pod's end is waited for. Until then, this may be cancelled.
+        `chosen` hears of them, too, before the pod's end is waited for. Until then, this may be cancelled.
 
         `excess_bytes`: by how much the box is above its memory limit; 0: it is not, or that is not known.
 
-        Never raises: a failure is logged. `setting` is asked again when it is known who would go. A pod that an
+        Never raises: a failure is logged. `setting` is read again once it is known who would go. A pod that an
         operator holds criproxy off goes in an emergency alone, after all others. There is no time for notice, nor
         for its own grace period, where online waits for memory; there is where the box alone has too much of it.
         """

@@ -102,7 +102,7 @@ class HoldOffs(Shows, Struct):
         return f"an operator holds criproxy off the box: {one.reason}" if one else ""
 
     def covers(self, pod: PodRef) -> bool:
-        """Whether this pod itself is held off."""
+        """Whether criproxy is held off this very pod."""
         return any(one.uid == pod.uid for one in self.in_force())
 
     def until_wall_s(self, one: HoldOff) -> float:

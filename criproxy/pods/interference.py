@@ -8,7 +8,7 @@
     transitions       the log, the counters, the status; and the checkpoint is written, so that a restart begins there;
                       so it is when a share has sunk, as nothing is given back by a restart
 
-It rests while the box has no pods: then the box harms nobody. A resource that is held then is given back by the
+It rests while the box has no pods: then the box harms nobody. A restricted resource is then given back by the
 ladder's clocks, as signals that are not reported for long count as calm.
 """
 
@@ -234,7 +234,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         return lambda _, box: read(box)
 
     def judge(self, now_s: float, reading: SignalReading | Exception | None) -> None:
-        """What this look means. A reading that failed is no reason to stand still: what is held is judged without
+        """What this look means. A reading that failed is no reason to stand still: what is restricted is judged without
         signals then.
         """
         self._judged = None
@@ -407,7 +407,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         self.moved()
 
     def _rest(self, why: str) -> None:
-        """Nothing is held back."""
+        """Nothing is restricted."""
         self._forget(why)
         self.services.hurry("")
         self._close("")
@@ -436,11 +436,11 @@ class InterferenceWatch(Shows, Struct, eq=False):
         )
 
     def wait_for_checkpoint(self, waits: bool) -> None:
-        """While it waits, no look is taken: one that does not know what is held back would give it back."""
+        """While it waits, no look is taken: one that does not know the restrictions would lift them."""
         self._waits = waits
 
     def restore(self, state: InterferenceState, shift_s: float) -> None:
-        """Go on where a state ends whose clock was `shift_s` behind ours: nothing that was held is lifted."""
+        """Go on where a state ends whose clock was `shift_s` behind ours: no restriction is lifted."""
         try:
             self._judge.load(state.responder, state.cpi, shift_s)
         except ValueError as error:

@@ -57,7 +57,7 @@ class PodObserver:
         """Kubelet asks for other resources of this pod of the box, or of a container of it."""
 
     def resize_done(self, sandbox: Sandbox) -> None:
-        """The runtime has given what was asked for so."""
+        """The runtime has done a request of these values."""
 
     def pod_removed(self, sandbox: Sandbox) -> None:
         """The runtime has removed this sandbox of the box."""
@@ -97,7 +97,7 @@ class Inventory(Struct, eq=False):
         return self._in_box()[2]
 
     def _in_box(self) -> tuple[int, tuple[Sandbox, ...], tuple[Sandbox, ...]]:
-        """They are asked for many times a second, and change seldom."""
+        """They are read many times a second, and change seldom."""
         found, changes = self._boxed_as_of, self._changes
         if found[0] != changes:
             placed = tuple([one for one in tuple(self._sandboxes.values()) if one.placement is not None])

@@ -123,7 +123,7 @@ class Made(Struct, frozen=True):
     containers: Sequence[tuple[str, str]] = ()
 
 
-# --- what a front is told ------------------------------------------------------------------------------------------
+# --- what a front learns -------------------------------------------------------------------------------------------
 
 
 class Proceed(Struct, frozen=True):
@@ -151,7 +151,7 @@ PlacingOutcome = Proceed | RefusedCall
 _AS_IT_CAME: Final = Proceed()
 
 
-# --- what is asked of others ---------------------------------------------------------------------------------------
+# --- what others do for it -----------------------------------------------------------------------------------------
 
 
 class ChecksPaths(Protocol):
@@ -174,7 +174,7 @@ class LeavesCpus(SeesStarts, Protocol):
     """Kubelet's CPU manager, as far as requests need it."""
 
     async def within(self, asked: Cpus) -> Cpus | Unlimited:
-        """Within which CPUs a container can be kept, now that these are asked for. Raises AdmissionError."""
+        """Within which CPUs a container can be kept that requests these. Raises AdmissionError."""
 
 
 class HoldsPods(Protocol):

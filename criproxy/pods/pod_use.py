@@ -49,7 +49,7 @@ class PodUse(Struct, frozen=True):
     asks: PodAsks = PodAsks()
 
     def both(self) -> Iterator[tuple[str, float | None, float | None]]:
-        """Of each resource: its name, what is used, and what is asked for."""
+        """Of each resource: its name, the use, and the request."""
         yield CPU, self.cpu_cores, self.asks.cores
         yield MEMORY, self.memory_bytes, self.asks.memory_bytes
 

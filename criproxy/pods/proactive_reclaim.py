@@ -1,4 +1,4 @@
-"""Takes back memory that offline pods don't use, while nobody is short of it, where that is asked for.
+"""Takes back memory that offline pods don't use, while nobody is short of it, where the config says so.
 
 The law is `control.proactive_reclaim`. It is the box's memory alone, and page cache alone while the box is bounded, as
 the box may not swap then. Beside a limit that sinks nothing is taken.
@@ -21,7 +21,7 @@ from criproxy.pods.shared import PodsShared
 
 
 def reclaim_asked(now: NodeSettings) -> bool:
-    """Whether it is asked for, and the box is ours to change."""
+    """Whether the config says so, and the box is ours to change."""
     return now.config.memory.proactive_reclaim and now.writes
 
 

@@ -9,7 +9,7 @@ from criproxy.model import PodRef, Sandbox
 
 
 class UnknownError(ConnectionError):
-    """The runtime answered that it does not know what it was asked about."""
+    """The runtime answered that it does not know that pod or container."""
 
 
 class ListedSandbox(Struct, frozen=True):

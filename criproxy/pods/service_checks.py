@@ -1,11 +1,11 @@
 """Asks online services how they fare, as their pods' annotations say (see `control.interference.service_checks`).
 
-It is bounded: at most `MOST` services of a node are asked, `AT_ONCE` of them at a time, each as often and for as long
-as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Of those that are due,
-the one that has waited longest is asked first, so that some that never answer keep no other from being asked. Nobody
-waits for an answer, and nobody is asked while no offline pod runs: there is no harm to be seen then.
+It is bounded: at most `MOST` services of a node have a check, `AT_ONCE` of them at a time, each as often and for as
+long as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Of those that are
+due, the one that has waited longest comes first, so that some that never answer keep no other waiting. Nobody waits for
+an answer, and there are no checks while no offline pod runs: there is no harm to be seen then.
 
-While an experiment waits for a service's word, which is over within seconds, that one is asked each second (`hurry`),
+While an experiment waits for a service's word, which is over within seconds, it has a check each second (`hurry`),
 also when `AT_ONCE` others are being asked.
 """
 
@@ -59,7 +59,7 @@ class AskedService(Struct):
     """One check at work. `problem`: why its signal is not known, or what failed of the last answer; "": nothing.
 
     `owner`: what owns the pod, as far as is known, or itself. `percent` is what the last answer says, which came at
-    `read_s` and was asked for at `asked_s`.
+    `read_s` and was requested at `asked_s`.
     """
 
     pod: PodRef
@@ -82,7 +82,7 @@ class ServiceStatus(PodRef, frozen=True):
 
 
 class ServiceChecksSettings(Struct, frozen=True):
-    """`active`: offline pods are ours to act on; else nobody is asked. `rules` tell which pods are offline.
+    """`active`: offline pods are ours to act on; else there are no checks. `rules` tell which pods are offline.
 
     `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long is not asked.
     `queries`: PromQL by the names that checks may use.
@@ -127,7 +127,7 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
     """Whether there may be pods that want to be asked and are not among `_services`."""
     _known_well: frozenset[str] = frozenset()
     """Sandboxes whose service was well before they were asked for the first time, or again: by a process before this
-    one, or before a while in which nobody was asked.
+    one, or before a while without checks.
     """
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@ Above it is the switch alone.
 """
 
 PRESSURE: Final = f"{PREFIX}pressure"
-"""The taint of a node whose offline pods are held back."""
+"""The taint of a node that lends nothing for now."""
 
 FOR_OFFLINE: Final = f"{PREFIX}offline"
 """The taint that people may give to nodes that are there for offline pods alone."""
@@ -87,7 +87,7 @@ are of today: without it for 15 minutes, the controller publishes 0. Its reason 
 
 LENDING: Final = "Lending"
 HELD: Final = "Held"
-"""Offline pods are held back, as they hurt online ones or an operator holds criproxy off."""
+"""The node lends nothing: offline pods hurt online ones, or an operator has switched criproxy off."""
 
 WITHHELD: Final = "Withheld"
 """Nothing is lent, and no offline pod is here."""

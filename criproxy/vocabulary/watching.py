@@ -31,7 +31,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 WATCH_S: Final = 300.0
-"""So long the server is asked to keep a watch, or up to twice as long: clients must not all come back at once."""
+"""The server keeps a watch for so long, or up to twice as long: clients must not all come back at once."""
 
 LASTED_S: Final = 5.0
 SILENCE_S: Final = 90.0
@@ -345,7 +345,7 @@ def refused(state: WatchState, code: int, lasted_s: float = 0.0) -> WatchState:
 
 
 class Unread:
-    """What could not be read, so that each is told of once."""
+    """What could not be read, so that each is logged once."""
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}

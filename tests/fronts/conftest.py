@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grpc._cython import cygrpc
 
 from criproxy.fronts.event_loop import EventLoop
 from tests.fronts.rig import WAYS, Rig, build_rig
@@ -42,7 +43,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a client or the runtime does, it is no reason for gRPC or asyncio to complain."""
+    """Whatever a client or the runtime does, it is no reason for gRPC or asyncio to complain.
+
+    But for one race of gRPC's own: its server sends a call's end at the very moment at which the client leaves, and its
+    core refuses that.
+    """
     yield
     gc.collect()  # a task's lost exception is told when the task goes
     complaints = [
@@ -50,6 +55,7 @@ def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         for when in ("setup", "call", "teardown")
         for record in caplog.get_records(when)
         if record.levelno >= logging.WARNING and record.name.startswith(("grpc", "asyncio"))
+        if not (record.exc_info and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError))
     ]
     assert complaints == []
 

@@ -370,6 +370,10 @@ async def test_call_to_a_runtime_that_listens_and_is_not_ready_yet_waits_for_it(
         await ready.wait()
         answers, requests = await asyncio.open_unix_connection(real.path)
         await asyncio.gather(pass_on(reader, requests), pass_on(answers, writer))
+        for end in (requests, writer):
+            end.close()
+            with contextlib.suppress(ConnectionError):  # of an end that is never asked, asyncio complains
+                await end.wait_closed()
 
     server = await asyncio.start_unix_server(accept, bare.runtime.path)
     async with bare.client(**ALONE) as kubelet:

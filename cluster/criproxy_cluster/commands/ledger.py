@@ -1,4 +1,4 @@
-"""`criproxy-cluster ledger`: one replica. The leader alone decides, and is asked."""
+"""`criproxy-cluster ledger`: one replica. The leader alone decides and answers."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The controller: nodes are told their policy, and what they say is shown. The leader alone runs it.
+"""The controller: writes each node's policy to it, and shows what nodes report. The leader alone runs it.
 
 How it works
 ------------
@@ -8,6 +8,6 @@ How it works
 
 What is decided is pure: `lease_law` (who leads, and until when), `policies` (what is said to which nodes), `node_law`
 (what is written to one), `fleet` (which nodes a change concerns, and each policy's figures), and of the vocabulary
-`watching` (how lists and watches are read, and what is asked next). `leader`, `follower` and `controller` act; `queue`
-says who writes what next.
+`watching` (how lists and watches are read, and what to request next). `leader`, `follower` and `controller` act;
+`queue` says who writes what next.
 """

@@ -217,7 +217,7 @@ class Fleet:
                 self._enqueue(name, entry)
 
     def _told(self, chosen: tuple[Policy, ...], off: bool) -> Told | None:
-        """Nodes of one group are told the same: it is made once."""
+        """Nodes of one group get the same: it is made once."""
         key = (tuple(policy.name for policy in chosen), off)
         if key not in self._texts:
             self._texts[key] = told_by(chosen, switched_off=off)

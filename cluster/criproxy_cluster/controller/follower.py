@@ -51,7 +51,7 @@ class Hearing:
 class Follower(Generic[T]):
     """Tells of each object, and after each list, which ones there are. `changed` and `listed` must not block.
 
-    One that can't be read is told of with its problem. Each is a step of its own: others go on in between.
+    One that can't be read is reported with its problem. Each is a step of its own: others go on in between.
     """
 
     def __init__(

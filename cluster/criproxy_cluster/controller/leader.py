@@ -184,7 +184,7 @@ class Leader:
     # --- the Lease ----------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        """Read the Lease and write it, as the law says. Whatever fails is told once."""
+        """Read the Lease and write it, as the law says. Whatever fails is logged once."""
         self._known = lease_law.begun(self._known, self._me)
         try:
             if lease_law.asks(self._known, self._me, _now_s()) is Ask.READ:

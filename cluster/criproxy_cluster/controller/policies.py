@@ -1,4 +1,4 @@
-"""ColocationPolicy: which nodes it selects, and what the nodes are told. Pure.
+"""ColocationPolicy: which nodes it selects, and what is written to them. Pure.
 
 How it works
 ------------

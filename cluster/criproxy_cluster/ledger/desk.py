@@ -110,7 +110,7 @@ class Desk:
         self._since_s = self._now_s()
         await asyncio.Event().wait()
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def passes(self, asked: Asked) -> bool:
         """Whether this bind is none of the ledger's, as far as is known without waiting."""

@@ -18,7 +18,7 @@ from criproxy_cluster.ledger.law import Ledger, Pod, Wish
 
 SERVICE: Final = "criproxy.ledger.v1.Ledger"
 PUSH_S: Final = 0.02
-"""What changes within this time is told at once."""
+"""Changes within this time go out as one."""
 
 FORGET_S: Final = 60.0
 NODES_AT_ONCE: Final = 1000

@@ -178,7 +178,7 @@ class Ledger:
             self._take(node, amounts)
             self._nodes[node].held[holder] = amounts
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def pod(self, uid: str) -> Pod | None:
         """One that the watch has shown to wait."""

@@ -1,6 +1,6 @@
 """What an API server or a scheduler asks over HTTP, and how it is answered. Pure.
 
-| path | what is asked | what comes back |
+| path | request | answer |
 |---|---|---|
 | /bind | AdmissionReview of a Binding | it is allowed, or refused with 409 and what the node has free |
 | /filter | ExtenderArgs of kube-scheduler: a pod, the names of nodes | the nodes with room for it, and why not others |

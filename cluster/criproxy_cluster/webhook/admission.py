@@ -1,4 +1,4 @@
-"""An AdmissionReview is answered: what the API server asks about a pod, and what it is told. Pure.
+"""Answers an AdmissionReview: the API server's question about a pod. Pure.
 
 | the pod | the answer |
 |---|---|

@@ -8,14 +8,14 @@ How it works
 
       cpu: 1500m, memory: 1Gi   ──▶   kubernetes.io/batch-cpu: "1500", kubernetes.io/batch-memory: "1073741824"
 
-  What was asked for stays in an annotation (`names.RESOURCES`), which the node's hook reads: the container runtime is
-  told of CPU and memory only. An author may also ask for extended resources, of these or of another system's names, in
-  the container or as Koordinator's annotation has it. They win over CPU and memory in the same container, which is what
-  a LimitRange adds: to its requests, to its limits or to both.
+  The author's own requests stay in an annotation (`names.RESOURCES`), which the node's hook reads: the container
+  runtime knows of CPU and memory only. An author may also ask for extended resources, of these or of another system's
+  names, in the container or as Koordinator's annotation has it. They win over CPU and memory in the same container,
+  which is what a LimitRange adds: to its requests, to its limits or to both.
 - Of CPU and memory themselves, nothing is left; huge pages stay, with a request of 0 beside them that makes them valid.
 - A pod that asks for nothing asks for the least, or it would be placed on nodes that lend nothing.
 - A quantity that can't be meant is refused, with what to write instead.
-- It gets our priority class, unless it has one of the priorities that are meant for offline pods: with a high one it
+- It gets our priority class, unless it has one of the priorities for offline pods: with a high one it
   could preempt online pods. The API server fills in the number.
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.

@@ -156,7 +156,7 @@ class _Turns:
 
 
 class Front:
-    """Serves `answers` by the certificate in `context` until it was told to `end`, and has."""
+    """Serves `answers` by the certificate in `context` until `end`, and all answers are out."""
 
     def __init__(
         self, answers: Answers, context: ssl.SSLContext, log: FilteringBoundLogger, limits: FrontLimits | None = None

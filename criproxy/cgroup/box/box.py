@@ -38,7 +38,7 @@ class BoxState(Struct, frozen=True):
 
     `limits` are what the kernel held after the last write, None when there was none. `welcome`: new offline pods are
     taken; otherwise `reason` says why not. `drift` counts files put back, `timeouts` calls that hung in the kernel.
-    `wanted` is what the limits shall be, None: nothing was asked for. `memory` None: not read yet.
+    `wanted`: the limits that were last requested; None: none were. `memory` None: not read yet.
     `cpus` are those that the box is kept to ("0-3,8"), "": it has all that the node has.
     `in_use` is of the resources of `kernel_files.LIMITS` that the kernel can bound, as of the last write. `cores` says
     how many whole cores these CPUs are, or why they are not, or that siblings are left out, "": neither. `tiers`: its
@@ -149,8 +149,8 @@ class Box:
             return await self._threads.writer.run("lift limits", job)
 
     async def settle(self) -> None:
-        """Wait until what was asked for has been written and killed, as far as no memory must be reclaimed, and no step
-        of that is under way. Raises StuckError.
+        """Wait until all requests so far have been written and killed, as far as no memory must be reclaimed, and no
+        step of that is under way. Raises StuckError.
         """
         async with self.memory.at_rest():  # until the writes are done: each of them has memory sink
             await self._threads.drained()

@@ -23,7 +23,7 @@ control loop looks at them each second; a start would do all of that over again,
 
 
 LimitsInForce = tuple[Limits, Mapping[str, HeldLimit]]
-"""Limits that the kernel holds as they were asked for, and how much of each is in use."""
+"""Limits that the kernel has as requested, and how much of each is in use."""
 
 SETTLED_S: Final = 10.0
 """So often all files of the box are settled, whatever a look at its limits has found."""
@@ -87,7 +87,7 @@ class BoxLimits:
         self.settings = settings
         self.path: str | None = None
         self.wanted: Limits | None = None
-        """What the limits shall be; None: nothing was asked for."""
+        """The limits that were last requested; None: none were."""
         self.held: Limits | None = None
         """What the kernel held after the last write; None: there was none."""
         self.in_use: dict[str, HeldLimit] = {}
@@ -230,7 +230,7 @@ class BoxLimits:
         return unchanged and before == {name: held.limit for name, held in self.in_use.items()}
 
     def in_force(self) -> LimitsInForce | None:
-        """What was asked for last, where the kernel still holds all of it, and how much is in use now; None: it does
+        """The last request, where the kernel still has all of it, and how much is in use now; None: it does
         not, or all files of the box are to be settled again. For any thread, as it changes nothing.
         """
         last, held = self._bounded, self.in_use

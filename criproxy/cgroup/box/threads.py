@@ -25,7 +25,7 @@ class BoxThreads:
         self.reclaimer = workers["cgroup-reclaimer"]
 
     def apart(self, name: str) -> Worker:
-        """A thread of this name, which begins when it is asked for first."""
+        """A thread of this name, which begins with its first use."""
         return self._workers[name]
 
     @property
@@ -34,7 +34,7 @@ class BoxThreads:
         return self._workers.timeouts
 
     async def drained(self) -> None:
-        """Wait until what was asked for by now is done, but for reclaim. What hangs at a disk is not waited for long.
+        """Wait until all requests so far are done, but for reclaim. What hangs at a disk is not waited for long.
         Raises StuckError.
         """
         await self._workers.drained("cgroup-writer", "cgroup-reader")

@@ -1,6 +1,6 @@
 """Starts, changes and stops systemd units over D-Bus: a thin blocking client, for the box's threads.
 
-The library is imported, and the connection made, only when a first unit is asked for: a node without slices pays
+The library is imported, and the connection made, with the first unit: a node without slices pays
 nothing. Every call is idempotent, so one that a restart of systemd has cut off is simply made again.
 
 Source: org.freedesktop.systemd1(5); systemd.resource-control(5).
@@ -147,7 +147,7 @@ class SystemdUnits:
                 raise UnitError(f"no systemd can be reached ({error}): {_REMEDY}") from error
             lost = _AWAY[0] if isinstance(error, ConnectionError) else ""
             reason = "no answer" if isinstance(error, TimeoutError) else str(error)
-            raise UnitError(f"systemd was asked for {what}: {reason}", lost) from error
+            raise UnitError(f"systemd refused {what}: {reason}", lost) from error
         if name:
             remedy = f": {_REMEDY}" if _is_away(name) else ""
             raise UnitError(f"systemd refused {what}: {body[0] if body else ''} ({name}){remedy}", name)

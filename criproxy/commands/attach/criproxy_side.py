@@ -13,14 +13,14 @@ from criproxy.commands.attach.host import Host
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
 _STATUS: Final = {"runtime": dict, "pods": list}
-"""What is asked of its status."""
+"""The query for its status."""
 
 _FIRST_CALLS: Final = 3
 """Kubelet makes more within its first second; one alone may be a call of our own that is counted only now."""
 
 
 class RunningCriproxy(Struct, frozen=True):
-    """Where its config says that it is; `status` is the socket at which it is asked."""
+    """Where its config says that it is; `status` is the socket that gives its status."""
 
     config_file: str
     listen: str

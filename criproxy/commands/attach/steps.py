@@ -1,6 +1,6 @@
 """The steps that attach and detach share: write, go back, undo what a run that was killed left half done, and wait.
 
-Kubelet is well when its unit runs and keeps running, it says so itself, and what else was asked holds.
+Kubelet is well when its unit runs and keeps running, it says so itself, and all other checks pass.
 """
 
 import contextlib

@@ -57,7 +57,7 @@ def _content(file: str) -> bytes:
 def places(asked_at: Path, root: Path = Path("/")) -> tuple[tuple[BoxPath, ...], str]:
     """The box beside kubelet's cgroups, or one for each driver that kubelet may have; and how that is known.
 
-    It is that of the node whose criproxy is asked at that socket.
+    It is that of the node whose criproxy answers at that socket.
     """
     with contextlib.suppress(client.AskError, ValueError):
         status = from_json(client.ask(asked_at, "/status", _ANSWER_S))

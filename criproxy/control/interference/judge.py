@@ -54,8 +54,9 @@ LARGE_IO_SHARE: Final = 100.0 * LARGE_RATIO
 class Look(Struct, frozen=True):
     """What one look has found. `pods`: how many the box has. `reading` None: nothing could be read.
 
-    `hard`: kubelet's threshold for memory. `services`: the last word of each online service that is asked; `unanswered`
-    says of one that it has not answered yet, "": none is asked. `online`: the names of online's pods, by uid.
+    `hard`: kubelet's threshold for memory. `services`: the last answer of each online service with a check;
+    `unanswered` says of one that it has not answered yet; "": none has a check. `online`: the names of online's pods,
+    by uid.
     `workloads`: what they run, where what they execute is counted. `over`, `unused`, `irreducible`: see
     `ladder.Signals`. `idle`: the resources of which the box has next to nothing now, beside CPU.
     """

@@ -4,7 +4,7 @@ How it works
 ------------
 Each resource of the box stands on a rung of its own:
 
-    open      nothing is held back
+    open      nothing is restricted
     tried     the experiment: squeezed to its floor, given back, and squeezed again
     squeezed  convicted: held as low as it must be, and given back by probes
     closed    at its floor; no new offline pod, and no more capacity is published than is allocated
@@ -64,7 +64,7 @@ grow with the box in this conviction: nobody is evicted for less. Harm that goes
 `close_after_s`, and lets a pod go after `evict_after_s`. Where the harm is not down to `relieved_ratio` after that, no
 other pod goes for this resource, until it has been open for `forget_s`: what is left is not the box's.
 
-**By account**: where a signal is a stock, a resource that is held, not used up as it comes, nothing comes back within
+**By account**: where a signal is a stock, which pods keep and do not use up as it comes, nothing comes back within
 seconds, and no experiment is made. A suspect of which the box holds more than its bound is convicted on the alarm;
 within its bound it has nothing to give back, and the harm is not its own, in an emergency either: the box keeps its
 floor however full the node is. It is held to the prediction, towards the floor while the harm lasts (`to_floor_s`), and
@@ -115,7 +115,7 @@ _CONVICTED: Final = (Rung.SQUEEZED, Rung.CLOSED, Rung.EVICTING)
 _SHUT: Final = (Rung.CLOSED, Rung.EVICTING)
 
 ALL: Final = 2.0
-"""The level at which nothing is held back; 1 is the prediction."""
+"""The level at which nothing is restricted; 1 is the prediction."""
 
 LOOK_S: Final = 0.5
 """From look to look while something is going on; phases are as long as a whole number of them."""
@@ -272,7 +272,7 @@ class Signals(Struct, frozen=True):
 
 
 class Transition(Struct, frozen=True):
-    """A resource has changed its rung at `t_s`, and why; `signal` is the detector's name, "" where none is meant."""
+    """A resource has changed its rung at `t_s`, and why; `signal` is the detector's name, "" where there is none."""
 
     t_s: float
     resource: str
@@ -303,7 +303,7 @@ class EvictionOrder(Struct, frozen=True):
 class LadderDecision(Struct, frozen=True):
     """What holds from now on.
 
-    `shares`: per resource that is held, how far between its floor (0) and its prediction (1) the box may go; one that
+    `shares`: per restricted resource, how far between its floor (0) and its prediction (1) the box may go; one that
     is not in it is not held now, be it open, given back in an experiment, or probed. `closed`: why no new offline pod
     is let in, "" when pods are let in. `exonerated`: the detectors whose patience doubles. `explained`: by detector,
     the excess above rest of an alarm that the box was found not to be the cause of.

@@ -131,7 +131,7 @@ class Responder:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing is held back, and nothing is tried."""
+        """Nothing is restricted, and no experiment runs."""
         return all(self._ladder.of(one.name).rung is Rung.OPEN for one in self._settings.resources)
 
     @property

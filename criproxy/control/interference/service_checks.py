@@ -27,7 +27,7 @@ above its bar: so a service is kept back until it has been high for its own `hol
 of the others counts.
 
     at rest         the worst service that is low, or high for its `hold_s`
-    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was asked for
+    a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was requested
                     since what the box has lost takes effect: an older one would acquit the box whatever the experiment
                     does. None: nothing is known
     convicted       the worst, held or not
@@ -99,7 +99,7 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
 class PrometheusCheck(Struct, frozen=True, forbid_unknown_fields=True):
     """An instant query, of whose answer the scalar or the first sample counts.
 
-    `query`: its name as the author writes it; in a check that is asked, its PromQL. `lag_s` is by how much the answer
+    `query`: its name as the author writes it; in a resolved check, its PromQL. `lag_s` is by how much the answer
     lags behind: the time from one scrape to the next, and the query's range. Source: Prometheus, HTTP API.
     """
 
@@ -121,7 +121,7 @@ class PrometheusCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked each `every_s`, with `timeout_s` for an answer. It must be harm for `hold_s` to be an alarm."""
+    """A request each `every_s`, with `timeout_s` for its answer. It must be harm for `hold_s` to be an alarm."""
 
     http: HttpCheck | None = None
     grpc: GrpcCheck | None = None
@@ -140,7 +140,7 @@ class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lag_s(self) -> float:
-        """How old what an answer says may be when it is asked for."""
+        """How old an answer's data may be at the request."""
         return 0.0 if self.prometheus is None else self.prometheus.lag_s
 
 
@@ -187,7 +187,7 @@ def unprovable(check: ServiceCheck, measured_s: float) -> str:
 
 
 def problem_of(outcome: ServiceAnswer, check: ServiceCheck) -> str:
-    """What is wrong with an answer, in words; "": it says yes, and its number if one was asked for."""
+    """What is wrong with an answer, in words; "": it says yes, and has the number that the check needs."""
     if not outcome.well:
         return outcome.text[:200]
     number = check.threshold is None or _NUMBER.match(outcome.text)
@@ -208,8 +208,8 @@ def percent_of(outcome: ServiceAnswer, check: ServiceCheck) -> float:
 
 
 def fair_places(owners: Mapping[str, tuple[str, str]], most: int) -> frozenset[str]:
-    """Which services are asked, of more than can be: of each namespace as many as of any other, and within it of each
-    owner. `owners`: namespace and owner of each, the first to come first.
+    """Which services to check, of more than can be checked: of each namespace as many as of any other, and within it
+    of each owner. `owners`: namespace and owner of each, the first to come first.
 
     So who starts many pods with checks takes no place from another.
     """
@@ -230,7 +230,7 @@ def fair_places(owners: Mapping[str, tuple[str, str]], most: int) -> frozenset[s
 class ServiceSignal(Struct, frozen=True):
     """The last word of one service: `percent` of its `threshold` (None: it says yes or no).
 
-    `asked_s` (boottime) is when it was asked, less the check's `lag_s`: what happened since then may not be in it,
+    `asked_s` (boottime) is when the request began, less the check's `lag_s`: what happened since then may not be in it,
     however late the answer came. It is harm above 100, and an alarm when it has been for `hold_s`.
     """
 

@@ -94,7 +94,7 @@ class MessagePart(Struct, frozen=True):
 
 
 class Request:
-    """A `placing.Call`, decoded; what is asked of it is read then. Raises CodecError when `data` does not decode."""
+    """A `placing.Call`, decoded; its fields are read on demand. Raises CodecError when `data` does not decode."""
 
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
@@ -411,7 +411,7 @@ def _add_dropped(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
 
 
 def _set_added(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
-    """These stay where they were asked for; what nobody asked for by name is added."""
+    """Those that the request names stay; the others are added."""
     asked = config.linux.security_context.capabilities
     kept = [wire(one) for one in str(adjustment.value).split(", ") if one]
     old = [*asked.add_capabilities, *asked.add_ambient_capabilities]

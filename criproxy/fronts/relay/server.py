@@ -22,7 +22,7 @@ _AWAY_S: Final = 20.0
 """How long a client without calls may take to answer a GOAWAY, as with gRPC's own servers."""
 
 _AFTER_S: Final = 1.0
-"""So much later than a breaker closes, its client is asked to connect anew."""
+"""How long after a breaker has closed its client gets a GOAWAY, so that it connects anew."""
 
 
 BREAKS: Final = 5
@@ -89,7 +89,7 @@ class RelayServer:
     """The `engine.Engine` that forwards HTTP/2 frames.
 
     A client, which is a process, whose connections break again and again has its new ones piped to the socket that
-    `fallback` returns (or raises OSError), until its breaker closes: then it is asked to connect anew.
+    `fallback` returns (or raises OSError), until its breaker closes: then the client gets a GOAWAY, and connects anew.
     Without a `fallback`, it goes on as before.
     """
 

@@ -71,10 +71,10 @@ def test_driver_is_what_kubelet_was_told(
 
 
 def test_configuration_that_is_not_understood_is_said_and_is_not_none(tmp_path: Path) -> None:
-    root = node(tmp_path, HERE, "cgroupDriver: !x systemd\n")
+    root = node(tmp_path, HERE, "cgroupDriver: [systemd\n")
     found, known = places(tmp_path / "nobody", root)
     assert found == DEFAULT_BOXES
-    assert f"if that is kubelet's: {CONFIG}: cgroupDriver: line 1 is written in a way that criproxy does not" in known
+    assert f"if that is kubelet's: {CONFIG}: it is no YAML" in known
 
 
 @pytest.mark.parametrize(
