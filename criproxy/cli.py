@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if options.verb is _simulate:
+    if options.verb in (_simulate, _advise):
         options.arguments = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -115,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     # Its many options are its own matter, so that no other verb pays for them.
     simulate = verbs.add_parser("simulate", add_help=False, help="replay recorded usage: what a node would have gained")
     simulate.set_defaults(verb=_simulate)
+    advise = verbs.add_parser("advise", add_help=False, help="what nodes could lend, from a Prometheus: a page")
+    advise.set_defaults(verb=_advise)
     upgrade = verbs.add_parser(
         "upgrade", parents=[config], help="replace a running criproxy by the one installed now; no call fails"
     )
@@ -305,6 +307,12 @@ def _simulate(options: argparse.Namespace) -> int:
     from criproxy.commands.simulate.command import main as simulate
 
     return simulate(options.arguments)
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from criproxy.commands.advise.command import main as advise
+
+    return advise(options.arguments)
 
 
 def _upgrade(options: argparse.Namespace) -> int:

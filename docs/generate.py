@@ -21,7 +21,7 @@ from docs.config_example import render
 from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
 from docs.webhook_entries import marks, unmarked, webhook
-from monitoring.table import Shown, controllers, daemons, webhooks
+from monitoring.table import Shown, controllers, daemons, ledgers, webhooks
 
 HERE = Path(__file__).resolve().parent
 CODE = HERE.parent / "criproxy"
@@ -56,6 +56,10 @@ def metrics() -> str:
             "## The cluster's side: the controller",
             "",
             *_rows_of(controllers()),
+            "",
+            "## The cluster's side: the ledger",
+            "",
+            *_rows_of(ledgers()),
             "",
         )
     )

@@ -1,4 +1,5 @@
-"""The page in a real browser, of a day that was made up; and of a real criproxy, what it and `criproxy top` say.
+"""The page in a real browser, of a day that was made up; and of a real criproxy, what it and `criproxy top` say. And
+the page of `criproxy advise`.
 
 axe-core checks it for screen readers where `npm` can fetch that; what of it is worst (serious, critical) fails.
 """
@@ -19,6 +20,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from criproxy.cli import main
+from criproxy.commands.simulate.cluster.folder import EXAMPLE
 from criproxy.observe import client
 from integration.lab.browser import ARROW_LEFT, ARROW_RIGHT, Browser, is_there
 from integration.lab.process import wait_until
@@ -282,3 +285,39 @@ def test_name_that_leads_here_by_another_dns_gets_nothing(url: str, tmp_path: Pa
         shown = browser.run("return document.documentElement.outerHTML")
         assert "HTTP ERROR 403" in shown
         assert "criproxy" not in shown
+
+
+# --- the page of criproxy advise --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("advise") / "page.html"
+    assert main(["advise", str(EXAMPLE), "--output", str(file)]) == 0
+    return file
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_advice_fits_says_nothing_to_the_console_and_asks_nobody(
+    browser: Browser, advised: Path, tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    browser.resize(*size, dark=dark)
+    browser.open("about:blank")
+    browser.console()
+    browser.asked()
+    browser.open(advised.as_uri())
+    assert browser.run("return document.documentElement.scrollWidth") <= size[0]
+    assert browser.run("return document.querySelectorAll('figure svg').length") == 8
+    browser.screenshot(tmp_path / "advice.png")
+    assert browser.console() == []
+    assert {one for one in browser.asked() if not one.startswith("data:")} == {advised.as_uri()}
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_advice_is_accessible(browser: Browser, advised: Path, axe: str, dark: bool) -> None:
+    browser.resize(1280, 800, dark=dark)
+    browser.open(advised.as_uri())
+    assert violations(browser, axe) == []

@@ -12,7 +12,7 @@ from criproxy.observe.metrics import Metrics
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "cluster"))  # criproxy_cluster is a distribution of its own
 
-from criproxy_cluster.metrics import ControllerMetrics, WebhookMetrics  # noqa: E402
+from criproxy_cluster.metrics import ControllerMetrics, LedgerMetrics, WebhookMetrics  # noqa: E402
 
 TARGETS: Final = frozenset({"job", "instance", "node"})
 """Labels that Prometheus gives to whatever it scrapes; `node`: where a relabelling gives it."""
@@ -41,6 +41,10 @@ def webhooks() -> list[Shown]:
 
 def controllers() -> list[Shown]:
     return [*ControllerMetrics().registry.metrics]
+
+
+def ledgers() -> list[Shown]:
+    return [*LedgerMetrics().registry.metrics]
 
 
 def labels_by_name(metrics: Iterable[Shown]) -> Mapping[str, frozenset[str]]:

@@ -9,6 +9,8 @@ from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.hardening import HardeningSettings
 
+MOST_SECONDS = 7 * 86400.0
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with 1 when something is wrong with what it was given, 2 for a command line that it does not know."""
@@ -79,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     ledger = verbs.add_parser("ledger", help="let binds through that nodes have room for, in the cluster, if it leads")
     ledger.add_argument("--port", type=int, default=9444, help="of the API server's calls (default: %(default)s)")
     ledger.add_argument("--grpc-port", type=int, default=9445, help="of schedulers' calls (default: %(default)s)")
+    ledger.add_argument(
+        "--metrics-port", metavar="PORT", type=int, help="serve /metrics there, to whoever asks (default: nowhere)"
+    )
     _add_certificates(ledger)
+    _add_yarn(ledger)
     ledger.set_defaults(verb=_ledger)
 
     certificates = verbs.add_parser(
@@ -90,10 +96,56 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_preset(parser: argparse.ArgumentParser) -> None:
+def _add_preset(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--preset", choices=sorted(NAMES), default="batch", help="what nodes call the resources that they lend"
     )
+
+
+def _add_yarn(parser: argparse.ArgumentParser) -> None:
+    yarn = parser.add_argument_group("YARN, beside the pods in what nodes lend")
+    yarn.add_argument(
+        "--resource-manager",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="http://HOST:PORT of its web interface, once for each of several of which one is active "
+        "(default: YARN is left alone)",
+    )
+    yarn.add_argument(
+        "--yarn-share",
+        metavar="RATIO",
+        type=_ratio,
+        help="YARN's part of what a node lends, 0 to 1; the rest is kept for pods (default: 0.5)",
+    )
+    yarn.add_argument(
+        "--yarn-grace",
+        metavar="SECONDS",
+        type=_seconds,
+        help="from when YARN is told to give memory back until its containers are killed for it (default: 30)",
+    )
+    yarn.add_argument(
+        "--yarn-drain-grace",
+        metavar="SECONDS",
+        type=_seconds,
+        help="the same where the node is switched off, or the NodeManager's pod is being deleted (default: 600)",
+    )
+    yarn.add_argument("--yarn-cluster", metavar="ID", help="leave NodeManagers alone whose pods name another one")
+    _add_preset(yarn)
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1.0 <= value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {MOST_SECONDS:.0f}")
+    return value
 
 
 def _add_certificates(parser: argparse.ArgumentParser) -> None:
@@ -161,8 +213,25 @@ def _controller(chosen: argparse.Namespace) -> int:
 
 def _ledger(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.ledger import LedgerSettings, main
+    from criproxy_cluster.yarn.operator import YarnSettings
 
-    return main(LedgerSettings(chosen.certificates, chosen.port, chosen.grpc_port))
+    said = {
+        name: value
+        for name, value in (
+            ("share_ratio", chosen.yarn_share),
+            ("grace_s", chosen.yarn_grace),
+            ("drain_grace_s", chosen.yarn_drain_grace),
+            ("cluster_id", chosen.yarn_cluster),
+        )
+        if value is not None
+    }
+    if said and not chosen.resource_manager:
+        return _complain("ledger: --yarn-… is of a ResourceManager: add --resource-manager URL", 2)
+    if any(not one.startswith(("http://", "https://")) for one in chosen.resource_manager):
+        return _complain("ledger: --resource-manager is a URL, as http://rm.example:8088", 2)
+    addresses = tuple(chosen.resource_manager)
+    yarn = YarnSettings(addresses, names=NAMES[chosen.preset], **said) if addresses else None
+    return main(LedgerSettings(chosen.certificates, chosen.port, chosen.grpc_port, yarn, chosen.metrics_port))
 
 
 def _certificates(chosen: argparse.Namespace) -> int:

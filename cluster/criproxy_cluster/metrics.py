@@ -1,6 +1,6 @@
-"""What webhook and controller count and measure, for Prometheus. Counts alone: no name of a pod, node or policy.
+"""What webhook, controller and ledger count, for Prometheus. Counts alone: no name of a pod, node or policy.
 
-The webhook shows it at /metrics of its own port, the controller at `--metrics-port`.
+The webhook shows it at /metrics of its own port, controller and ledger at `--metrics-port`.
 """
 
 import math
@@ -127,3 +127,73 @@ class ControllerMetrics:
 
     def _known(self, which: int) -> float:
         return math.nan if self.work is None else self.work.known()[which]
+
+
+class Amount(Protocol):
+    """MiB, and virtual cores."""
+
+    @property
+    def mib(self) -> int: ...
+
+    @property
+    def vcores(self) -> int: ...
+
+
+class Yarn(Protocol):
+    """The operator's state, as far as it is shown. Amounts are sums over all nodes."""
+
+    nodes: int
+    unknown: int
+    giving_back: int
+    overdue: int
+    grown: int
+    shrunk: int
+    failures: int
+    problem: str
+
+    @property
+    def amounts(self) -> Mapping[str, Amount]:
+        """By what they are."""
+
+
+class LedgerMetrics:
+    """`leads`, `trouble`: of the Lease. `yarn` None: it is left alone."""
+
+    def __init__(self) -> None:
+        self.registry: Final = Registry()
+        self.yarn: Yarn | None = None
+        self.leads: Callable[[], bool] = lambda: False
+        self.trouble: Callable[[], bool] = lambda: False
+        named, registry = "criproxy_cluster", self.registry
+        for kind, name, text, read in (
+            ("gauge", "leads", "Whether this replica leads", lambda: float(self.leads())),
+            ("gauge", "lease_trouble", "Whether the Lease can't be read or written now", lambda: float(self.trouble())),
+            ("gauge", "yarn_nodemanagers", "NodeManagers in offline pods; NaN: YARN is left alone", self._of("nodes")),
+            ("gauge", "yarn_nodemanagers_unknown", "Of these, not known to the ResourceManager", self._of("unknown")),
+            ("gauge", "yarn_giving_back", "Of these, told to give memory back", self._of("giving_back")),
+            ("gauge", "yarn_overdue", "Of these, not given back in time", self._of("overdue")),
+            ("gauge", "yarn_trouble", "Whether the ResourceManager can't be asked now", self._of("problem")),
+            ("counter", "yarn_failures_total", "Looks that failed for the ResourceManager", self._of("failures")),
+        ):
+            Reading(kind, f"{named}_{name}", text, read, registry=registry)
+        words = "YARN's memory on all nodes: wanted, size (the ResourceManager's), used, held (in the ledger)"
+        self._memory = Value("gauge", f"{named}_yarn_memory_bytes", words, ("what",), registry=registry)
+        words = "YARN's virtual cores on all nodes, likewise"
+        self._cores = Value("gauge", f"{named}_yarn_cores", words, ("what",), registry=registry)
+        words = "Sizes sent to the ResourceManager"
+        self._sizes = Value("counter", f"{named}_yarn_sizes_sent_total", words, ("direction",), registry=registry)
+        add_process_metrics(registry)
+
+    def render(self) -> bytes:
+        if self.yarn is not None:
+            self._memory.replace({what: one.mib << 20 for what, one in self.yarn.amounts.items()})
+            self._cores.replace({what: one.vcores for what, one in self.yarn.amounts.items()})
+            self._sizes.replace({"down": self.yarn.shrunk, "up": self.yarn.grown})
+        return self.registry.render()
+
+    def _of(self, name: str) -> Callable[[], float]:
+        def read() -> float:
+            found = getattr(self.yarn, name, math.nan)
+            return float(bool(found)) if isinstance(found, str) else float(found)
+
+        return read

@@ -12,7 +12,13 @@ def stepped(monkeypatch):
     """
     monkeypatch.setattr("criproxy_cluster.controller.controller.settle", lambda: None)
     clock = stepping.SteppedTime()
-    for module in ("controller.controller", "controller.follower", "controller.leader", "quota.keeper"):
+    for module in (
+        "controller.controller",
+        "controller.follower",
+        "controller.leader",
+        "quota.keeper",
+        "yarn.operator",
+    ):
         monkeypatch.setattr(f"criproxy_cluster.{module}.time", clock)
     return stepping.run
 

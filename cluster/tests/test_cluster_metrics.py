@@ -1,4 +1,4 @@
-"""What webhook and controller show to Prometheus."""
+"""What webhook, controller and ledger show to Prometheus."""
 
 import asyncio
 import math
@@ -6,13 +6,14 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from typing import ClassVar
 
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from criproxy_cluster import metrics_server
-from criproxy_cluster.metrics import ControllerMetrics, WebhookMetrics
+from criproxy_cluster.metrics import ControllerMetrics, LedgerMetrics, WebhookMetrics
 
 
 def samples(text):
@@ -36,6 +37,38 @@ class Work:
 
     def unheard_s(self):
         return 7.5
+
+
+class Amount:
+    mib, vcores = 3, 2
+
+
+class Yarn:
+    nodes, unknown, giving_back, overdue, grown, shrunk, failures = 5, 1, 2, 0, 7, 8, 9
+    problem = "it does not answer"
+    amounts: ClassVar = {"held": Amount}
+
+
+def test_ledger_shows_what_yarn_has():
+    metrics = LedgerMetrics()
+    found = samples(metrics.render())
+    assert found["criproxy_cluster_leads"] == 0 and math.isnan(found["criproxy_cluster_yarn_nodemanagers"])
+
+    metrics.yarn = Yarn()
+    found = samples(metrics.render())
+    expected = {
+        "criproxy_cluster_yarn_nodemanagers": 5,
+        "criproxy_cluster_yarn_nodemanagers_unknown": 1,
+        "criproxy_cluster_yarn_giving_back": 2,
+        "criproxy_cluster_yarn_overdue": 0,
+        "criproxy_cluster_yarn_trouble": 1,
+        "criproxy_cluster_yarn_failures_total": 9,
+        "criproxy_cluster_yarn_memory_bytes{what=held}": 3 << 20,
+        "criproxy_cluster_yarn_cores{what=held}": 2,
+        "criproxy_cluster_yarn_sizes_sent_total{direction=down}": 8,
+        "criproxy_cluster_yarn_sizes_sent_total{direction=up}": 7,
+    }
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_controller_shows_what_the_leader_has_to_do():

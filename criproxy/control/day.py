@@ -1,11 +1,12 @@
 """The last day in numbers, and the last hour in more of them, for who looks at curves (`criproxy page`). Pure.
 
     seconds   an hour of what each second was like
-    minutes   a day of the least, the mean and the most of each minute
+    minutes   a day of the least, the mean and the most of each minute, and what was forecast for the hour after it
     marks     what happened: squeezes, closings, rungs of the ladder, pods that had to leave; the last `MOST_MARKS`
 
-All of it is as large from the beginning on as it becomes: 12 series of 4-byte numbers, 380 kB, and 100 kB of marks at
-most. A place in a series belongs to a second or minute of CLOCK_BOOTTIME, so that a clock that is set moves nothing.
+All of it is as large from the beginning on as it becomes: 12 series of 4-byte numbers and two of forecasts, 400 kB,
+and 100 kB of marks at most. A place in a series belongs to a second or minute of CLOCK_BOOTTIME, so that a clock that
+is set moves nothing.
 """
 
 import json
@@ -123,6 +124,14 @@ class Series:
                 self.minutes[name].put(self._minute, value)
 
 
+HOUR: Final = "hour"
+"""What online should not exceed within an hour, as it was last forecast in each minute."""
+
+
+def _hours() -> dict[str, Ring]:
+    return {row.name: Ring(DAY_MINUTES) for row in RESOURCES.values() if row.sampling is not None}
+
+
 def _empty() -> dict[str, dict[str, Series]]:
     return {row.name: {name: Series() for name in SERIES} for row in RESOURCES.values() if row.sampling is not None}
 
@@ -131,6 +140,7 @@ class Day(Struct, eq=False):
     """See the module. One thread puts; any may ask."""
 
     _series: dict[str, dict[str, Series]] = field(default_factory=_empty)
+    _hours: dict[str, Ring] = field(default_factory=_hours)
     _marks: deque[DayMark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _squeezed: bool = False
     _closed: str = ""
@@ -141,6 +151,9 @@ class Day(Struct, eq=False):
         for name, series in self._series.items():
             for key, value in _amounts(name, snapshot, decision).items():
                 series[key].put(t_s, value)
+            decided = decision.resources.get(name)
+            hour = None if decided is None else decided.prediction.hour
+            self._hours[name].put(int(t_s // 60), _NONE if hour is None or not math.isfinite(hour) else hour)
         guard = decision.guard
         if guard is not None and not self._squeezed:
             self.mark(t_s, Kind.SQUEEZE, guard.reason, "cpu", f"{guard.cores:.2f} cores")
@@ -168,7 +181,9 @@ class Day(Struct, eq=False):
         for name, series in self._series.items():
             scale = SCALES[RESOURCES[name].unit]
             seconds.append(f'"{name}":{{{",".join(_texts(series, first, last, scale))}}}')
-            minutes.append(f'"{name}":{{{",".join(_minute_texts(series, first_minute, last_minute, scale))}}}')
+            forecast = _numbers(self._hours[name].between(first_minute, last_minute), scale)
+            texts = [*_minute_texts(series, first_minute, last_minute, scale), f'"{HOUR}":[{forecast}]']
+            minutes.append(f'"{name}":{{{",".join(texts)}}}')
         marks = [one for one in tuple(self._marks) if one.t_s + shift_s > since_s]
         shown = [{**to_builtins(one), "t_s": round(one.t_s + shift_s, 1)} for one in marks]
         return (

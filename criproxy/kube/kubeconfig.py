@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, field
 
-from criproxy.vocabulary.pyyaml import pyyaml
+from criproxy.concurrency.pyyaml import pyyaml
 
 MAX_BYTES: Final = 1 << 20
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from criproxy.vocabulary.pyyaml import pyyaml
+from criproxy.concurrency.pyyaml import pyyaml
 
 YamlValue = str | None | dict[str, "YamlValue"] | list["YamlValue"]
 

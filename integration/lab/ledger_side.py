@@ -9,6 +9,7 @@ import signal
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 from integration.lab.cluster_side import MANIFESTS, SYSTEM, WithCertificate, account_config, run
 from integration.lab.control_plane import ControlPlane
@@ -30,8 +31,9 @@ class LedgerReplica(WithCertificate):
 
     process: Process
 
-    def __init__(self, plane: ControlPlane, name: str, server: str = "") -> None:
+    def __init__(self, plane: ControlPlane, name: str, server: str = "", *, arguments: Sequence[str] = ()) -> None:
         super().__init__(plane, name, server)
+        self._arguments = arguments
         self.port, self.grpc_port = free_ports(2)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.load_verify_locations(plane.authority.ca)
@@ -43,7 +45,7 @@ class LedgerReplica(WithCertificate):
     def start(self) -> None:
         config = account_config(self._plane, "criproxy-ledger", self._folder, self._server)
         ports = ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
-        arguments = ["ledger", *ports, "--certificates", str(self._folder)]
+        arguments = ["ledger", *ports, "--certificates", str(self._folder), *self._arguments]
         self.process = run(arguments, self._folder / "log", {"KUBECONFIG": str(config)})
 
     def is_ready(self) -> bool:

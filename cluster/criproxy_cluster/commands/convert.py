@@ -1,19 +1,30 @@
 """`criproxy-cluster convert FILE`: what the webhook would make of the pods in a manifest, without a cluster.
 
 What stays is written with the words and quotes that its author has written, and what is new has quotes around each
-text: no reader of YAML takes it for something else. PyYAML's nodes keep words and quotes, though not comments;
-ruamel.yaml would keep these too, for 1.4 MB more in each replica's image.
+text: no reader of YAML takes it for something else. PyYAML's nodes keep words and quotes, and `comments` the comments;
+ruamel.yaml would keep all, for 1.4 MB more in each replica's image.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import yaml
 
+from criproxy_cluster.commands.comments import carried
 from criproxy_cluster.commands.manifests import ManifestError, read_documents
 from criproxy_cluster.objects import Json
-from criproxy_cluster.vocabulary.manifests import MOST_DEEP, called, items_of, makes_pods, pod_of, tag_of
+from criproxy_cluster.vocabulary.manifests import (
+    MOST_DEEP,
+    ManifestDocument,
+    UnreadableManifestError,
+    called,
+    documents,
+    items_of,
+    makes_pods,
+    pod_of,
+    tag_of,
+)
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE
 from criproxy_cluster.webhook.conversion import ConversionError, ConversionSettings, converted, is_offline, warnings
 
@@ -29,11 +40,27 @@ def convert(file: str, settings: ConversionSettings) -> tuple[str, tuple[str, ..
     """The manifest as YAML, and what its author should know. "-" is the standard input. Raises ManifestError."""
     notes: list[str] = []
     nodes = []
-    for document in read_documents(file):
+    read = read_documents(file)
+    for document in read:
         made = _object(file, document.value, settings, notes)
         old = _node(document.value) if document.node is None else document.node
         nodes.append(_changed(old, document.value, made))
-    return yaml.serialize_all(nodes, Dumper=_Writer, allow_unicode=True, width=_WIDTH), tuple(notes)
+    text = yaml.serialize_all(nodes, Dumper=_Writer, allow_unicode=True, width=_WIDTH)
+    return _with_comments(text, read), tuple(notes)
+
+
+def _with_comments(text: str, read: Sequence[ManifestDocument]) -> str:
+    """The comments of what was read stay, unless they would change what is said."""
+    before = [document.node for document in read if document.node is not None]
+    if len(before) < len(read):
+        return text
+    made = documents(text.encode(), yaml)
+    found = carried(before, text, [document.node for document in made])
+    try:
+        same = [one.value for one in documents(found.encode(), yaml)] == [one.value for one in made]
+    except UnreadableManifestError:
+        same = False
+    return found if same else text
 
 
 def _object(file: str, value: Any, settings: ConversionSettings, notes: list[str], depth: int = MOST_DEEP) -> Any:

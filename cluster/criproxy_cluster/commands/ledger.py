@@ -5,13 +5,15 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightkube.core.async_client import AsyncClient
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy_cluster import metrics_server
 from criproxy_cluster.controller.leader import Leader
 from criproxy_cluster.ledger import grpc_door
 from criproxy_cluster.ledger.desk import Desk, Seen
@@ -20,9 +22,11 @@ from criproxy_cluster.ledger.law import Ledger
 from criproxy_cluster.ledger.watching import PodReader, Watches
 from criproxy_cluster.log import begin
 from criproxy_cluster.memory import settle
+from criproxy_cluster.metrics import LedgerMetrics
 from criproxy_cluster.requests import prepare
 from criproxy_cluster.webhook.certificates import ServerCertificate
 from criproxy_cluster.webhook.front import Front, FrontLimits
+from criproxy_cluster.yarn.operator import YarnOperator, YarnSettings
 
 LEASE: Final = "criproxy-ledger"
 LIMITS: Final = FrontLimits(lame_duck_s=1.0, turn_bytes=8 << 10)
@@ -33,11 +37,15 @@ END_S: Final = 12
 
 
 class LedgerSettings(Struct, frozen=True):
-    """`certificates`: a folder with tls.crt and tls.key. `address`: see `Front.serve`."""
+    """`certificates`: a folder with tls.crt and tls.key. `yarn` None: it is left alone. `metrics_port` None: nothing is
+    shown. `address`: see `Front.serve`.
+    """
 
     certificates: Path
     port: int = 9444
     grpc_port: int = 9445
+    yarn: YarnSettings | None = None
+    metrics_port: int | None = None
     address: str = ""
 
 
@@ -49,6 +57,15 @@ async def serve(settings: LedgerSettings, client: AsyncClient, log: FilteringBou
     desk = Desk(ledger, seen, PodReader(client), leads=lambda: leader.leads, now_s=time.monotonic, log=log)
     leader = Leader(client, client.namespace, me, desk.lead, log, lease=LEASE)
     front = Front(LedgerAnswers(desk, certificate, log), certificate.context, log, LIMITS)
+    metrics = LedgerMetrics()
+    metrics.leads, metrics.trouble = (lambda: leader.leads), (lambda: leader.troubled)
+    others: list[Coroutine[Any, Any, None]] = []
+    if settings.metrics_port is not None:
+        others.append(metrics_server.serve(settings.metrics_port, metrics.render, log))
+    if settings.yarn is not None:
+        operator = YarnOperator(client, ledger, settings.yarn, seen, leads=lambda: leader.leads, log=log)
+        metrics.yarn = operator.state
+        others.append(operator.run())
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, front.end)
     settle()
@@ -61,6 +78,7 @@ async def serve(settings: LedgerSettings, client: AsyncClient, log: FilteringBou
                 leader.run(),
                 desk.run(),
                 grpc_door.serve(desk, certificate, f"{settings.address or '[::]'}:{settings.grpc_port}"),
+                *others,
             )
         ]
         await front.serve(settings.address, settings.port)

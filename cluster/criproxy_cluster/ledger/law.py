@@ -192,6 +192,19 @@ class Ledger:
         found = self._nodes.get(node)
         return None if found is None or found.allocatable is None else found.free
 
+    def allocatable(self, node: str) -> Mapping[str, int]:
+        """{}: it is not known."""
+        found = self._nodes.get(node)
+        return {} if found is None or found.allocatable is None else found.allocatable
+
+    def taken_beside(self, node: str, holder: str) -> Mapping[str, int]:
+        """By all but this holder."""
+        found = self._nodes.get(node)
+        if found is None:
+            return {}
+        held = dict(found.held.get(holder, ()))
+        return {name: amount - held.get(name, 0) for name, amount in found.taken.items()}
+
     def nodes(self) -> Iterator[str]:
         """Those that are known."""
         return (name for name, node in self._nodes.items() if node.allocatable is not None)

@@ -188,6 +188,14 @@ def test_what_a_holder_holds_is_not_free(ledger):
     assert free(ledger) == 2000
 
 
+def test_a_holder_finds_what_is_there_and_what_all_others_have(ledger):
+    assert ledger.allocatable("n") == {CPU: 2000} and ledger.taken_beside("n", "yarn") == {}
+    ledger.hold("n", "yarn", ((CPU, 500),))
+    bind(ledger, pod("a"))
+    assert ledger.taken_beside("n", "yarn") == {CPU: 1000}
+    assert ledger.allocatable("gone") == ledger.taken_beside("gone", "yarn") == {}
+
+
 def test_changed_has_the_nodes_whose_room_has_changed(ledger):
     ledger.changed.clear()
     ledger.set_node("n", {CPU: 2000})

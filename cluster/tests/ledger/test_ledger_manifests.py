@@ -20,6 +20,7 @@ from criproxy_cluster.ledger.http_door import BIND
 from criproxy_cluster.ledger.law import Ledger
 from criproxy_cluster.ledger.reviews import Asked
 from criproxy_cluster.ledger.watching import PodReader, Watches
+from criproxy_cluster.yarn.operator import YarnSettings
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "ledger"
 BASE = FOLDER.parent / "base"
@@ -180,3 +181,18 @@ def test_the_ledger_s_certificate_is_of_its_own_authority_and_for_its_own_servic
         webhook["clientConfig"]["caBundle"]
         == kube.get("secrets", LEDGER.authority, "criproxy-system")["data"]["ca.crt"]
     )
+
+
+# --- the component of YARN -------------------------------------------------------------------------------------------
+
+
+def test_yarn_s_component_has_arguments_that_the_ledger_takes(monkeypatch):
+    component = yaml.safe_load((FOLDER.parent / "yarn" / "kustomization.yaml").read_text())
+    (patch,) = component["patches"]
+    assert patch["target"] == {"kind": "Deployment", "name": "criproxy-ledger"} and "resources" not in component
+    added = [one["value"] for one in yaml.safe_load(patch["patch"])]
+    found = []
+    monkeypatch.setattr("criproxy_cluster.commands.ledger.main", lambda settings: found.append(settings.yarn))
+    with pytest.raises(SystemExit):
+        main(["ledger", *added, "--resource-manager=http://rm:8088"])
+    assert found == [YarnSettings(("http://rm:8088",))], "what it names are the defaults"

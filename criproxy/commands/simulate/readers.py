@@ -203,7 +203,7 @@ def read_json(text: str, reading: TableReading) -> None:
     if are_rows(rows):
         read_objects(rows, reading)
     else:
-        _read_matrix([series for one in found for series in _matrix(one, reading.name)], reading)
+        _read_matrix([series for one in found for series in matrix(one, reading.name)], reading)
 
 
 def _values(text: str, name: str) -> list[Any]:
@@ -221,15 +221,15 @@ def _values(text: str, name: str) -> list[Any]:
     return found
 
 
-def _read_matrix(matrix: Sequence[Mapping[str, Any]], reading: TableReading) -> None:
+def _read_matrix(found: Sequence[Mapping[str, Any]], reading: TableReading) -> None:
     """A series is named by the labels in which the series differ."""
     name, rows, family = reading.name, reading.rows, reading.family
-    metrics = [metric if isinstance(metric := one.get("metric"), dict) else {} for one in matrix]
+    metrics = [metric if isinstance(metric := one.get("metric"), dict) else {} for one in found]
     labels = [{str(key): str(value) for key, value in metric.items()} for metric in metrics]
     if family is not None and not any(family in one for one in labels):
         raise SimulateError(f"{name}: no series has the label {family} for the family")
     rows.begin(lambda node_id, number: f"{name}:{node_id}[{number}]")
-    for one, metric, known in zip(matrix, labels, _ids(labels), strict=True):
+    for one, metric, known in zip(found, labels, _ids(labels), strict=True):
         node_id = rows.node_of_file(name) if known is None else known
         group = metric.get(family or _FAMILY, "")
         for number, value in enumerate(one.get("values") or ()):
@@ -239,8 +239,11 @@ def _read_matrix(matrix: Sequence[Mapping[str, Any]], reading: TableReading) -> 
                 rows.findings.note(Flaw.NOT_A_ROW, f"{name}:{node_id}[{number}]")
 
 
-def _matrix(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
-    """The series of the whole answer, or its `data`, or its `result`, or of a line of an export."""
+def matrix(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    """The series of the whole answer, or its `data`, or its `result`, or of a line of an export.
+
+    Raises SimulateError, with the name of where it is from, for anything else.
+    """
     if isinstance(answer, dict) and answer.keys() >= _EXPORTED:
         values, times = answer["values"], answer["timestamps"]
         if not isinstance(values, list) or not isinstance(times, list) or len(values) != len(times):

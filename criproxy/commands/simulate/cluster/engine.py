@@ -138,6 +138,7 @@ class _Replay:
 
         self.work = np.zeros(count)
         self.speed = np.ones(count)
+        self.squeezed = np.zeros(count, bool)
         self.asked = np.zeros(count)
         self.held = np.zeros(count)
         self.pods_of = np.zeros(count)
@@ -374,7 +375,10 @@ class _Replay:
         counted.below_half_s += float(pods[self.speed < 0.5].sum()) * step_s
         counted.below_09_s += float(pods[self.speed < 0.9].sum()) * step_s
         counted.nodes_s += float(known.sum()) * step_s
-        counted.squeezed_s += float(((self.speed < 1.0 - 1e-9) & (pods > 0.0)).sum()) * step_s
+        squeezed = (self.speed < 1.0 - 1e-9) & (pods > 0.0)
+        counted.squeezed_s += float(squeezed.sum()) * step_s
+        counted.squeezes += int((squeezed & ~self.squeezed).sum())
+        self.squeezed = squeezed
 
 
 def _by_cell(rows: list["array[float]"]) -> Floats32:

@@ -31,6 +31,8 @@ class Counted(Struct):
     below_09_s: float = 0.0
     nodes_s: float = 0.0
     squeezed_s: float = 0.0
+    squeezes: int = 0
+    """How often a node's pods fell below full speed."""
     samples: int = 0
     broken_cpu: int = 0
     broken_memory: int = 0
@@ -80,6 +82,7 @@ class Counted(Struct):
             "below_half": _ratio(self.below_half_s, self.pods_s),
             "below_09": _ratio(self.below_09_s, self.pods_s),
             "squeezed": _ratio(self.squeezed_s, self.nodes_s),
+            "squeezes": self.squeezes,
             "broken_cpu": self.broken_cpu,
             "broken_memory": self.broken_memory,
             "online_samples": self.samples,

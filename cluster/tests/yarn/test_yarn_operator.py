@@ -1,0 +1,376 @@
+"""The operator against an API server and a ResourceManager in memory, in stepped time."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import CapturingLogger
+
+from cluster.tests.controller.test_controller import until
+from cluster.tests.yarn.fake_yarn import FakeYarn
+from criproxy_cluster.cli import main
+from criproxy_cluster.ledger.desk import Seen
+from criproxy_cluster.ledger.law import Ledger, Pod
+from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.yarn.law import SETTLE_S, Size
+from criproxy_cluster.yarn.managers import CLUSTER_ID, NODE_ID
+from criproxy_cluster.yarn.operator import HOLDER, REFRESH_S, YarnOperator, YarnSettings
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+GIB = 1 << 30
+ID = "n.example:8041"
+
+
+@pytest.fixture
+def lines():
+    return CapturingLogger()
+
+
+@pytest.fixture
+def yarn():
+    made = FakeYarn()
+    made.node(ID, 16384, 16)
+    return made
+
+
+def put_manager(kube, name="nm", node="n", annotations=None, labels=None, **status):
+    found = {"app.kubernetes.io/component": "node-manager", "colocation.criproxy.io/class": "offline"}
+    meta = {"name": name, "namespace": "yarn", "labels": {**found, **(labels or {})}}
+    meta["annotations"] = {NODE_ID: ID} if annotations is None else annotations
+    kube.put("pods", {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running", **status}}, "yarn")
+
+
+class Term:
+    def __init__(self, operator, ledger, seen):
+        self.operator, self.ledger, self.seen = operator, ledger, seen
+        self.leads = True
+
+    def lend(self, cores, gib, node="n"):
+        self.ledger.set_node(node, {CPU: cores * 1000, MEMORY: gib * GIB})
+
+    def bind(self, uid, cores, gib, node="n"):
+        self.ledger.see(Pod(uid, "default", uid, ((CPU, cores * 1000), (MEMORY, gib * GIB)), node=node))
+
+    def held(self, node="n"):
+        held = self.ledger._nodes[node].held.get(HOLDER)
+        return held and dict(held)
+
+
+@asynccontextmanager
+async def operating(kube, yarn, log, **settings):
+    ledger, seen = Ledger(), Seen()
+    async with kube.client() as client:
+        made = YarnSettings(("http://rm-1:8088", "http://rm-2:8088"), **settings)
+        operator = YarnOperator(client, ledger, made, seen, leads=lambda: term.leads, log=log)
+        operator._manager._client = yarn.client()
+        term = Term(operator, ledger, seen)
+        term.lend(8, 8)
+        task = asyncio.create_task(operator.run())
+        try:
+            yield term
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def said(lines, event):
+    return [call.kwargs for call in lines.calls if call.args == (event,)]
+
+
+def test_yarn_has_its_part_and_the_ledger_knows_what_it_has(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            assert "NodeManagers" in term.seen.missing
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            assert "NodeManagers" not in term.seen.missing
+            await until(lambda: term.held() == {CPU: 4000, MEMORY: 4 * GIB})
+            term.bind("p", 6, 6)
+            await until(lambda: yarn.sizes[ID] == [2048, 2], 3.0)
+            term.lend(16, 16)
+            await until(lambda: yarn.sizes[ID] == [8192, 8], 12.0)
+            assert term.held() == {CPU: 8000, MEMORY: 8 * GIB}
+
+    stepped(scenario())
+    assert all(body["overCommitTimeout"] == 30_000 for _, body in yarn.sent)
+    assert len(said(lines, "yarn_unprotected")) == 1
+    assert [one["mib"] for one in said(lines, "yarn_size_sent")] == [4096, 2048, 8192]
+
+
+def test_what_containers_use_is_held_until_it_is_given_back(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.used[ID] = [4096, 4]
+            term.lend(2, 2)
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 12.0)
+            await asyncio.sleep(10.0)
+            assert term.held() == {CPU: 1000, MEMORY: 4 * GIB} and term.operator.state.giving_back == 1
+            yarn.used[ID] = [1024, 1]
+            await until(lambda: term.held() == {CPU: 1000, MEMORY: GIB}, 2.0)
+
+    stepped(scenario())
+    assert not said(lines, "yarn_not_given_back")
+
+
+def test_what_is_not_given_back_in_time_is_said_and_held_no_longer(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.used[ID] = [4096, 4]
+            term.lend(2, 2)
+            await asyncio.sleep(28.0)
+            assert term.held()[MEMORY] == 4 * GIB
+            await until(lambda: term.held()[MEMORY] == GIB + (1 << 20), 15.0 + SETTLE_S)
+            assert term.operator.state.overdue == 1
+
+    stepped(scenario())
+    assert len(said(lines, "yarn_not_given_back")) == 1
+
+
+def test_a_node_that_is_switched_off_is_drained_with_the_longer_grace(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines, drain_grace_s=900.0) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.used[ID] = [2048, 2]
+            kube.put("nodes", {"metadata": {"name": "n", "labels": {"colocation.criproxy.io/switch": "off"}}})
+            await until(lambda: yarn.sizes[ID] == [0, 0], 12.0)
+            assert yarn.sent[-1][1]["overCommitTimeout"] == 900_000 and term.held()[MEMORY] == 2 * GIB
+            yarn.used[ID] = [0, 0]
+            await until(lambda: term.held() == {CPU: 0, MEMORY: 0}, 12.0)
+            kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+            await until(lambda: yarn.sizes[ID] == [4096, 4], 22.0)
+
+    stepped(scenario())
+
+
+def test_a_nodemanager_whose_pod_is_being_deleted_is_drained_until_it_is_gone(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.used[ID] = [2048, 2]
+            pod = kube.get("pods", "nm", "yarn")
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:10:00Z"
+            kube.put("pods", pod, "yarn")
+            await until(lambda: yarn.sizes[ID] == [0, 0], 12.0)
+            assert yarn.sent[-1][1]["overCommitTimeout"] == 600_000 and term.held()[MEMORY] == 2 * GIB
+
+    stepped(scenario())
+
+
+def test_a_nodemanager_that_came_back_with_its_own_size_gets_ours(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            await asyncio.sleep(30.0)
+            yarn.sizes[ID] = [16384, 16]
+            await until(lambda: len(yarn.sent) == 2, REFRESH_S + 2)
+            assert yarn.sizes[ID] == [4096, 4] and term.held()[MEMORY] == 4 * GIB
+
+    stepped(scenario())
+
+
+def test_a_resourcemanager_that_is_away_changes_nothing_and_is_asked_less_and_less(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.fails = True
+            term.lend(2, 2)
+            await asyncio.sleep(120.0)
+            assert term.held()[MEMORY] == 4 * GIB and term.operator.state.problem
+            assert term.operator.state.failures < 20
+            yarn.fails = False
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 32.0)
+
+    stepped(scenario())
+    assert len(said(lines, "yarn_trouble")) == len(said(lines, "yarn_well_again")) == 1
+
+
+def test_before_anything_is_known_all_that_it_may_have_is_held(kube, stepped, yarn, lines):
+    put_manager(kube)
+    yarn.fails = True
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: term.held() == {CPU: 4000, MEMORY: 4 * GIB})
+
+    stepped(scenario())
+
+
+def test_one_on_standby_is_passed_by(kube, stepped, yarn, lines):
+    put_manager(kube)
+    yarn.standby = "rm-1"
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            assert not term.operator.state.problem
+
+    stepped(scenario())
+
+
+def test_a_replica_that_does_not_lead_asks_and_sends_nothing(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            term.leads = False
+            await asyncio.sleep(5.0)
+            before = len(yarn.asked)
+            term.lend(2, 2)
+            await asyncio.sleep(60.0)
+            assert len(yarn.asked) == before
+
+    stepped(scenario())
+
+
+def test_a_nodemanager_that_is_gone_holds_nothing(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(term.held)
+            kube.remove("pods", "nm", "yarn")
+            await until(lambda: term.held() is None, 3.0)
+
+    stepped(scenario())
+
+
+def test_a_nodemanager_that_goes_while_it_is_asked_about_holds_nothing(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            node = term.operator._nodes["n"]
+            kube.remove("pods", "nm", "yarn")
+            await until(lambda: term.held() is None, 3.0)
+            term.lend(2, 2)
+            await term.operator._settle(node)
+            assert term.held() is None and yarn.sizes[ID] == [4096, 4]
+
+    stepped(scenario())
+
+
+def test_a_node_that_the_resourcemanager_does_not_know_is_said_once(kube, stepped, yarn, lines):
+    put_manager(kube, annotations={NODE_ID: "other:1"})
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await asyncio.sleep(60.0)
+            assert term.operator.state.unknown == 1 and term.held() == {CPU: 4000, MEMORY: 4 * GIB}
+
+    stepped(scenario())
+    assert [one["node_id"] for one in said(lines, "yarn_node_left")] == ["other:1"] and not yarn.sent
+
+
+def test_one_node_that_it_fails_for_holds_up_no_other(kube, stepped, yarn, lines):
+    put_manager(kube)
+    yarn.node("broken:1", 16384, 16)
+    yarn.broken = "broken:1"
+    put_manager(kube, "another", "m", {NODE_ID: "broken:1"})
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            term.lend(8, 8, "m")
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            term.lend(2, 2)
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 12.0)
+            await until(lambda: term.held("m") == {CPU: 4000, MEMORY: 4 * GIB})
+            assert not term.operator.state.problem
+
+    stepped(scenario())
+    assert [one["node_id"] for one in said(lines, "yarn_node_left")] == ["broken:1"]
+
+
+@pytest.mark.parametrize("named", ["pod name", "address", "node"])
+def test_without_an_annotation_it_is_found_by_its_host(kube, stepped, yarn, lines, named):
+    host = {"pod name": "nm.yarn.svc", "address": "10.0.0.7", "node": "n"}[named]
+    yarn.node(f"{host}:8041", 16384, 16)
+    del yarn.sizes[ID]
+    put_manager(kube, annotations={}, podIP="10.0.0.7")
+
+    async def scenario():
+        async with operating(kube, yarn, lines):
+            await until(lambda: yarn.sizes[f"{host}:8041"] == [4096, 4])
+
+    stepped(scenario())
+
+
+def test_another_yarn_s_nodemanager_is_left_alone(kube, stepped, yarn, lines):
+    put_manager(kube, annotations={NODE_ID: ID, CLUSTER_ID: "theirs"})
+
+    async def scenario():
+        async with operating(kube, yarn, lines, cluster_id="ours"):
+            await asyncio.sleep(20.0)
+
+    stepped(scenario())
+    assert not yarn.asked
+
+
+def test_a_resourcemanager_that_keeps_its_own_size_is_not_flooded(kube, stepped, yarn, lines):
+    """As with dynamic-resources.xml, which comes back with each heartbeat."""
+    put_manager(kube)
+    yarn.deaf = True
+
+    async def scenario():
+        async with operating(kube, yarn, lines):
+            await asyncio.sleep(60.0)
+
+    stepped(scenario())
+    assert 4 <= len(yarn.sent) <= 8
+
+
+def test_what_is_lent_in_whole_cores_is_held_in_whole_cores(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines, names=NAMES["crane"]) as term:
+            term.ledger.set_node("n", {"gocrane.io/cpu": 8, "gocrane.io/memory": 8 * GIB})
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            await until(lambda: term.held() == {"gocrane.io/cpu": 4, "gocrane.io/memory": 4 * GIB})
+
+    stepped(scenario())
+
+
+def test_sums_are_shown(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            await asyncio.sleep(2.0)
+            amounts = term.operator.state.amounts
+            assert amounts == {"wanted": Size(4096, 4), "size": Size(4096, 4), "used": Size(), "held": Size(4096, 4)}
+
+    stepped(scenario())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--yarn-share", "0.5"],
+        ["--resource-manager", "rm:8088"],
+        ["--resource-manager", "http://rm:8088", "--yarn-share", "1.5"],
+        ["--resource-manager", "http://rm:8088", "--yarn-grace", "0"],
+        ["--resource-manager", "http://rm:8088", "--yarn-grace", "-1"],
+        ["--resource-manager", "http://rm:8088", "--yarn-grace", "nan"],
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["ledger", *arguments])
+    assert ended.value.code == 2 and capsys.readouterr().err

@@ -1,0 +1,235 @@
+"""The page: its verdict, its two forms, and that nothing that a node is called does anything."""
+
+import json
+import math
+import re
+from array import array
+from xml.etree import ElementTree
+
+import pytest
+from msgspec.structs import replace
+
+from criproxy.cli import main
+from criproxy.commands.advise import blocks, words
+from criproxy.commands.advise.dryrun import Comparison
+from criproxy.commands.advise.questions import LargestPods
+from criproxy.commands.advise.study import (
+    POD_BYTES,
+    POD_CORES,
+    Advice,
+    Curve,
+    CurvePoint,
+    GroupAdvice,
+    GroupLent,
+    HourOfDay,
+    Life,
+    ResourceAdvice,
+    endless_jobs,
+    lent,
+    together,
+)
+from criproxy.commands.simulate.cluster.record import Grid
+from tests.commands.simulate.simulate_helpers import score
+
+GIB = float(1 << 30)
+EVIL = "</title><script>alert(1)</script> | `x` [a](http://evil) "
+LIFE = Life(3600.0, 950, 50, 1.0, 1.1, 1.2, 0.001, 0.02, 3.5, 0.25, 0, 1000)
+
+
+def an_advice(*, name="4 cores, 16 GiB", mean=3.0, hard=0.001, days=7.0, life=LIFE, chosen=0.85):
+    hours = tuple(HourOfDay(mean - 1.0, mean) for _ in range(23))
+    found = GroupLent((*hours, HourOfDay(None, None)), mean - 1.0, mean, mean / 2)
+    group = GroupAdvice(
+        name,
+        2,
+        1,
+        days,
+        (
+            ResourceAdvice("cpu", 8.0, found, score()),
+            ResourceAdvice("memory", 32 * GIB, replace(found, mean=8 * GIB, guaranteed=4 * GIB), score()),
+        ),
+        (life,),
+        6.0 * GIB,
+    )
+    curve = Curve("cpu", (CurvePoint(0.85, 0.4, 0.001), CurvePoint(0.9, 0.41, 0.002)), chosen, 0.9, 0.002)
+    overall = {"cpu": score(hard_ratio=hard), "memory": score()}
+    return Advice((group,), (curve,), overall, 60.0, 0.0, days * 86400 - 60, True)
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, well, begins",
+    [
+        ({}, True, "Yes, begin with a dry run: these nodes would have lent 3.0 of 8 cores on average (38%)"),
+        ({"days": 1.0}, False, "Too early to say: the record has 1.0 days"),
+        ({"mean": 0.3}, False, "No: these nodes would have lent 0.3 of 8 cores"),
+        ({"hard": 0.01}, False, "Not with these settings"),
+        ({"life": replace(LIFE, ended=50, evictions=50)}, False, "Only for short jobs: "),
+    ],
+    ids=["yes", "young", "little", "risky", "evicted"],
+)
+def test_verdict_says_whether_to_begin_and_why(changes, well, begins):
+    found, sentence = words.verdict(an_advice(**changes))
+    assert (found, sentence.startswith(begins)) == (well, True)
+    assert sentence.count(". ") == 0  # one sentence
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def a_page(**more):
+    return [*words.blocks(an_advice(), words.Origin("by a test", **more))]
+
+
+def test_page_has_what_its_reader_needs():
+    text = blocks.markdown(words.TITLE, a_page(pods=LargestPods({}, "uses")))
+    for heading in (
+        "is promised",
+        "is not promised",
+        "been lent",
+        "have risked",
+        "How it is stopped",
+        "The first step",
+    ):
+        assert heading in text
+    assert "| 1 h | 95.0% | 1.00 x | 1.10 x | 1.20 x | 0.10% | 3.5 | 0.25 |" in text
+    assert "| 00:00 | 2.0 | 3.0 |" in text
+    assert "| 23:00 | - | - |" in text
+    assert "[cpu]\nwatermark_ratio = 0.85" in text
+    assert "the largest pod uses 6.0 GiB" in text
+    assert "reserve_bytes = 4724464026 under" in text.replace("`", "").replace("\\", "")
+
+
+@pytest.mark.parametrize("off, says", [(1.05, "can be believed"), (1.5, "More than 10% apart: n (cpu)")])
+def test_dry_run_that_is_alike_or_not_is_told(off, says):
+    text = blocks.markdown("t", a_page(compared=(Comparison("n", "cpu", 2.0, 2.0 * off, 24.0),)))
+    assert says in text
+
+
+def test_name_that_is_markup_is_text_in_both_forms():
+    page = [*words.blocks(an_advice(name=EVIL), words.Origin(EVIL, notes=(EVIL,)))]
+    html = blocks.html(words.TITLE, page)
+    assert "<script" not in html
+    assert 'href="http' not in html
+    text = blocks.markdown(words.TITLE, page)
+    assert "<script" not in text.replace("\\<", "")
+    assert re.search(r"(?<!\\)\[a(?<!\\)\]\(", text) is None
+
+
+def test_html_asks_nobody_and_its_drawings_are_well_formed_and_named():
+    html = blocks.html(words.TITLE, a_page())
+    assert "default-src 'none'" in html.replace("&#x27;", "'")
+    assert re.findall(r'(?:src|href)="([^"]*)"', html) == ["data:,"]
+    drawings = html.split("<svg")[1:]
+    assert len(drawings) == 3
+    for drawing in drawings:
+        root = ElementTree.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
+        assert root.attrib["role"] == "img" and root.attrib["aria-label"]
+
+
+def test_nobody_begins_with_more_than_the_default():
+    advice = an_advice(chosen=0.95)
+    text = blocks.markdown("t", [*words.blocks(advice, words.Origin("by a test"))])
+    assert "[cpu]\nwatermark_ratio = 0.9" in text
+    assert "Later, 0.95 would give more." in text
+    text = blocks.markdown("t", [*words.blocks(an_advice(chosen=None), words.Origin("by a test"))])
+    assert "\nwatermark_ratio" not in text
+    assert "None of them keeps within 0.2%" in text
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def test_node_that_is_not_on_record_is_taken_to_lend_as_the_others_do():
+    sums = together([[1.0, math.nan, math.nan], [2.0, 3.0, math.nan]], [4.0, 8.0])
+    assert sums[:2] == array("d", [3.0, 4.5])
+    assert math.isnan(sums[2])
+
+
+def test_guaranteed_is_the_least_of_an_hour_on_all_days_and_the_warm_up_does_not_count():
+    grid = Grid(0.0, 1800.0, 48 * 2)
+    amounts = [float(cell % 48) + (100.0 if cell >= 48 else 0.0) for cell in range(grid.cells)]
+    found = lent(amounts, amounts, grid)
+    first = grid.warm_cells
+    assert first == 12
+    assert found.hours[0] == HourOfDay(100.0, 100.5)
+    assert found.hours[6] == HourOfDay(12.0, (12 + 13 + 112 + 113) / 4)
+    assert found.guaranteed == 12.0
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def usage(path, cores=4.0, hours=14):
+    rows = [f"{name},{t},{cores * (0.3 + 0.1 * math.sin(t / 9000)):.3f}" for name in ("a-1", "b-1")
+            for t in range(0, hours * 3600, 300)]  # fmt: skip
+    path.write_text("\n".join(("id,t,u", *rows)) + "\n")
+    return str(path)
+
+
+def test_files_of_cpu_alone_make_a_page_and_say_that_memory_is_missing(tmp_path, capsys):
+    out, numbers = tmp_path / "o.html", tmp_path / "o.json"
+    file = usage(tmp_path / "u.csv")
+    assert main(["advise", file, "--capacity", "4", "--output", str(out), "--json", str(numbers)]) == 0
+    assert "of 8 cores on average" in capsys.readouterr().out
+    assert "Memory is not in these files" in out.read_text()
+    content = json.loads(numbers.read_text())
+    assert [group["name"] for group in content["advice"]["groups"]] == ["a", "b"]
+    assert main(["simulate", file, "--capacity", "4", "--json", str(numbers)]) == 0
+    assert json.loads(numbers.read_text())["overall"]["score"] == content["advice"]["overall"]["cpu"]
+
+
+def test_folders_lives_are_those_of_simulate_cluster(tmp_path, capsys):
+    folder, out, cluster = tmp_path / "in", tmp_path / "o.json", tmp_path / "c.json"
+    folder.mkdir()
+    rows = [f"{name},{t},{2 + math.sin(t / 4000 + seed):.3f},{4e9 + 3e9 * math.sin(t / 5000):.0f}"
+            for seed, name in enumerate(("a", "b")) for t in range(0, 12 * 3600, 300)]  # fmt: skip
+    (folder / "nodes.csv").write_text("\n".join(("id,t,cpu,memory", *rows)) + "\n")
+    (folder / "capacity.csv").write_text("id,cpu,memory\na,4,16000000000\nb,4,16000000000\n")
+    assert main(["advise", str(folder), "--json", str(out)]) == 0
+    assert "Too early to say: the record has 0.5 days" in capsys.readouterr().out
+    groups = json.loads(out.read_text())["advice"]["groups"]
+    assert len(groups) == 2  # a folder has no groups of its own: each id is one
+    group = groups[0]
+    job = endless_jobs(4.0, 12 * 3600.0, 3600.0)
+    (folder / "nodes.csv").write_text("\n".join(("id,t,cpu,memory", *(row for row in rows if row[0] == "a"))) + "\n")
+    (folder / "capacity.csv").write_text("id,cpu,memory\na,4,16000000000\n")
+    (folder / "jobs.csv").write_text(
+        f"arrival,cpu,memory,duration,count\n0,{POD_CORES},{POD_BYTES:.0f},{job.duration_s:.0f},{job.count}\n"
+    )
+    assert main(["simulate", "--cluster", str(folder), "--json", str(cluster)]) == 0
+    law = json.loads(cluster.read_text())["laws"]["criproxy"]
+    life = group["lives"][1]
+    assert life["ended"] == law["jobs_ended"] > 5
+    assert life["evictions"] == law["evictions"]
+    assert life["slowdown_p99"] == law["slowdown_p99"]
+    assert life["below_half_ratio"] == law["below_half"]
+    assert life["squeezed_ratio"] == law["squeezed"] > 0.0
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["{file}"], "give --capacity"),
+        (["{file}", "--capacity", "4000"], "is the capacity in millicores"),
+        (["--prometheus", "localhost:9090"], "give http://HOST:PORT"),
+        (["--prometheus", "http://u:p@h"], "a token belongs into --token-file"),
+        (["--prometheus", "http://127.0.0.1:1", "--query", "disk=up"], "give NAME=PROMQL"),
+        (["--config", "{folder}/none.toml"], "give --prometheus URL"),
+    ],
+    ids=["capacity", "unit", "scheme", "password", "query", "no daemon"],
+)
+def test_wrong_question_says_what_to_do(arguments, says, tmp_path, capsys):
+    file = usage(tmp_path / "u.csv")
+    given = [one.format(file=file, folder=tmp_path) for one in arguments]
+    assert main(["advise", *given]) == 1
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--output", "x.pdf"], ["f", "--prometheus", "http://h"], ["--days", "0.1"]])
+def test_wrong_command_line_ends_with_two(arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", *arguments])
+    assert ended.value.code == 2
