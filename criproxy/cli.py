@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="criproxy",
         description="Lets offline pods use what the online pods of a Kubernetes node leave.",
     )
+    parser.add_argument("--version", action="version", version=f"criproxy {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True, prog=parser.prog, parser_class=_Parser)
     config = _Parser(add_help=False)
     config.add_argument(
@@ -134,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     sentry.add_argument("switch", choices=("on", "off"), help="from the runtime's next start on; off: from now on")
     sentry.set_defaults(verb=_sentry)
+    _add_hold_offs(verbs, config)
+    version = verbs.add_parser("version", help="print the version")
+    version.set_defaults(verb=_version)
+    return parser
+
+
+def _add_hold_offs(verbs: Any, config: _Parser) -> None:
     hold_off = verbs.add_parser(
         "hold-off", parents=[config], help="have criproxy leave its hands off the box, or a pod"
     )
@@ -144,9 +152,6 @@ def _parser() -> argparse.ArgumentParser:
     release = verbs.add_parser("release", parents=[config], help="end a hold-off before its time")
     release.add_argument("of", metavar="POD|box", nargs="?", default="box", help=f"{_OFF_WHAT} (default: %(default)s)")
     release.set_defaults(verb=_release)
-    version = verbs.add_parser("version", help="print the version")
-    version.set_defaults(verb=_version)
-    return parser
 
 
 def _run(options: argparse.Namespace) -> int:

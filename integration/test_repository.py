@@ -21,7 +21,7 @@ def run(*command: object, env: dict[str, str] | None = None, ok: bool = True) ->
 class Apt:
     """An apt of its own, on a node of a release, that knows no other source than this file."""
 
-    def __init__(self, root: Path, sources: Path) -> None:
+    def __init__(self, root: Path, sources: Path, architecture: str = "amd64") -> None:
         for directory in ("sources", "lists/partial", "cache/archives/partial", "state", "trusted"):
             (root / directory).mkdir(parents=True)
         (root / "status").touch()
@@ -36,8 +36,8 @@ class Apt:
             f"-oDir::Cache={root}/cache",
             "-oDir::Etc::Trusted=/dev/null",
             f"-oDir::Etc::TrustedParts={root}/trusted",
-            "-oAPT::Architecture=amd64",
-            "-oAPT::Architectures=amd64",
+            f"-oAPT::Architecture={architecture}",
+            f"-oAPT::Architectures={architecture}",
             "-oAPT::Sandbox::User=root",
         ]
 
@@ -63,10 +63,10 @@ class Repository:
     def key(self, name: str) -> None:
         run("gpg", "--batch", "--passphrase", "", "--quick-generate-key", name, "ed25519", "sign", env=self.home)
 
-    def package(self, version: str, text: str = "", name: str = "criproxy") -> Path:
-        tree = self.root / f"{version}{text}{name}"
+    def package(self, version: str, text: str = "", name: str = "criproxy", architecture: str = "amd64") -> Path:
+        tree = self.root / f"{version}{text}{name}{architecture}"
         (tree / "DEBIAN").mkdir(parents=True)
-        control = f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: a <a@localhost>\n"
+        control = f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: a <a@localhost>\n"
         (tree / "DEBIAN/control").write_text(f"{control}Description: {text}a\n")
         deb = self.root / f"{tree.name}.deb"
         run("dpkg-deb", "--build", "--root-owner-group", tree, deb)
@@ -78,8 +78,8 @@ class Repository:
             CHECKOUT / "packaging/repository", "--key", key, "--url", url, self.place, *debs, env=self.home, ok=ok
         )
 
-    def apt(self, release: str, name: str) -> Apt:
-        return Apt(self.root / name, self.place / f"criproxy-{release}.sources")
+    def apt(self, release: str, name: str, architecture: str = "amd64") -> Apt:
+        return Apt(self.root / name, self.place / f"criproxy-{release}.sources", architecture)
 
 
 @pytest.fixture
@@ -102,6 +102,18 @@ def test_node_takes_the_package_of_its_release_by_one_file_alone(repository: Rep
     bookworm = repository.apt("bookworm", "second")
     bookworm.update()
     assert bookworm.versions() == ["0.2.0~deb12u1"]
+
+
+def test_one_repository_serves_each_release_and_architecture_its_own(repository: Repository) -> None:
+    marks = {"forky": "deb14u1", "noble": "ubuntu24.04.1"}
+    every = [(release, one) for release in marks for one in ("amd64", "arm64")]
+    repository.add(*(repository.package(f"0.1.0~{marks[release]}", architecture=one) for release, one in every))
+    for release, architecture in every[1:3]:
+        node = repository.apt(release, f"{release}-{architecture}", architecture)
+        node.update()
+        assert node.versions() == [f"0.1.0~{marks[release]}"]
+        (uri,) = node.get("download", "--print-uris", "criproxy").splitlines()
+        assert f"_{architecture}.deb" in uri.split()[1]
 
 
 def test_node_refuses_what_was_changed_or_another_has_signed(repository: Repository) -> None:

@@ -1,10 +1,18 @@
-"""The unit that runs kubelet, the flags of its command line, and the sockets that they name."""
+"""The units that run kubelet, the flags of its command line, and the sockets that they name."""
 
 import posixpath
 from collections.abc import Sequence
 from typing import Final
 
 UNIT: Final = "kubelet.service"
+EMBEDDING: Final = {
+    "k3s.service": "k3s",
+    "k3s-agent.service": "k3s",
+    "rke2-server.service": "rke2",
+    "rke2-agent.service": "rke2",
+}
+"""The units that bring a kubelet of their own, and the distribution that each is of."""
+
 ENDPOINT_FLAG: Final = "--container-runtime-endpoint"
 
 

@@ -8,7 +8,7 @@ only while it knows none.
 import contextlib
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,8 +16,9 @@ from msgspec import Struct
 
 from criproxy.cgroup.processes import read_stat
 from criproxy.cgroup.tree import TICKS_PER_S
+from criproxy.kubelet import rancher
 from criproxy.kubelet.configuration import parsed
-from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
+from criproxy.kubelet.flags import EMBEDDING, ENDPOINT_FLAG, UNIT, flag, socket_path
 
 _HIERARCHIES: Final = ("", "systemd/", "unified/")
 """Where systemd keeps its units below /sys/fs/cgroup: v2, v1, v1 with v2 beside it."""
@@ -29,6 +30,7 @@ A pod may have a kubelet.service too, but below a scope or a path that is no sli
 """
 
 _KUBELET: Final = b"kubelet"
+_K3S: Final = b"k3s"
 _COMM_BYTES: Final = 64
 """More than a name has, also a kernel thread's."""
 
@@ -37,19 +39,45 @@ _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 
 
 def command_line(root: Path) -> list[str]:
-    """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError."""
-    for process in processes_of_unit(root):
+    """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError.
+
+    Of a kubelet that is part of k3s's own process, those that k3s gives it, as far as its files say.
+    """
+    for process in _processes(root, _of_kubelet(root), _KUBELET):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return words_of(process)
+    for process in _processes(root, _embedding(root), (_KUBELET, _K3S)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = words_of(process)
+            if (process / "comm").read_bytes().startswith(_KUBELET):
+                return words
+            return rancher.kubelet_words(root, rancher.K3S, words)
     return []
 
 
 def processes_of_unit(root: Path) -> Iterator[Path]:
     """The directories in /proc of the processes of the unit that are kubelet by name. Raises OSError."""
+    yield from _processes(root, _of_kubelet(root), _KUBELET)
+    yield from _processes(root, _embedding(root), _KUBELET)
+
+
+def _of_kubelet(root: Path) -> Iterator[Path]:
+    """Where the processes of kubelet.service are listed."""
     units = (f"{hierarchy}{where}{UNIT}/cgroup.procs" for where in _SLICES for hierarchy in _HIERARCHIES)
-    for path in (path for unit in units for path in (root / "sys/fs/cgroup").glob(unit)):
+    return (path for unit in units for path in (root / "sys/fs/cgroup").glob(unit))
+
+
+def _embedding(root: Path) -> Iterator[Path]:
+    """Where the processes of the units that bring a kubelet are listed: these are in systemd's default slice."""
+    for hierarchy in _HIERARCHIES:
+        yield from (root / f"sys/fs/cgroup/{hierarchy}system.slice/{unit}/cgroup.procs" for unit in EMBEDDING)
+
+
+def _processes(root: Path, lists: Iterable[Path], name: bytes | tuple[bytes, ...]) -> Iterator[Path]:
+    """Of the processes in such lists, those whose name begins so."""
+    for path in lists:
         for pid in read(root, f"/{path.relative_to(root)}").split():
-            if read(root, f"/proc/{int(pid)}/comm").startswith(_KUBELET):
+            if read(root, f"/proc/{int(pid)}/comm").startswith(name):
                 yield root / f"proc/{int(pid)}"
 
 

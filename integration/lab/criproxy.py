@@ -91,7 +91,7 @@ class Criproxy(Service):
         `options` are added to its command line, `env` to its environment. Raises LabError when it ends, or after a
         minute.
         """
-        command = [*self._runs_in(), self._python, "-m", "criproxy", "run", "--config", self.config_file, *options]
+        command = [*self._runs_in(), *self._program(), "run", "--config", self.config_file, *options]
         self._process = Process("criproxy", command, self.log, {"PYTHONPATH": python_path(), **(env or {})})
         if until_ready:
             self._process.wait_until(self.is_ready, START_S, "readiness")
@@ -142,6 +142,9 @@ class Criproxy(Service):
     def _runs_in(self) -> Sequence[str | Path]:
         """What comes before its command."""
         return ()
+
+    def _program(self) -> Sequence[str | Path]:
+        return self._python, "-m", "criproxy"
 
     def _complete(self, config: Config) -> Config:
         own: Config = {

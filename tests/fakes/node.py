@@ -21,6 +21,29 @@ RUNTIME = "/run/containerd/containerd.sock"
 UNIT = "kubelet.service"
 DROPIN = "/etc/systemd/system/kubelet.service.d/zz-criproxy.conf"
 STATE = "/var/lib/criproxy/attach.json"
+K3S_UNIT = """\
+[Unit]
+Description=Lightweight Kubernetes
+[Service]
+Type=notify
+EnvironmentFile=-/etc/default/%N
+KillMode=process
+Delegate=yes
+ExecStartPre=-/sbin/modprobe br_netfilter
+ExecStart=/usr/local/bin/k3s \\
+    server \\
+	'--node-label=a=b' \\
+
+"""
+RKE2_UNIT = """\
+[Service]
+Type=notify
+EnvironmentFile=-/etc/default/%N
+KillMode=process
+Delegate=yes
+ExecStart=/usr/local/bin/rke2 server
+"""
+RANCHERS_RUNTIME = "/run/k3s/containerd/containerd.sock"
 KUBEADM_UNIT = """\
 [Unit]
 Description=kubelet: The Kubernetes Node Agent
@@ -53,10 +76,11 @@ class FakeNode(Machine):
     """`before_run` is called with each command before it is done: there a test interferes.
 
     A kubelet that `flaps` is started anew all the time; `drops` is the end of words that never reach it. `others_call`:
-    somebody else uses criproxy.
+    somebody else uses criproxy. `unit` is the one that runs kubelet.
     """
 
     root: Path
+    unit: str = UNIT
     help: str = NEW_HELP
     active: str = "active"
     served: set[str] = field(default_factory=lambda: {LISTEN, RUNTIME})
@@ -113,6 +137,16 @@ class FakeNode(Machine):
         self.write("/var/lib/kubelet/kubeadm-flags.env", f'KUBELET_KUBEADM_ARGS="{flags}"\n')
         return self.boot()
 
+    def rancher(self, product: str, unit: str) -> "FakeNode":
+        """As the installer of k3s or RKE2 sets a node up; it runs. Source: get.k3s.io, get.rke2.io."""
+        self.unit = unit
+        self.write(f"/etc/systemd/system/{unit}", K3S_UNIT if product == "k3s" else RKE2_UNIT)
+        self.write(f"/etc/rancher/{product}/config.yaml", "write-kubeconfig-mode: '0644'\ntls-san:\n- a.example\n")
+        self.write(RANCHERS_RUNTIME, "")
+        self.served.add(RANCHERS_RUNTIME)
+        self.runtime_of_criproxy = RANCHERS_RUNTIME
+        return self.boot()
+
     def boot(self) -> "FakeNode":
         self.reload()
         if self.active == "active":
@@ -137,13 +171,13 @@ class FakeNode(Machine):
         self._resets_at_s = self.time_s + 1.0
         self._loaded = {}
         for directory in ("/etc/systemd/system", "/usr/lib/systemd/system"):
-            if (text := self.text(f"{directory}/{UNIT}")) is not None:
-                self._loaded[f"{directory}/{UNIT}"] = text
+            if (text := self.text(f"{directory}/{self.unit}")) is not None:
+                self._loaded[f"{directory}/{self.unit}"] = text
                 break
         dropins: dict[str, str] = {}
         for directory in ("/usr/lib/systemd/system", "/etc/systemd/system"):
-            for path in (self.root / f"{directory[1:]}/{UNIT}.d").glob("*.conf"):
-                dropins[path.name] = f"{directory}/{UNIT}.d/{path.name}"
+            for path in (self.root / f"{directory[1:]}/{self.unit}.d").glob("*.conf"):
+                dropins[path.name] = f"{directory}/{self.unit}.d/{path.name}"
         if self._loaded:
             self._loaded |= {path: self.text(path) or "" for _, path in sorted(dropins.items())}
 
@@ -169,8 +203,10 @@ class FakeNode(Machine):
 
     def start(self) -> None:
         self.pid += 1
-        self.write(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs", "")
-        argv = self.argv()
+        self.write(f"/sys/fs/cgroup/system.slice/{self.unit}/cgroup.procs", "")
+        argv, product = self.argv(), self.unit.partition("-")[0].removesuffix(".service")
+        if product in ("k3s", "rke2"):
+            argv = self._rancher_starts(product)
         shell = argv[:2] == ["/bin/sh", "-c"]
         if shell:
             argv = shlex.split(argv[2])
@@ -182,9 +218,25 @@ class FakeNode(Machine):
         self.restarts += dead
         if dead:
             return
+        if product == "k3s":
+            argv = self.argv()
         self.write(f"/proc/{self.pid}/cmdline", "".join(f"{word}\0" for word in argv))
-        self.write(f"/proc/{self.pid}/comm", "kubelet\n")
-        self.write(f"/sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs", f"{self.pid}\n")
+        self.write(f"/proc/{self.pid}/comm", "k3s-server\n" if product == "k3s" else "kubelet\n")
+        self.write("/proc/90/comm", "containerd-shim\n")
+        self.write(f"/sys/fs/cgroup/system.slice/{self.unit}/cgroup.procs", f"90\n{self.pid}\n")
+
+    def _rancher_starts(self, product: str) -> list[str]:
+        """Kubelet's words: the defaults are written anew at each start, and what else is in the directory stays."""
+        given: dict[str, list[str]] = {"kubelet-arg": [], "data-dir": [f"/var/lib/rancher/{product}"]}
+        configs = self.root / f"etc/rancher/{product}"
+        for path in [configs / "config.yaml", *sorted((configs / "config.yaml.d").glob("*.y*ml"))]:
+            for key, value in (yaml.safe_load(path.read_text()) or {}).items():
+                values = value if isinstance(value, list) else [value]
+                given[key.rstrip("+")] = (given.get(key.rstrip("+"), []) if key.endswith("+") else []) + values
+        directory = f"{given['data-dir'][-1]}/agent/etc/kubelet.conf.d"
+        defaults = f"{CONFIG}containerRuntimeEndpoint: unix://{RANCHERS_RUNTIME}\n"
+        self.write(f"{directory}/00-{product}-defaults.conf", defaults)
+        return ["kubelet", f"--config-dir={directory}", *(f"--{argument}" for argument in given["kubelet-arg"])]
 
     def stop(self) -> None:
         self.active = "inactive"
@@ -228,6 +280,8 @@ class FakeNode(Machine):
     def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
         self.before_run(command)
         match list(command):
+            case ["systemctl", "show", name, *_] if name != self.unit:
+                return 0, "LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\nNRestarts=0\n"
             case ["systemctl", "show", *_]:
                 if self.flaps(self.endpoint):
                     self.restarts += 1

@@ -61,6 +61,7 @@ def packages(tmp_path):
     folder.mkdir()
     for version in ("deb12u1", "deb13u1"):
         (folder / f"criproxy_0.1.0~{version}_amd64.deb").write_text("trixie's" if "13" in version else "another's")
+        (folder / f"criproxy_0.1.0~{version}_arm64.deb").write_text("another architecture's")
     return folder
 
 

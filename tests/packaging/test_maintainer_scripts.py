@@ -1,7 +1,9 @@
 """What the package's scripts leave of running containers, when systemd resets memory.oom.group with each reload."""
 
+import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,27 @@ esac
 """
 DEBHELPER = "systemctl --system daemon-reload >/dev/null || true"
 """What debhelper puts into a postrm for a package with units."""
+
+
+def test_code_without_bytecode_is_compiled_by_its_python_and_what_an_earlier_one_left_is_removed(
+    tmp_path: Path,
+) -> None:
+    old, new, complete = (tmp_path / "lib" / name / "criproxy" for name in ("1-a", "2-b", "3-c"))
+    for code in (old / "__pycache__", new, complete / "__pycache__"):
+        code.mkdir(parents=True)
+    for code in (new, complete):
+        (code / "cli.py").write_text("NUMBER = 7\n")
+    program = tmp_path / "criproxy"
+    program.write_text(f"#!{sys.executable} -ISB\n")
+    script = (DEBIAN / "criproxy.postinst").read_text().replace("/run/systemd", f"{tmp_path}/no-systemd")
+    script = script.replace("=/usr/lib/criproxy", f"={tmp_path}/lib").replace("=/usr/bin/criproxy", f"={program}")
+    assert "/usr/" not in script
+    done = subprocess.run(["sh", "-c", script, "postinst", "configure"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not old.parent.exists()
+    (bytecode,) = (new / "__pycache__").iterdir()
+    assert bytecode.read_bytes()[:8] == importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little"), "unchecked-hash"
+    assert list((complete / "__pycache__").iterdir()) == [], "what came compiled stays as it came"
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,17 @@ esac
 DEB = """\
 #!/bin/sh
 [ -z "$NO_DEB" ] || exit 1
-shift
-out=$1
-shift
-for release in ${*:-bookworm trixie forky}; do echo "$release" >"$out/criproxy_0.2.0~${release}_amd64.deb"; done
+[ "$1 $2 $3 $4 $5" = "--arch amd64 --arch arm64 --out" ] || exit 2
+out=$6
+shift 6
+for release in ${*:-bookworm trixie forky noble}; do
+  for architecture in amd64 arm64; do echo "$release" >"$out/criproxy_0.2.0~${release}_$architecture.deb"; done
+done
+"""
+BUNDLE = """\
+#!/bin/sh
+[ "$1 $2 $3 $4 $5 $6" = "--arch amd64 --arch arm64 --rpm --out" ] || exit 2
+for name in 0.2.0-linux-amd64.tar.gz 0.2.0-linux-arm64.tar.gz 0.2.0-1.x86_64.rpm; do echo b >"$7/criproxy-$name"; done
 """
 
 
@@ -87,12 +94,14 @@ class Repository:
         (root / "python").write_text(PYTHON)
         (root / "python").chmod(0o755)
         self.write("packaging/deb/build", DEB)
+        self.write("packaging/bundle/build", BUNDLE)
         self.write("packaging/deb/debian/changelog", DEBIAN)
         self.write("criproxy/__init__.py", '__version__ = "0.2.0"\n')
         self.write("CHANGELOG.md", CHANGELOG.format(unreleased=""))
         (self.root / "committed").write_bytes(IMAGE)
         self.write(".gitignore", "dist/\n")
-        (self.root / "packaging/deb/build").chmod(0o755)
+        for builder in ("deb", "bundle"):
+            (self.root / "packaging" / builder / "build").chmod(0o755)
         for name in ("release", "sbom"):
             shutil.copy(CHECKOUT / "packaging" / name, self.root / "packaging")
         for name in ("requirements.lock", "cluster/requirements.lock"):
@@ -134,10 +143,12 @@ def test_release_has_wheels_packages_image_sums_and_a_tag_that_says_what_changed
     done = repository.release()
     assert done.returncode == 0, done.stderr
     out = repository.root / "dist/release/0.2.0"
-    debs = {f"criproxy_0.2.0~{release}_amd64.deb" for release in ("bookworm", "trixie", "forky")}
+    releases, architectures = ("bookworm", "trixie", "forky", "noble"), ("amd64", "arm64")
+    debs = {f"criproxy_0.2.0~{release}_{one}.deb" for release in releases for one in architectures}
+    bundles = {*(f"criproxy-0.2.0-linux-{one}.tar.gz" for one in architectures), "criproxy-0.2.0-1.x86_64.rpm"}
     wheels = {"criproxy-0.2.0-py3-none-any.whl", "criproxy_cluster-0.2.0-py3-none-any.whl"}
     carried = {f"criproxy{part}-0.2.0.cdx.json" for part in ("", "-cluster", "-image")}
-    made = {*debs, *wheels, *carried, "criproxy-image-0.2.0.tar", "criproxy-0.2.0.tgz"}
+    made = {*debs, *bundles, *wheels, *carried, "criproxy-image-0.2.0.tar", "criproxy-0.2.0.tgz"}
     assert {file.name for file in out.iterdir()} == {*made, "SHA256SUMS"}
     sums = dict(line.split("  ")[::-1] for line in (out / "SHA256SUMS").read_text().splitlines())
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in made}
@@ -213,7 +224,8 @@ def test_release_is_of_what_is_committed(repository: Repository) -> None:
     assert repository.release("bookworm").returncode == 0
     out = repository.root / "dist/release/0.2.0"
     assert (out / "criproxy-image-0.2.0.tar").read_bytes() == IMAGE
-    assert [file.name for file in out.glob("*.deb")] == ["criproxy_0.2.0~bookworm_amd64.deb"]
+    debs = sorted(file.name for file in out.glob("*.deb"))
+    assert debs == ["criproxy_0.2.0~bookworm_amd64.deb", "criproxy_0.2.0~bookworm_arm64.deb"]
 
 
 def test_dry_run_says_what_it_would_run_and_makes_nothing(repository: Repository) -> None:
@@ -225,6 +237,7 @@ def test_dry_run_says_what_it_would_run_and_makes_nothing(repository: Repository
             " wheel ",
             " wheel .*/cluster",
             "deb/build .*trixie",
+            "bundle/build .*--rpm",
             "cluster.image .*--host-packages",
             "packaging/chart",
             "sbom criproxy 0",

@@ -83,7 +83,7 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, before: str) -> 
         steps.write(plan)
         _check_loaded(steps, plan)
         if active == "active":
-            host.restart(UNIT)
+            host.restart(kubelet.unit.name)
             steps.wait_until_well(kubelet, functools.partial(proxy.unseen, host, calls))
             _check_process(steps, plan)
         host.save(finished(record))

@@ -1,4 +1,4 @@
-"""Kubelets that are no kubelet.service: which there are, and what their users do by hand."""
+"""Kubelets that attach does not change: which there are, and what their users do by hand."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ then `systemctl restart {unit}` (not the product's own option container-runtime-
 built-in containerd off)""",
 )
 _KINDS: Final = (
-    ("k3s", r"(?P<product>k3s)(-agent)?\.service", *_RANCHERS),
-    ("RKE2", r"(?P<product>rke2)-(server|agent)\.service", *_RANCHERS),
+    ("k3s before Kubernetes 1.32", r"(?P<product>k3s)(-agent)?\.service", *_RANCHERS),
+    ("RKE2 before Kubernetes 1.32", r"(?P<product>rke2)-(server|agent)\.service", *_RANCHERS),
     (
         "MicroK8s",
         r"snap\.microk8s\.daemon-kubel(et|ite)\.service",
@@ -51,7 +51,9 @@ def advice(listen: str, processes: Sequence[tuple[str, Sequence[str], str]]) -> 
                 first = (
                     f'set proxy.runtime = "{runtime}" in criproxy\'s config and restart criproxy\n' if runtime else ""
                 )
-                return _by_hand(f"{name}'s ({unit})", first + steps, listen=listen, unit=unit, **found.groupdict())
+                return _by_hand(
+                    f"that of {name} ({unit})", first + steps, listen=listen, unit=unit, **found.groupdict()
+                )
     for name, arguments, cgroup in processes:
         if not name.startswith("kubelet") and not any("kubelet" in word for word in arguments[:2]):
             continue

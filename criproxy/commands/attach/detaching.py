@@ -32,8 +32,8 @@ def detach(steps: Steps) -> None:
                 steps.host.save(None)
         elif not plan.edits and _is_sent_by_a_script(kubelet):
             raise NodeError(
-                f"kubelet is sent to criproxy by {UNNAMED}, which no file of {UNIT} gives: set its runtime's endpoint "
-                "by hand where it is from, and restart it"
+                f"kubelet is sent to criproxy by {UNNAMED}, which no file of {kubelet.unit.name} gives: set its "
+                "runtime's endpoint by hand where it is from, and restart it"
             )
         elif steps.dry_run:
             steps.preview(plan, kubelet)
@@ -44,7 +44,7 @@ def detach(steps: Steps) -> None:
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
     """Whether the endpoint is a flag of what starts kubelet: then a restart would change nothing."""
     with contextlib.suppress(NodeError):
-        takes_a_flag = kubelet.command is not None and kubelet.command.takes_a_flag()
+        takes_a_flag = kubelet.command is not None and not kubelet.command.obstacle()
         return kubelet.origin == UNNAMED and not takes_a_flag
     return False
 

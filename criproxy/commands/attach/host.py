@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.kubelet.attachment import STATE, AttachRecord, from_json, to_json
+from criproxy.kubelet.flags import EMBEDDING, UNIT
 from criproxy.kubelet.process import processes_of_unit
 from criproxy.model import rootless
 
@@ -116,6 +117,7 @@ class UnitState(Struct, frozen=True):
     `environment_files` may be patterns.
     """
 
+    name: str
     loaded: bool
     active: str
     sub: str
@@ -228,6 +230,7 @@ class Host(Struct):
         found = dict(lines)
         files = [found.get("FragmentPath", ""), *found.get("DropInPaths", "").split()]
         return UnitState(
+            name=name,
             loaded=found.get("LoadState") == "loaded",
             active=found.get("ActiveState", ""),
             sub=found.get("SubState", ""),
@@ -239,6 +242,21 @@ class Host(Struct):
                 value.partition(" (ignore_errors=")[0] for key, value in lines if key in _ENVIRONMENT_FILES
             ),
         )
+
+    def kubelet_unit(self) -> UnitState:
+        """The unit that runs kubelet; of several that are there, one that is up, else one that has failed.
+
+        A node may have the kubelet.service of an earlier set-up beside the unit of k3s. Not loaded: there is none.
+        """
+        units = []
+        for name in (UNIT, *EMBEDDING):
+            unit = self.unit(name)
+            if unit.loaded and unit.files:
+                if unit.active not in ("inactive", "failed"):
+                    return unit
+                units.append(unit)
+        units.sort(key=lambda unit: unit.active != "failed")
+        return units[0] if units else self.unit(UNIT)
 
     def reload(self) -> None:
         """Have systemd read its units; what that takes from running containers is put back."""

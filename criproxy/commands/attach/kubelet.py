@@ -19,8 +19,10 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, UnitState
+from criproxy.commands.attach.wrappers import KUBELET, PREFIXES, kubelet_at
+from criproxy.kubelet import rancher
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, commands
-from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
+from criproxy.kubelet.flags import EMBEDDING, ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import command_line, configuration, configured
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
@@ -30,14 +32,11 @@ UNNAMED: Final = "a flag of its command line"
 _IMAGE_KEY: Final = "imageServiceEndpoint"
 _HEALTHZ_KEYS: Final = ("healthzBindAddress", "healthzPort")
 DEFAULT_HEALTHZ: Final = ("127.0.0.1", 10248)
-_PREFIXES: Final = "@-:+!|"
-_KUBELET: Final = re.compile(r"kubelet([._-].*)?")
-_SHELLS: Final = ("sh", "bash", "dash", "ash", "busybox", "env", "su", "runuser")
 _DEFAULT: Final = re.compile(r'\(default "([^"]*)"\)')
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
 _ASSIGNMENT: Final = re.compile(r"^[ \t]*(\w+)=(.*)$", re.MULTILINE)
 _KEYS: Final = (
-    r"(?:--(?:container[-_]runtime|image[-_]service)[-_]endpoint|containerRuntimeEndpoint|imageServiceEndpoint"
+    r"(?:(?:--|(?<![\w-]))(?:container[-_]runtime|image[-_]service)[-_]endpoint|containerRuntimeEndpoint|imageServiceEndpoint"
     r"|(?<![\w-])[A-Z_][A-Z0-9_]*(?==))"
 )
 """Flags, keys of kubelet's configuration, and environment variables whose whole value is an endpoint or its path."""
@@ -49,19 +48,20 @@ class Command(Struct, frozen=True):
     text: str
     file: str
 
-    def takes_a_flag(self) -> bool:
-        """Whether a flag added at the end is kubelet's: the command is kubelet, no shell is before it.
+    def obstacle(self) -> str:
+        """Why a flag that is added at the end would not be kubelet's; "": it would.
 
         Raises NodeError for a quote that is never closed.
         """
         try:
             words = shlex.split(self.text)
         except ValueError as error:
-            raise NodeError(f"{UNIT}: {error}: kubelet cannot start like this; correct it first") from error
-        names = [posixpath.basename(word.lstrip(_PREFIXES)) for word in words]
-        before_flags = next((at for at, word in enumerate(words) if at and word.startswith("-")), len(words))
-        at = next((at for at, name in enumerate(names[:before_flags]) if _KUBELET.fullmatch(name)), None)
-        return at is not None and not set(names[:at]) & set(_SHELLS) and ";" not in words
+            raise NodeError(f"{self.file}: {error}: kubelet cannot start like this; correct it first") from error
+        try:
+            kubelet_at(words)
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 class NodeKubelet(Struct, frozen=True):
@@ -91,15 +91,23 @@ class NodeKubelet(Struct, frozen=True):
 
 def look(host: Host) -> NodeKubelet | None:
     """The kubelet of this node's unit; None: there is no such unit. Raises NodeError."""
-    unit = host.unit(UNIT)
+    unit = host.kubelet_unit()
     if not unit.loaded or not unit.files:
         return None
     environment_files = [path for pattern in unit.environment_files for path in host.matching(pattern)]
     try:
-        words = command_line(host.root) or _to_be_started(host, unit, environment_files)
-        return _kubelet(host, unit, words, environment_files)
+        words = command_line(host.root)
+        started = _to_be_started(host, unit, environment_files)
+        if product := EMBEDDING.get(unit.name):
+            words = words or rancher.kubelet_words(host.root, product, started)
+            environment_files = [*rancher.config_files(host.root, product, started), *environment_files]
+            if not words:
+                return None  # as before Kubernetes 1.32, where no file of kubelet's can say it
+        return _kubelet(host, unit, words or started, environment_files)
     except OSError as error:
         raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
+    except ValueError as error:
+        raise NodeError(f"{error}: correct it first") from error
 
 
 def _kubelet(host: Host, unit: UnitState, words: Sequence[str], environment_files: Sequence[str]) -> NodeKubelet:
@@ -118,7 +126,7 @@ def _kubelet(host: Host, unit: UnitState, words: Sequence[str], environment_file
     config, directory = flag(words, "--config"), flag(words, "--config-dir")
     return NodeKubelet(
         unit,
-        command_of(host, [path for path in unit.files if path != DROPIN]),
+        None if unit.name in EMBEDDING else command_of(host, [path for path in unit.files if path != DROPIN]),
         files,
         endpoint,
         origin,
@@ -168,13 +176,17 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     command = command_of(host, unit.files)
     with contextlib.suppress(ValueError):
         put_in = _VARIABLE.sub(lambda found: variables.get(found[1], ""), command.text if command else "")
-        return shlex.split(put_in)
+        words = shlex.split(put_in)
+        with contextlib.suppress(ValueError):  # what stands before kubelet may have flags of its own
+            at = kubelet_at(words)
+            return [words[at].lstrip(PREFIXES), *words[at + 1 :]]
+        return words
     return []
 
 
 def _program_path(words: Sequence[str]) -> str:
-    path = words[0].lstrip(_PREFIXES) if words else ""
-    return path if path.startswith("/") and _KUBELET.fullmatch(posixpath.basename(path)) else ""
+    path = words[0] if words else ""
+    return path if path.startswith("/") and KUBELET.fullmatch(posixpath.basename(path)) else ""
 
 
 def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:

@@ -14,10 +14,12 @@ from criproxy.commands.attach import dropin, kubeletconfig
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, renamed
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, NAME, AttachRecord, SavedFile
-from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, socket_path
+from criproxy.kubelet.flags import EMBEDDING, ENDPOINT_FLAG, UNIT, socket_path
 
 CRIO_SUFFIX: Final = "run/crio/crio.sock"
 """Kubelet recognises CRI-O by this, and takes its statistics from cAdvisor. Source: pkg/kubelet/cadvisor/util.go."""
+
+RESTARTS: Final = "{unit} is more than kubelet: while it restarts, a server's API does not answer; pods run on"
 
 Read = Callable[[str], bytes | None]
 """A file's content; None: there is no such file. Raises NodeError."""
@@ -26,18 +28,23 @@ Read = Callable[[str], bytes | None]
 def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
     """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError."""
     command, text = kubelet.command, text_of(read(DROPIN))
-    takes_a_flag = command is not None and command.takes_a_flag()
+    obstacle = "it has no one command" if command is None else command.obstacle()
     is_stale = command is not None and dropin.is_stale(text, command, listen)
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
-    is_lasting = kubelet.origin != UNNAMED or not takes_a_flag
+    is_lasting = kubelet.origin != UNNAMED or bool(obstacle)
     if socket_path(kubelet.endpoint) == listen and is_lasting and not is_stale:
         return EditPlan(())
     _check(kubelet, listen, before)
-    if kubelet.has_flag and command is not None and takes_a_flag:
+    if kubelet.has_flag and command is not None and not obstacle:
         return _written(kubelet, DROPIN, read, dropin.write(command, listen, before))
+    if kubelet.by_flag and kubelet.unit.name in EMBEDDING:
+        raise NodeError(
+            f"{kubelet.unit.name} gives kubelet its endpoint as a flag, by {kubelet.origin}: take "
+            f"{ENDPOINT_FLAG[2:]} out of its kubelet-arg, restart it, and run `criproxy attach` again"
+        )
     if kubelet.by_flag or not kubelet.reads_files:
         raise NodeError(
-            f"{UNIT} does not start kubelet by a command that a flag can be added to: by hand, set "
+            f"{UNIT} does not start kubelet by a command that a flag can be added to ({obstacle}): by hand, set "
             f"{ENDPOINT_FLAG}=unix://{listen} where it gets its flags ({kubelet.origin}), and restart it"
         )
     try:
@@ -49,7 +56,9 @@ def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> E
 def _config_plan(kubelet: NodeKubelet, listen: str, read: Read) -> EditPlan:
     endpoint = f"unix://{listen}"
     if kubelet.config_dir:
-        return _written(kubelet, posixpath.join(kubelet.config_dir, NAME), read, kubeletconfig.drop_in(endpoint))
+        path = posixpath.join(kubelet.config_dir, NAME)
+        notes = (RESTARTS.format(unit=kubelet.unit.name),) if kubelet.unit.name in EMBEDDING else ()
+        return _written(kubelet, path, read, kubeletconfig.drop_in(endpoint), *notes)
     content = read(kubelet.config_file) if kubelet.config_file else None
     if content is None:
         raise NodeError(

@@ -63,7 +63,7 @@ class Steps(Struct, frozen=True):
         kubelet = None
         with contextlib.suppress(NodeError):  # nothing may keep the restart: kubelet may be down
             kubelet = look(self.host)
-        self.host.restart(UNIT)
+        self.host.restart(self.host.kubelet_unit().name)
         if kubelet := kubelet or look(self.host):
             self.wait_until_well(kubelet)
             kubelet = look(self.host)
@@ -98,11 +98,11 @@ class Steps(Struct, frozen=True):
                 if self.host.read(edit.path) == edit.before:
                     self.host.apply(edit)
             self.host.reload()
-            now = self.host.unit(UNIT).active
-            if ran and now in ("active", "activating", "failed"):
+            unit = self.host.kubelet_unit()
+            if ran and unit.active in ("active", "activating", "failed"):
                 self.restart_and_wait()
-            elif now in ("active", "activating"):
-                self.host.restart(UNIT)
+            elif unit.active in ("active", "activating"):
+                self.host.restart(unit.name)
         except NodeError as error:
             raise NodeError(f"not rolled back completely: {error}") from error
 
@@ -125,7 +125,7 @@ class Steps(Struct, frozen=True):
         self._note(plan)
         say("would run: systemctl daemon-reload")
         if kubelet.unit.active == "active":
-            say(f"would run: systemctl restart {UNIT}")
+            say(f"would run: systemctl restart {kubelet.unit.name}")
 
     def _note(self, plan: EditPlan) -> None:
         for note in plan.notes:
@@ -147,7 +147,7 @@ class Steps(Struct, frozen=True):
         """
         machine = self.host.machine
         give_up_s = machine.now_s() + _WELL_S
-        restarts = self.host.unit(UNIT).restarts
+        restarts = self.host.unit(kubelet.unit.name).restarts
         well_s, well_pid, problem = 0.0, 0, ""
         while machine.now_s() < give_up_s:
             pid, problem = self._look(kubelet, restarts, also)
@@ -157,17 +157,19 @@ class Steps(Struct, frozen=True):
                 return
             machine.sleep(_POLL_S)
         problem = problem or "it does not stay so"
-        raise NodeError(f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self.host.log_tail(UNIT)}")
+        raise NodeError(
+            f"kubelet was not well within {_WELL_S:.0f} s: {problem}{self.host.log_tail(kubelet.unit.name)}"
+        )
 
     def _look(self, kubelet: NodeKubelet, restarts: int, also: Callable[[], str]) -> tuple[int, str]:
         """Kubelet's pid and "", or what is not right yet. Raises NodeError when it has ended."""
-        unit = self.host.unit(UNIT)
+        unit = self.host.unit(kubelet.unit.name)
         if unit.active == "failed" or unit.sub == "auto-restart" or unit.restarts > restarts:
             raise NodeError(
-                f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self.host.log_tail(UNIT)}"
+                f"kubelet has ended after its restart ({unit.active}, {unit.sub}){self.host.log_tail(unit.name)}"
             )
         if unit.active != "active" or not unit.pid:
-            return 0, f"{UNIT} is {unit.active} ({unit.sub})"
+            return 0, f"{unit.name} is {unit.active} ({unit.sub})"
         try:
             self._ask_healthz(kubelet)
             return unit.pid, also()

@@ -171,11 +171,11 @@ def test_attach_before_kubelet_runs_prepares_its_start(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "cgroup", "told"),
     [
-        ("k3s-agent", "k3s-agent.service", ("k3s's (k3s-agent.service)", "/etc/rancher/k3s/")),
-        ("kubelet", "rke2-server.service", ("RKE2's", "/etc/rancher/rke2/config.yaml.d")),
-        ("kubelite", "snap.microk8s.daemon-kubelite.service", ("MicroK8s's", "snap restart microk8s")),
-        ("kubelet", "k0sworker.service/kubelet", ("k0s's", "--kubelet-extra-args")),
-        ("kubelet", "snap.kubelet-eks.daemon.service", ("a snap's", "snap set")),
+        ("k3s-agent", "k3s-agent.service", ("that of k3s before Kubernetes 1.32", "/etc/rancher/k3s/")),
+        ("kubelet", "rke2-server.service", ("that of RKE2", "/etc/rancher/rke2/config.yaml.d")),
+        ("kubelite", "snap.microk8s.daemon-kubelite.service", ("that of MicroK8s", "snap restart microk8s")),
+        ("kubelet", "k0sworker.service/kubelet", ("that of k0s", "--kubelet-extra-args")),
+        ("kubelet", "snap.kubelet-eks.daemon.service", ("that of a snap", "snap set")),
         ("sshd", "ssh.service", ("no kubelet.service, and no kubelet runs",)),
     ],
     ids=["k3s", "rke2", "microk8s", "k0s", "snap", "none"],

@@ -180,22 +180,62 @@ def test_healthz_is_found(node: FakeNode, flags: str, config: str, healthz: tupl
 
 
 @pytest.mark.parametrize(
-    ("command", "takes_a_flag"),
+    "command",
     [
-        ("/usr/bin/kubelet $ARGS", True),
-        ("-/usr/local/bin/kubelet-1.30 --v=2", True),
-        ('"/opt/my kubelets/kubelet"', True),
-        ("/usr/local/bin/kubenswrapper /usr/bin/kubelet --config=/x", True),
-        ("/usr/bin/hyperkube kubelet --v=2", True),
-        ("/bin/sh -c 'exec kubelet'", False),
-        ("/usr/bin/env kubelet --v=2", False),
-        ("/opt/start-node", False),
-        ("/opt/start --run kubelet", False),
-        ("/usr/bin/kubelet ; /bin/true", False),
+        "/usr/bin/kubelet $ARGS",
+        "-/usr/local/bin/kubelet-1.30 --v=2",
+        '"/opt/my kubelets/kubelet"',
+        "@/usr/bin/kubelet kubelet --v=2",
+        "/usr/local/bin/kubenswrapper /usr/bin/kubelet --config=/x",
+        "/usr/bin/hyperkube kubelet --v=2",
+        "/usr/bin/nice -n -5 /usr/bin/kubelet $ARGS",
+        "/usr/bin/nice -n-5 kubelet --v=2",
+        "nice --adjustment=-5 kubelet --v=2",
+        "nice --adjustment -5 kubelet",
+        "nice -5 kubelet",
+        "/usr/bin/numactl --interleave=all /usr/bin/kubelet --v=2",
+        "numactl -l -C 0-3 --membind 0 kubelet",
+        "+/usr/bin/chrt -r 1 /usr/bin/kubelet --v=2",
+        "chrt --deadline -T 1000 -P 2000 0 kubelet",
+        "/usr/bin/ionice -c 2 -n0 -t kubelet",
+        "taskset -c 0-3 kubelet --v=2",
+        "taskset 0xf kubelet",
+        "/usr/bin/env kubelet --v=2",
+        "/usr/bin/env -i -u HOME GOGC=50 'A=b c' /usr/bin/kubelet --v=2",
+        "systemd-inhibit --what=shutdown --who kubelet --mode=delay kubelet --v=2",
+        "choom -n -999 -- kubelet --root-dir /var/lib/kubelet",
+        "nice -n -5 ionice -c2 env A=b taskset -c 1 kubelet",
+        "prlimit --nofile=65536 kubelet",
     ],
 )
-def test_command_that_a_flag_can_be_added_to_is_told(command: str, takes_a_flag: bool) -> None:
-    assert Command(command, PATH).takes_a_flag() == takes_a_flag
+def test_command_that_ends_with_kubelet_takes_a_flag(command: str) -> None:
+    assert Command(command, PATH).obstacle() == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("/bin/sh -c 'exec kubelet'", "sh starts kubelet"),
+        ("/usr/bin/sudo -u root kubelet", "sudo starts kubelet"),
+        ("/usr/bin/systemd-run --scope kubelet", "systemd-run starts kubelet"),
+        ("/usr/bin/env -S 'kubelet --v=2'", "env -S is before kubelet"),
+        ("/usr/bin/env --split-string='kubelet --v=2'", "env --split-string=kubelet --v=2 is before kubelet"),
+        ("nice -n 5 bash -c kubelet", "bash starts kubelet"),
+        ("/opt/start-node", "it does not start kubelet itself"),
+        ("nice -n -5 /opt/start-node", "it does not start kubelet itself"),
+        ("taskset -p 1 kubelet", "taskset -p is before kubelet"),
+        ("/opt/start --run kubelet", "it begins with start and options of it that criproxy does not know (--run …)"),
+        ("/usr/bin/kubelet ; /bin/true", "it starts several commands"),
+        ("", "it does not start kubelet itself"),
+    ],
+)
+def test_command_that_takes_no_flag_says_why(command: str, why: str) -> None:
+    assert Command(command, PATH).obstacle() == why
+
+
+def test_flags_of_what_stands_before_a_kubelet_that_does_not_run_are_not_taken_for_its_own(node: FakeNode) -> None:
+    kubelet = seen(node, CONFIG, f"ExecStart=/usr/bin/choom -n 5 -- {RUN[10:]} --config=/k.yaml", active="inactive")
+    assert (kubelet.endpoint, kubelet.origin) == BY_CONFIG
 
 
 TEXT = """\
