@@ -26,9 +26,11 @@ FALLBACKS = (
     "google.protobuf.descriptor_pool",
     "google.protobuf.reflection",
     "google.protobuf.unknown_fields",
+    "yaml",
 )
 """The first is imported only when the relay gives way, as it brings gRPC; without its files, that is told
-(`no_fallback`). The others, in `settle` as well, only where protobuf has no part in C.
+(`no_fallback`). Protobuf's, in `settle` as well, only where protobuf has no part in C. The last
+stays for no longer than it reads a file; without its own files, that is an error with its remedy.
 """
 
 
