@@ -159,7 +159,7 @@ def test_job_that_is_told_to_end_has_the_command_end_itself(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(installer.InstallError, match="ended with 7"):
-            host.run("sh", "-c", 'trap "exit 7" TERM; kill -TERM $PPID; while :; do :; done')
+            host.run("sh", "-c", 'trap "exit 7" TERM; kill -TERM $PPID; for at in $(seq 300); do sleep 0.1; done')
     finally:
         signal.signal(signal.SIGTERM, before)
 
