@@ -244,7 +244,13 @@ class Memory(Struct, frozen=True, kw_only=True):
     watermark_ratio: Annotated[
         float, Meta(ge=0.1, le=1.0), doc("The share of the node's memory that online and offline may fill.")
     ] = 0.9
-    min_bytes: Annotated[ByteCount, doc("Offline pods keep this much, however full the node is.")] = 128 << 20
+    min_bytes: Annotated[
+        ByteCount,
+        doc(
+            "Offline pods keep this much, however full the node is; what of it is above 128 MiB gives way before "
+            "kubelet would evict online pods."
+        ),
+    ] = 128 << 20
     max_bytes: Annotated[ByteCount, doc("Offline pods never get more. Not set: no such bound.")] | None = None
     reserve_bytes: Annotated[
         int, Meta(ge=0, le=1 << 44), doc("Offline pods never get this much of the node, but for min_bytes.")

@@ -206,11 +206,14 @@ def safe_limits(settings: PolicySettings) -> Limits:
 
 def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
     delay = ""
+    floor = _given_way(facts, settings.floor)
+    name = "the floor" if floor == settings.floor else "what online leaves of the floor"
+    settings = structs.replace(settings, floor=floor)
     if isinstance(settings, StaticSettings):
         target, why = _fixed(facts, settings)
         law, delay = _stepped(facts, target, state, settings)
     else:
-        grown, floor_words = _floor(facts, settings)
+        grown, floor_words = _floor(facts, settings, name)
         target, why = _target(facts, grown, floor_words)
         law, delay = _approach(facts, target, state, grown)
     changed_s = state.changed_s if law == state.limit else facts.t_s
@@ -278,18 +281,26 @@ def _fixed(facts: _RowFacts, settings: StaticSettings) -> tuple[float, str]:
     return most, f"{words}, below {why}"
 
 
-def _floor(facts: _RowFacts, settings: DynamicSettings) -> tuple[DynamicSettings, str]:
-    """The settings with a floor that lets pods start, and the floor's name: within what online leaves of the node now.
+def _given_way(facts: _RowFacts, floor: float) -> float:
+    """The floor, or what of it online leaves now beside what must stay free: kubelet evicts online pods first."""
+    left = facts.capacity - facts.kept - max(facts.online, 0.0)
+    if not facts.kept or not math.isfinite(left) or left >= floor:
+        return floor
+    return max(min(floor, facts.row.firm_floor), in_steps(facts.row, left))
+
+
+def _floor(facts: _RowFacts, settings: DynamicSettings, name: str) -> tuple[DynamicSettings, str]:
+    """The settings with a floor that lets pods start, and what it is then: within what online leaves of the node now.
 
     floor + the row's `start` per pod that starts, at most `start_most`, the ceiling, and capacity - reserve - online
     """
     left = facts.capacity - settings.reserve - max(facts.online, 0.0)
     if not facts.starting or not facts.row.start or not 0.0 < facts.capacity < math.inf or not math.isfinite(left):
-        return settings, "the floor"
+        return settings, name
     most = min(left, math.inf if settings.ceiling is None else settings.ceiling)
     floor = min(settings.floor + min(facts.starting * facts.row.start, facts.row.start_most), most)
     if floor <= settings.floor:
-        return settings, "the floor"
+        return settings, name
     pods = "1 pod that starts" if facts.starting == 1 else f"{facts.starting} pods that start"
     return structs.replace(settings, floor=floor), f"the floor for {pods}"
 

@@ -5,6 +5,7 @@ resource are in the config's section of its name: min_<unit>, max_<unit>, reserv
 watermark_ratio. The drivers in `cgroup` know how a limit is written.
 """
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -36,8 +37,9 @@ class Resource(Struct, frozen=True):
     A limit moves in whole `step`s. `words` writes an amount in a sentence, `cell` in a table, and `cell_unit` follows
     the latter in a sentence. `sampling` None: nothing is read nor predicted, so that its limit is as configured.
 
-    Its law: the floor grows by `start` for each pod that is starting, at most by `start_most`, and `guarded` says that
-    the guard's ceiling holds for it. `kills`: who hits its limit is killed, so that a squeeze leaves the limit alone.
+    Its law: the floor grows by `start` for each pod that is starting, at most by `start_most`; what of it is more than
+    `firm_floor` gives way to what must stay free lest kubelet evict pods; and `guarded` says that the guard's ceiling
+    holds for it. `kills`: who hits its limit is killed, so that a squeeze leaves the limit alone.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Resource(Struct, frozen=True):
     sampling: Sampling | None = None
     start: float = 0.0
     start_most: float = 0.0
+    firm_floor: float = math.inf
     guarded: bool = False
     kills: bool = False
 
@@ -120,6 +123,7 @@ _ROWS: Final = (
             usage_help="Memory working set",
             capacity_help="Memory of the node",
         ),
+        firm_floor=128 << 20,
         kills=True,
     ),
 )

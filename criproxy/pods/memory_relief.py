@@ -21,7 +21,7 @@ from criproxy.control.memory_pressure import (
     judge,
     kept_free_bytes,
 )
-from criproxy.control.resources import bytes_in_words
+from criproxy.control.resources import RESOURCES, bytes_in_words
 from criproxy.model import MEMORY, UNLIMITED, Limit, Usage, UsageReading
 from criproxy.model.shown import Gauge
 from criproxy.pods.eviction import PodEviction
@@ -31,7 +31,7 @@ from criproxy.pods.stopping import ON_OVER_LIMIT
 
 
 class ReliefSettings(Struct, frozen=True):
-    """`active`: the box's limits are ours to set. `floor_bytes`: what the policy never goes below.
+    """`active`: the box's limits are ours to set. `floor_bytes`: the policy's floor, with no need of online's.
 
     The floor is also what it gives where it does not know better: after a cold start, or outside of the schedule.
     """
@@ -95,7 +95,9 @@ class MemoryRelief(Part, Struct):
         seen = self._evidence
         if seen is None or seen.t_s <= after_s or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
             return ""
-        if seen.bound is None or seen.bound <= self.settings.floor_bytes or not seen.irreducible:
+        floor = self.settings.floor_bytes
+        firm = min(floor, RESOURCES[MEMORY].firm_floor)
+        if seen.bound is None or seen.bound == floor or seen.bound <= firm or not seen.irreducible:
             return ""
         return (
             f"the box's anonymous memory alone, {bytes_in_words(seen.anon)}, is above its limit of "

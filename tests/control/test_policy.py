@@ -542,7 +542,16 @@ def memory(kept, settings=MEMORY, predicted=5.0 * GIB, *, online=4 * GIB):
         pytest.param(
             GIB, replace(MEMORY, reserve=3 * GIB), 6.4 * GIB, "- predicted 5.00 GiB - reserve 3.00 GiB", id="reserve"
         ),
-        pytest.param(15 * GIB, MEMORY, GIB, "the floor, above 16.00 GiB - 15.00 GiB kept free", id="the-floor-stays"),
+        pytest.param(11 * GIB, MEMORY, GIB, "the floor, above 16.00 GiB - 11.00 GiB kept free", id="the-floor-stays"),
+        pytest.param(
+            11.5 * GIB,
+            MEMORY,
+            0.5 * GIB,
+            "what online leaves of the floor, above 16.00 GiB - 11.50 GiB kept free",
+            id="the-floor-gives-way",
+        ),
+        pytest.param(15 * GIB, MEMORY, GIB / 8, "what online leaves of the floor", id="but-for-128-MiB"),
+        pytest.param(15 * GIB, replace(MEMORY, floor=GIB / 16), GIB / 16, "the floor, above", id="or-less"),
         pytest.param(
             2 * GIB,
             StaticSettings(12 * GIB, GIB),
@@ -552,6 +561,9 @@ def memory(kept, settings=MEMORY, predicted=5.0 * GIB, *, online=4 * GIB):
         ),
         pytest.param(
             2 * GIB, StaticSettings(8 * GIB, GIB), 8 * GIB, "static, as configured: 8.00 GiB", id="static-fits"
+        ),
+        pytest.param(
+            11.5 * GIB, StaticSettings(8 * GIB, GIB), 0.5 * GIB, "online's present use 4.00 GiB", id="static-floor"
         ),
         pytest.param(
             2 * GIB, StaticSettings(UNLIMITED, GIB), 10 * GIB, "below static, as configured: unlimited", id="unlimited"

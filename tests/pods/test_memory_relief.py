@@ -164,6 +164,23 @@ def test_box_can_be_reclaimed_or_that_is_not_to_be_answered(
 
 
 @pytest.mark.parametrize(
+    ("bound", "irreducible"),
+    [
+        pytest.param(GIB, False, id="the-floor"),
+        pytest.param(500 * MIB, True, id="what-online-leaves-of-it"),
+        pytest.param(128 * MIB, False, id="what-always-stays"),
+    ],
+)
+def test_limit_below_a_floor_that_gave_way_is_there_for_online(bound: float, irreducible: bool) -> None:
+    bench = Bench()
+    bench.relief.settings = replace(bench.relief.settings, floor_bytes=GIB)
+    bench.given = {"cpu": 1.0, "memory": bound}
+    bench.pass_by(1, available=GIB, anon=2 * GIB)
+
+    assert bool(bench.relief.irreducible(0.0)) == irreducible
+
+
+@pytest.mark.parametrize(
     ("due", "irreducible"),
     [
         pytest.param(200 * MIB, False, id="online-leaves-it-more-than-it-has"),
