@@ -60,6 +60,7 @@ _VALUES: Final = _of(
         budget=_BOOL,
         metrics=_BOOL,
         queue=_of(enabled=_BOOL, suspend=_BOOL),
+        overflow=_of(enabled=_BOOL, remake=_BOOL),
         webhook=_replicas(),
         controller=_replicas(),
         ledger=_replicas(enabled=_BOOL),

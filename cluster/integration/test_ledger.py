@@ -134,9 +134,7 @@ def test_a_reservation_keeps_an_extender_s_scheduler_off_until_it_is_released(pl
     """The extender says so before the pod is bound; then, the webhook has nothing to refuse."""
     first, _ = replicas
     spare = put_node(plane, "spare", "800")  # less than the pods of the crowd ask for
-    channel = grpc.secure_channel(
-        f"localhost:{first.grpc_port}", grpc.ssl_channel_credentials(plane.authority.ca.read_bytes())
-    )
+    channel = grpc_channel(plane, first)
     wish = messages.Wish(uid="u", namespace="default", name="another", node="spare", resources={CPU: 600})
     until(lambda: not call(channel, "Reserve", messages.ReserveRequest(wishes=[wish])).verdicts[0].why)
     extender = {
@@ -164,6 +162,11 @@ def test_a_reservation_keeps_an_extender_s_scheduler_off_until_it_is_released(pl
         plane.call("DELETE", spare)
 
 
+def grpc_channel(plane, replica):
+    credentials = grpc.ssl_channel_credentials(plane.authority.ca.read_bytes())
+    return grpc.secure_channel(f"localhost:{replica.grpc_port}", credentials)
+
+
 def call(channel, name, request):
     read = {"Reserve": messages.ReserveResponse.FromString, "Release": messages.ReleaseResponse.FromString}[name]
     method = channel.unary_unary(f"/{SERVICE}/{name}", lambda one: one.SerializeToString(), read)
@@ -174,6 +177,10 @@ def test_a_bind_by_the_older_path_is_refused_too_and_both_are_counted(plane, rep
     """POST .../bindings, which names the pod in its body."""
     first, _ = replicas
     spare = put_node(plane, "older", "1000")
+    with grpc_channel(plane, first) as channel:
+        wish = messages.Wish(uid="u", namespace="default", name="first", node="older", resources={CPU: 600})
+        until(lambda: not call(channel, "Reserve", messages.ReserveRequest(wishes=[wish])).verdicts[0].why)
+        call(channel, "Release", messages.ReleaseRequest(uids=["u"]))
     before = first.counted("refused")
 
     def bind(name):

@@ -29,6 +29,7 @@ ALL: Values = {
         "metrics": True,
         "ledger": {"enabled": True},
         "queue": {"enabled": True, "suspend": True},
+        "overflow": {"enabled": True, "remake": True},
     },
     "node": {"enabled": True},
     "installer": {"install": ["one"], "remove": ["two"]},
@@ -71,8 +72,7 @@ def test_chart_has_each_folder_of_manifests():
     folders = {folder.name for folder in (CHECKOUT / "cluster/manifests").iterdir()}
     linked = {link.name for link in (CHART / "files").iterdir() if link.is_symlink()}
     by_values = {"marked-only", "yarn"}
-    of_kustomize_alone = {"overflow", "overflow-remake", "scheduler"}
-    assert folders - linked == by_values | of_kustomize_alone
+    assert folders - linked == {*by_values, "scheduler"}, "the last is a file of kube-scheduler's"
     assert all(link.resolve().is_dir() for link in (CHART / "files").iterdir())
 
 
@@ -145,6 +145,7 @@ def test_replicas_arguments_and_resources_are_the_values_own(chart):
         ({"image": {"digest": "1234"}}, "does not match pattern"),
         ({"installer": BOTH}, "two is in installer.install and in installer.remove"),
         ({"monitoring": {"nodeProxy": {"enabled": True}}}, "name kube-rbac-proxy's image"),
+        ({"cluster": {"overflow": {"remake": True}}}, "cluster.overflow.remake needs cluster.overflow.enabled"),
         ({"cluster": {"queue": {"suspend": True}}}, "cluster.queue.suspend needs cluster.queue.enabled"),
     ],
     ids=lambda one: "" if isinstance(one, dict) else one.replace(" ", "-"),
