@@ -34,6 +34,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--trace-id", metavar="ID", help="which series of the trace, if not the first")
     cluster = "a whole cluster of its own: a Job is converted, placed, squeezed, evicted and placed anew, beside online"
     add("--cluster", action="store_true", help=f"{cluster} (Kubernetes is compiled first, once: a quarter of an hour)")
+    job = "a real Spark job: on a node of its own, and beside an online Deployment, with executors evicted and killed"
+    add("--spark", action="store_true", help=f"{job} (no plot; --cluster's Kubernetes, and Spark, are fetched once)")
     add("--kubelet", action="store_true", help="have a real kubelet start the pods, as static pods")
     add("--port", type=int, default=9877, metavar="N", help="criproxy's /metrics on 127.0.0.1")
     add("--plot", type=Path, metavar="PNG", help="where the plot goes, if not to build/ in the checkout")
@@ -42,6 +44,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise DemoError(f"--seconds {given.seconds:g} is out of range: give {SHORTEST_S:g} to {LONGEST_S:g}")
     if not 1 <= given.port <= 65535:
         raise DemoError(f"--port {given.port} is no TCP port: give 1 to 65535")
+    if given.spark and (given.cluster or given.trace != DAY or given.kubelet):
+        raise DemoError("--spark has kubelets and a load of its own: leave out --cluster, --kubelet and --trace")
     if given.cluster and (given.trace != DAY or given.kubelet):
         raise DemoError("--cluster has kubelets and a load of its own: leave out --kubelet and --trace")
     plot = given.plot or CHECKOUT / "build" / ("demo-cluster.png" if given.cluster else "demo.png")
@@ -55,7 +59,9 @@ def main() -> int:
     """Run the demo; returns the exit status: 0, 1 after an error, 128 + N when stopped by signal N."""
     try:
         options = parse(sys.argv[1:])
-        if options.cluster:
+        if options.spark:
+            from integration.demo.spark.play import run
+        elif options.cluster:
             from integration.demo.cluster.play import run
         else:
             from integration.demo.play import run

@@ -30,6 +30,7 @@ def test_parse_with_everything_takes_everything() -> None:
         (["--plot", "p.svg"], "does not end in .png"),
         (["--cluster", "--kubelet"], "leave out --kubelet and --trace"),
         (["--cluster", "--trace=x.csv"], "leave out --kubelet and --trace"),
+        (["--spark", "--cluster"], "leave out --cluster, --kubelet and --trace"),
     ],
 )
 def test_parse_with_a_bad_value_says_what_to_give(argv: list[str], says: str) -> None:

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
         say("Setting up a cluster of its own:")
         on = start(labs, chosen)
         on.create("apps/v1", "deployments", deployment(on.port, on.signals, chosen))
-        online = wait_for(lambda: _online(on), _START_S, "the online pod to run")
+        online = wait_for(lambda: online_container(on), _START_S, "the online pod to run")
         probe = Probe(on.port, labs[0])
         on.favour(probe.pid)
         outcome = Outcome(len(os.sched_getaffinity(0)), time.monotonic())
@@ -111,7 +111,7 @@ def _play(on: Cluster, probe: Probe, watch: Watch, outcome: Outcome, *, act_s: f
     outcome.answers = probe.answers()
 
 
-def _online(on: Cluster) -> str:
+def online_container(on: Cluster) -> str:
     """The online pod's container, once it runs."""
     pods = on.items(f"pods?labelSelector=app%3D{ONLINE}")
     return next(filter(None, (running_container(pod.get("status", {})) for pod in pods)), "")
