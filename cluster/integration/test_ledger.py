@@ -176,23 +176,23 @@ def call(channel, name, request):
 def test_a_bind_by_the_older_path_is_refused_too_and_both_are_counted(plane, replicas):
     """POST .../bindings, which names the pod in its body."""
     first, _ = replicas
-    spare = put_node(plane, "older", "1000")
+    spare = put_node(plane, "older", "800")  # less than the pods of the crowd ask for
     with grpc_channel(plane, first) as channel:
-        wish = messages.Wish(uid="u", namespace="default", name="first", node="older", resources={CPU: 600})
+        wish = messages.Wish(uid="u", namespace="default", name="first", node="older", resources={CPU: 500})
         until(lambda: not call(channel, "Reserve", messages.ReserveRequest(wishes=[wish])).verdicts[0].why)
         call(channel, "Release", messages.ReleaseRequest(uids=["u"]))
     before = first.counted("refused")
 
     def bind(name):
-        made = pod(name, {CPU: "600"}, schedulerName="nobody")
-        made["spec"]["containers"][0]["resources"]["limits"] = {CPU: "600"}
+        made = pod(name, {CPU: "500"}, schedulerName="nobody")
+        made["spec"]["containers"][0]["resources"]["limits"] = {CPU: "500"}
         uid = plane.call("POST", PODS, made)["metadata"]["uid"]
         body = {"metadata": {"name": name, "uid": uid}, "target": {"kind": "Node", "name": "older"}}
         plane.call("POST", PODS.replace("/pods", "/bindings"), {"apiVersion": "v1", "kind": "Binding", **body})
 
     try:
         bind("older-1")
-        with pytest.raises(ApiError, match="node older has 400 of"):
+        with pytest.raises(ApiError, match="node older has 300 of"):
             bind("older-2")
         assert plane.call("GET", f"{PODS}/older-1")["spec"]["nodeName"] == "older"
         assert "nodeName" not in plane.call("GET", f"{PODS}/older-2")["spec"]
