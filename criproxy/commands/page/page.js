@@ -108,7 +108,7 @@ function points(resource, columns) {
   for (let first = 0; first < count; first += per) {
     const point = { t: block.first_s + Math.min(first + per / 2, count) * block.step_s };
     for (const name of Object.keys(series)) {
-      const kinds = hour ? { mean: series[name] } : series[name];
+      const one = series[name], kinds = Array.isArray(one) ? { mean: one, least: one, most: one } : one;
       const mean = meanOf(kinds.mean, first, per), least = hour ? null : leastOf(kinds.least, first, per);
       point[name] = mean === null ? null : mean * scale;
       if (!hour) {
