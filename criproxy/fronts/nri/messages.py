@@ -1,19 +1,11 @@
 """NRI's messages, and ttrpc's. Their classes are made when the first is used; see `fronts.cri.messages`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from criproxy.fronts.protobuf import attributes, classes
 
 if TYPE_CHECKING:
     from criproxy.fronts.nri.nri_pb2 import *  # noqa: F403
-else:
-
-    def __getattr__(name: str) -> Any:
-        if name.startswith("_"):  # the import system asks for some
-            raise AttributeError(name)
-        load()
-        try:
-            return globals()[name]
-        except KeyError:
-            raise AttributeError(f"cri-api/nri.proto has no {name}") from None
 
 
 def load() -> None:
@@ -21,6 +13,9 @@ def load() -> None:
     if "TtrpcRequest" in globals():
         return
     from criproxy.fronts.nri.nri_descriptor import FILE
-    from criproxy.fronts.protobuf import classes
 
     globals().update(classes(FILE, "nri.proto", __name__))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = attributes(globals(), load, "cri-api/nri.proto")
