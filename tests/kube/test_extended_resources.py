@@ -240,6 +240,16 @@ def test_rise_waits_for_the_report_unless_its_settings_have_changed():
     assert [ask(one, last, 60.0) for one in offers] == ["", "", why, why]
 
 
+@pytest.mark.parametrize("allocated", [{}, {BATCH_CPU: 200}], ids=["empty", "pods"])
+def test_end_of_a_hold_is_due_at_once_as_nothing_more_is_lent_until_then(allocated):
+    held = taken(offered(held="online suffers"), allocated=allocated.items())
+    assert held.quantities == {BATCH_CPU: 0, BATCH_MEMORY: 0, **allocated}
+    assert ask(offered(held="online suffers still"), held) == ""
+    assert ask(offered(), held, QUIET_S - 1.0) == ""
+    assert ask(offered(), held, QUIET_S) == "further pods are let in again"
+    assert ask(offered(), taken(offered(), held, QUIET_S), 60.0) == ""
+
+
 def test_end_of_a_pod_waits_until_the_last_report_is_of_some_age():
     last = taken(offered(1.0, pods=PODS), allocated={BATCH_CPU: 3000}.items(), luck=1.0)
     assert ask(offered(1.0), last, SHED_S - 1.0) == ""
