@@ -311,14 +311,14 @@ def publication(
     )
 
 
-def published(made: Publication, offered: Offer, now_s: float, luck: float) -> Published:
-    """The API server has taken it, which was made of `offered`. `luck` is a random number from 0 to 1."""
+def published(made: Publication, offered: Offer, now_s: float, jitter: float) -> Published:
+    """The API server has taken it, which was made of `offered`. `jitter` is a random number from 0 to 1."""
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
         wanted=made.wanted,
         at_s=now_s,
-        due_s=now_s + REPORT_S * (1.0 + LONGER_RATIO * luck),
-        quiet_until_s=now_s + QUIET_S * (1.0 + luck),
+        due_s=now_s + REPORT_S * (1.0 + LONGER_RATIO * jitter),
+        quiet_until_s=now_s + QUIET_S * (1.0 + jitter),
         publishes=made.publishes,
         raised=made.raised,
         withheld=made.withheld,

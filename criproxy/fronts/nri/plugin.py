@@ -10,7 +10,7 @@
 | Synchronize                    | placements are found again: a pod is in the box if its cgroup there exists          |
 | the end of pods and containers | the inventory learns it                                                             |
 
-A pod whose start nobody was told of (the runtime had started before us, or had thrown us out) is let in with its next
+A pod whose start we missed (the runtime had started before us, or had thrown us out) is let in with its next
 container; what of it runs already stays outside, and the placement check finds it. What ran before this process did
 stays where it is: it may have been online when it started.
 
@@ -48,7 +48,7 @@ _EVENTS: Final[Mapping[str, int]] = {
     "RemoveContainer": 11,
     "UpdatePodSandbox": 12,
 }
-"""Those that are asked for, with their numbers. Source: containerd/nri, api.proto, Event."""
+"""Those that we subscribe to, with their numbers. Source: containerd/nri, api.proto, Event."""
 
 _NAMES: Final = {number: name for name, number in _EVENTS.items()}
 
@@ -140,9 +140,9 @@ class NriPlugin(Struct, eq=False):
     _heard: set[str] = field(default_factory=set)
     """The sandboxes of the runtime whose start was judged, or that ran before us."""
     _unplaced: dict[str, Pod] = field(default_factory=dict)
-    """Of offline pods, those that were not in the box when they were heard of."""
+    """Of offline pods, those that were not in the box when the runtime first named them."""
     _told: set[str] = field(default_factory=set)
-    """The containers outside the box that were told of."""
+    """The containers outside the box that the runtime has named."""
     _synchronized: bool = False
 
     # --- calls ------------------------------------------------------------------------------------------------------
