@@ -105,7 +105,7 @@ def start(labs: Sequence[Path], sizes: Sizes) -> Cluster:
         "the controller": replica.process.controller,
     }
     (signals := labs[0] / "signals").mkdir()
-    nodes = []
+    nodes: list[ClusterNode] = []
     # On one machine, the control plane and node 2's box must not take from node 1's online pod.
     for title, lab, shares in zip(("node 1", "node 2"), labs, (FAVOURED, 1024), strict=True):
         with step(f"{title}: a containerd in {lab}, criproxy before it, and a real kubelet, which joins"):
