@@ -13,7 +13,7 @@ from integration.lab.cgroups import Tree, of_process
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy
+from integration.lab.criproxy import QUICK, Config, Criproxy, merged
 from integration.lab.directory import cgroup_root, claimed
 from integration.lab.kubelet import Kubelet, PodStatus
 from integration.lab.naming import told
@@ -161,7 +161,7 @@ class KubeletNode:
                     kubelets = {"root_dir": str(Kubelet(lab, socket).root_dir)}
                     own: Config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": kubelets}
                     if nri:
-                        own["proxy"] = {"front": "nri", "nri": str(containerd.nri)}
+                        own = merged(own, {"proxy": {"front": "nri", "nri": str(containerd.nri)}})
                     criproxy = Criproxy(lab, socket, {**own, **(config or {})})
                     socket = socket if nri else criproxy.socket
                 with CriClient(containerd.socket) as client:
