@@ -14,8 +14,8 @@ from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
 from criproxy.hooks import HookSettings
 from criproxy.model import Resources
 from criproxy.model.cpulist import parse_cpus
+from tests.fakes.nri import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
 from tests.fakes.placing import DRY, OFF, ON, FakeCgroups, PlacingBench
-from tests.fronts.nri.runtime import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
 
 PATH = f"{BOXED}/c1"
 OTHERS = "/kubepods/podu2"
@@ -252,7 +252,9 @@ def test_a_resize_of_a_pod_goes_to_the_box() -> None:
 
 def test_placements_are_found_again_without_a_record() -> None:
     bench = acting(cgroups=FakeCgroups({BOXED}))
-    bench.synchronize([sandbox(), sandbox("s2", ONLINE, "/kubepods/pod2")], [container(path=PATH, state=3)])
+    bench.synchronize(
+        [sandbox(), sandbox("s2", labels=ONLINE, parent="/kubepods/pod2")], [container(path=PATH, state=3)]
+    )
     assert [one.id for one in bench.inventory.placed] == ["s1"]
     assert bench.inventory.known("", "c1").placement == BOXED
     assert bench.create(sandbox(), container("c2")).cgroups_path.decode() == f"{BOXED}/c2"

@@ -14,8 +14,8 @@ from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri import mux, ttrpc
 from criproxy.fronts.nri.mux import WireError
 from criproxy.fronts.nri.session import Called, Registered, Session
-from tests.fronts.nri import runtime
-from tests.fronts.nri.runtime import PACKAGE, answers, call, chunk, registered
+from tests.fakes import nri as runtime
+from tests.fakes.nri import PACKAGE, answers, call, chunk, frame, registered
 
 MUTATED = int(os.environ.get("NRI_MUTATED", "2000"))
 """`NRI_MUTATED=1000000 pytest tests/fronts/nri/test_session.py` takes minutes."""
@@ -106,7 +106,7 @@ def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
 
 @given(st.lists(st.binary(max_size=40), min_size=1), st.integers(1, 60))
 def test_a_chunk_ends_anywhere_in_a_frame(payloads: list[bytes], size: int) -> None:
-    frames = b"".join(call(2 * number + 1, "RemoveContainer", payload)[8:] for number, payload in enumerate(payloads))
+    frames = b"".join(frame(2 * number + 1, "RemoveContainer", payload) for number, payload in enumerate(payloads))
     chunks = [chunk(1, frames[at : at + size]) for at in range(0, len(frames), size)]
     assert [found.payload for found in received(*chunks)] == payloads
 
