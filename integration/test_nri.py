@@ -30,7 +30,7 @@ from integration.lab.containerd import Containerd
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, Config, merged, static
 from integration.lab.kubelet import PodStatus, static_pod
 from integration.lab.node import CLASS, KubeletNode, Node
-from integration.lab.process import wait_until
+from integration.lab.process import LabError, wait_until
 from integration.lab.usage import Cgroup
 from integration.lab.watch import Watch
 from integration.programs import build
@@ -220,17 +220,22 @@ def creating(node: Node, threads: int) -> Iterator[list[Creates]]:
 @pytest.mark.by_command
 def test_hand_overs_under_creates_refuse_nothing_and_let_nothing_by(node: Node, say: Callable[[str], object]) -> None:
     with creating(node, 2) as each:
-        took_s = []
+        took_s, starved = list[float](), 0
         for _ in range(ROUNDS):
-            took_s.append(upgrades.upgrade(node.proxy))
+            try:
+                took_s.append(upgrades.upgrade(node.proxy))
+            except LabError:  # the new one was given up, as the machine had no CPU for it, and the old one goes on
+                starved += 1
             time.sleep(0.5)
     inside, online = sum(one.inside for one in each), sum(one.online for one in each)
     slowest_s = max(one.slowest_s for one in each)
     outside = [found_s for one in each for found_s in one.outside.values()]
     failed = [text for one in each for text in (*one.failed, *one.away)]
-    say(f"{ROUNDS} hand-overs, each {max(took_s):.2f} s at most; {inside} offline, {online} online, {slowest_s:.2f} s")
+    say(f"{len(took_s)} hand-overs, each {max(took_s):.2f} s at most, {starved} given up")
+    say(f"{inside} offline, {online} online, each {slowest_s:.2f} s at most")
     told = Counter(event["event"] for event in node.proxy.events(*TOLD))
     say(f"{len(failed)} refused or failed; outside the box, and found after so many seconds: {outside}; told: {told}")
+    assert starved <= ROUNDS / 10
     assert failed == []
     assert outside == []
     upgrades.stop_all(node.proxy)

@@ -14,8 +14,8 @@ A pod whose start nobody was told of (the runtime had started before us, or had 
 container; what of it runs already stays outside, and the placement check finds it. What ran before this process did
 stays where it is: it may have been online when it started.
 
-A process that waits for its turn in a hand-over places no pod. Of the containers that come to it outside the box, as the
-other process was too slow for the runtime, it has those made in the box whose pods are there, and refuses the others.
+A process that waits for its turn in a hand-over places no pod. What the other one was too slow for comes to it alone:
+then it has the containers of pods in the box made there, and refuses those of offline pods that nobody has judged.
 
 An online pod's call is answered at once: nothing is waited for, no file is read.
 """
@@ -239,8 +239,8 @@ class NriPlugin(Struct, eq=False):
         return Pending(self._create_later(begun, call, sandbox), lambda limit_s: self._late(call, limit_s))
 
     def _stand_in(self, sandbox: nri.NriPodSandbox, container: nri.NriContainer) -> NriAnswer | Pending:
-        """Before our turn: for what the process whose turn it is has not placed. The runtime has thrown that out, as it
-        was too slow, and asks nobody but us. A pod in the box has its container there; one that nobody has judged waits.
+        """Before our turn: for what the process whose turn it is has not placed. It was too slow, so the runtime has
+        thrown it out, and asks nobody but us.
         """
         call, sandbox_id = NriCall(Operation.CREATE_CONTAINER, sandbox, container), codec.text(sandbox.id)
         if self._find(sandbox):
