@@ -104,7 +104,8 @@ class Arm:
         """Start all of it, critest last."""
         runtime = Containerd(self.directory, programs=build.find("containerd").parent, enclosed=True)
         runtime.start()
-        self._lookout = Lookout(self.directory, runtime.socket, self._place)
+        # By NRI, a sandbox is made in kubelet's cgroup before criproxy is asked.
+        self._lookout = Lookout(self.directory, runtime.socket, self._place, sandboxes=self.front != "nri")
         self._started.append(registry.start(self.directory, REGISTRY, runtime.inside))
         socket = runtime.socket
         if self.front:
