@@ -18,7 +18,7 @@ from tests.fakes import nri as runtime
 from tests.fakes.nri import PACKAGE, answers, call, chunk, frame, registered
 
 MUTATED = int(os.environ.get("NRI_MUTATED", "2000"))
-"""`NRI_MUTATED=1000000 pytest tests/fronts/nri/test_session.py` takes minutes."""
+"""`NRI_MUTATED=1000000 pytest tests/fronts/nri/test_session.py` takes two minutes of CPU."""
 
 OF_ONE_PLUGIN = 500
 
