@@ -296,6 +296,12 @@ class Placing(Struct, eq=False):
         why = f"the node did not make room for it within {limit_s:g} s; kubelet tries again by itself"
         return self._refuse(call, pod, Refuse(Cause.LATE, why))
 
+    def not_placed(self, call: Call) -> RefusedCall:
+        """A container of an offline pod that the process which hands over to this one has not let in."""
+        assert call.pod is not None
+        why = "criproxy hands over to a new process, and the old one was too slow for it; kubelet tries again by itself"
+        return self._refuse(call, call.pod.ref, Refuse(Cause.LATE, why))
+
     def start(self, call: Call) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         """RunPodSandbox, RestorePod; at once, where nothing is to be waited for."""
         pod = call.pod

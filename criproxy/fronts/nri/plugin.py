@@ -14,6 +14,9 @@ A pod whose start we missed (the runtime had started before us, or had thrown us
 container; what of it runs already stays outside, and the placement check finds it. What ran before this process did
 stays where it is: it may have been online when it started.
 
+A process that waits for its turn in a hand-over places no pod. What the other one was too slow for comes to it alone:
+then it has the containers of pods in the box made there, and refuses those of offline pods that nobody has judged.
+
 An online pod's call is answered at once: nothing is waited for, no file is read.
 """
 
@@ -207,13 +210,11 @@ class NriPlugin(Struct, eq=False):
                 self._unplaced.pop(sandbox_id, None)
             return _NOTHING
         if method == "RunPodSandbox":
-            self._heard.add(sandbox_id)
-            if not self.acts:
-                self._find(sandbox)
-                return _NOTHING
-            return self._start(NriCall(Operation.RUN_POD_SANDBOX, sandbox))
-        if method == "CreateContainer" and self.acts:
-            return self._create(sandbox, container)
+            if self.acts or self._find(sandbox):
+                self._heard.add(sandbox_id)
+            return self._start(NriCall(Operation.RUN_POD_SANDBOX, sandbox)) if self.acts else _NOTHING
+        if method == "CreateContainer":
+            return self._create(sandbox, container) if self.acts else self._stand_in(sandbox, container)
         return _NOTHING
 
     # --- starts and what follows ------------------------------------------------------------------------------------
@@ -236,6 +237,20 @@ class NriPlugin(Struct, eq=False):
         if isinstance(begun, NriRefusal):
             return begun
         return Pending(self._create_later(begun, call, sandbox), lambda limit_s: self._late(call, limit_s))
+
+    def _stand_in(self, sandbox: nri.NriPodSandbox, container: nri.NriContainer) -> NriAnswer | Pending:
+        """Before our turn: for what the process whose turn it is has not placed. It was too slow, so the runtime has
+        thrown it out, and asks nobody but us.
+        """
+        call, sandbox_id = NriCall(Operation.CREATE_CONTAINER, sandbox, container), codec.text(sandbox.id)
+        if self._find(sandbox):
+            known = self.placing.inventory.known(sandbox_id)
+            placement = None if known is None else known.placement
+            placed = placement is not None and codec.lies_in(codec.text(container.linux.cgroups_path), placement)
+            return _NOTHING if placed else self._follow(call, sandbox)
+        if self.placing.settings.admission.dry_run or sandbox_id not in self._unplaced or sandbox_id in self._heard:
+            return _NOTHING
+        return self._verdict(self.placing.not_placed(call))
 
     async def _create_later(self, begun: Pending, call: NriCall, sandbox: nri.NriPodSandbox) -> NriAnswer:
         if isinstance(answer := await begun.outcome, NriRefusal):
