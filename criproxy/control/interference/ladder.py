@@ -62,7 +62,8 @@ prediction (1) that is known to be good, at first the floor:
     another's, twice        acquitted: all is given back, and the detector's patience doubles
 
 A box that has harmed at `sure_relapses` probes is guilty for sure, where one conviction may be an error: until it has
-been open for `forget_s`, acquittals leave its detectors' patience as short as after the first.
+been open for `forget_s`, acquittals leave its detectors' patience as short as after the first, and its experiments may
+save up `trial_guilty_most_s`: two of memory, as others' spikes cost, spend what there is else.
 
 So it is on every rung; and a rung that is stricter than squeezed is entered only after harm at the floor was seen to
 grow with the box in this conviction: nobody is evicted for less. Harm that goes on at the floor closes the box after
@@ -203,6 +204,7 @@ class LadderSettings(Struct, frozen=True):
     slow_phase_s: float = 3.0
     trial_ratio: float = 0.0075
     trial_most_s: float = 30.0
+    trial_guilty_most_s: float = 60.0
     spared_s: float = LONGEST_PATIENCE_S
     harmed_s: float = 1.0
     first_wait_s: float = 5.0
@@ -986,7 +988,8 @@ class _Step:
     def _is_spent(self, resource: str) -> bool:
         """Whether its budget has no experiment left."""
         row, spent_s = self._resources.get(resource), self._spent_s.get(resource, 0.0)
-        most_s = self._settings.trial_most_s
+        guilty, settings = self._states[resource].guilty, self._settings
+        most_s = settings.trial_guilty_most_s if guilty else settings.trial_most_s
         return row is not None and spent_s > 0.0 and spent_s + row.longest_phase_s > most_s
 
     def _at_alarm(self, detector: str) -> bool:

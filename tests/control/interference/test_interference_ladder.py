@@ -93,6 +93,8 @@ CASES = [
                  id="the detector pauses"),
     pytest.param(replace(stand(OPEN), spent_s={CPU: 31.0}), {"cpu_pressure": HARM}, CPU, None, OPEN,
                  id="its budget for experiments is spent"),
+    pytest.param(replace(stand(OPEN, guilty=True), spent_s={CPU: 31.0}), {"cpu_pressure": HARM}, CPU, When.ACCUSED,
+                 TRIED, id="and is larger where the box was surely guilty"),
     pytest.param(trying(age_s=0.5), {"cpu_pressure": HARM}, CPU, None, TRIED, id="squeeze goes on"),
     pytest.param(trying(), {"cpu_pressure": reading(4.0)}, CPU, None, TRIED, id="a fall alone convicts nobody"),
     pytest.param(trying(squeezed=False, returns=0), {"cpu_pressure": reading(30.0)}, CPU, None, TRIED,
