@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
-from criproxy.concurrency.worker import StuckError, Worker
+from criproxy.concurrency.worker import Looks, StuckError, Worker
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
@@ -28,9 +29,12 @@ from criproxy.pods.part import NodeSettings
 
 _LOOK_AFTER_S: Final = 1.5
 _SLACK_S: Final = 0.5
-"""From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway. The
-schedule is looked at again and again, not once at its next change, as the wall clock may jump.
+"""From one look at the schedule to the next: with the control loop's ticks, which wake up anyway. It is looked at again
+and again, not once at its next change, as the wall clock may jump.
 """
+
+_FILE_AFTER_S: Final = 2.0
+"""From one look at the file to the next."""
 
 _AT_REST_AFTER_S: Final = 0.25
 """A changed file is read when it is still the same after this."""
@@ -170,20 +174,30 @@ class Reload(Shows, Struct):
         self.follow_operator()
 
     async def look_around(self) -> None:
-        """Follow the schedule and the operator, and reload when the file has changed.
+        """Follow the schedule and the operator, and reload when the file has changed: see `_look_at_file`.
 
         The first look at that is as long after that of a task before as all others.
         """
-        while True:
-            self._follow_schedule()
-            self.follow_operator()
-            if self.watch.settling:
-                await self.clock.sleep(_AT_REST_AFTER_S)
-            else:
+        loop = asyncio.get_running_loop()
+        self.files.look(Looks(partial(self._look_at_file, loop), self._file_after_s))
+        try:
+            while True:
+                self._follow_schedule()
+                self.follow_operator()
                 await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
-            with contextlib.suppress(StuckError):  # the disk hangs, which `problems` says
-                if await self.files.run(f"look at {self.watch.file}", self.watch.changed):
-                    self.asked.set()
+        finally:
+            self.files.look(None)
+
+    def _look_at_file(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On its thread, which looks by itself, as nearly always there is nothing new that the event loop should wake
+        up for.
+        """
+        if self.watch.changed():
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self.asked.set)
+
+    def _file_after_s(self) -> float:
+        return _AT_REST_AFTER_S if self.watch.settling else _FILE_AFTER_S
 
     def _read(self) -> Loaded:
         """Blocks."""
