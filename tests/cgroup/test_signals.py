@@ -687,3 +687,22 @@ def test_box_reads_signals_on_its_reading_thread(node: Node, monkeypatch) -> Non
     assert isinstance(after.cpu, Stall if node.version == 2 else Missing)
     assert after.own_limits is not None
     assert threads == {"cgroup-reader"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_second_reading_opens_no_file_of_the_box_nor_of_online_again(
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read each second: to open one, look for its end and close it costs four times what reading it does."""
+    node, opened = Node(tmp_path, version), list[str]()
+    node.reader.read(BOX, own_limits=False)
+    really = os.open
+
+    def note(path: Any, *arguments: Any, **named: Any) -> int:
+        opened.append(str(path))
+        return really(path, *arguments, **named)
+
+    monkeypatch.setattr("criproxy.cgroup.tree.os.open", note)
+    node.reader.read(BOX, own_limits=False)
+    again = [file for file in opened if Path(file).name not in ("tasks", "cgroup.threads", "diskstats")]
+    assert [file for file in again if Path(file).exists()] == []
