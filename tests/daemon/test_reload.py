@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def no_schedule(monkeypatch):
     monkeypatch.setattr(Reload, "follow_operator", lambda _: None)
 
 
-def reload_of(watch, clock):
+def reload_of(watch: Any, clock: FakeClock) -> Reload:
     """Of which only the watch and the reading are asked."""
     first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
     others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log", "hold_offs"))
