@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -56,17 +55,6 @@ class _Job(Struct, Generic[T], eq=False):
             settle()
 
 
-class Looks(Struct, frozen=True):
-    """What a thread does while it has no job: `take` a look, which must not raise, each `pause_s()` seconds."""
-
-    take: Callable[[], object]
-    pause_s: Callable[[], float]
-
-
-_ANEW: Final = "anew"
-"""In the place of a job: other looks are to be taken."""
-
-
 class Worker:
     """Runs jobs in order. After a time-out, calls fail at once until the blocked job has ended.
 
@@ -76,12 +64,9 @@ class Worker:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._calls: queue.SimpleQueue[_Job[Any] | str | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._running: _Job[Any] | None = None
         self._blocked: _Job[Any] | None = None
-        self._looks: Looks | None = None
-        self._looking_s: float | None = None
-        """Since when (CLOCK_MONOTONIC) the look goes on that is under way."""
         self.timeouts = 0
         self.resting = False
         """It takes no jobs for now: another process does its work."""
@@ -90,16 +75,7 @@ class Worker:
 
     @property
     def stuck(self) -> bool:
-        if (looking_s := self._looking_s) is not None and time.monotonic() - looking_s > self._timeout_s:
-            return True
         return self._blocked is not None and not self._blocked.ended
-
-    def look(self, looks: "Looks | None") -> None:
-        """From now on take these looks between the jobs, by the thread's own clock: they wake up nobody else. None: no
-        more.
-        """
-        self._looks = looks
-        self._calls.put(_ANEW)
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         """The job's result, or its exception. Raises StuckError, which names `what`."""
@@ -141,24 +117,9 @@ class Worker:
         call.answer.set_exception(error)
 
     def _serve(self) -> None:
-        while (call := self._next()) is not None:
+        while call := self._calls.get():
             self._running = call
             call.carry_out()
-
-    def _next(self) -> _Job[Any] | None:
-        """The next job, with looks up to then; None: it ends."""
-        while True:
-            looks = self._looks
-            try:
-                call = self._calls.get(timeout=None if looks is None else looks.pause_s())
-            except queue.Empty:
-                if looks is not None:
-                    self._looking_s = time.monotonic()
-                    looks.take()
-                    self._looking_s = None
-                continue
-            if not isinstance(call, str):
-                return call
 
 
 class Apart:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
-from criproxy.concurrency.worker import Looks, StuckError, Worker
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.config import Config, Loaded, files_of, load, restart_keys
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.lifecycle import run_apart
@@ -29,12 +28,9 @@ from criproxy.pods.part import NodeSettings
 
 _LOOK_AFTER_S: Final = 1.5
 _SLACK_S: Final = 0.5
-"""From one look at the schedule to the next: with the control loop's ticks, which wake up anyway. It is looked at again
-and again, not once at its next change, as the wall clock may jump.
+"""From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway. The
+schedule is looked at again and again, not once at its next change, as the wall clock may jump.
 """
-
-_FILE_AFTER_S: Final = 2.0
-"""From one look at the file to the next."""
 
 _AT_REST_AFTER_S: Final = 0.25
 """A changed file is read when it is still the same after this."""
@@ -60,7 +56,7 @@ class FileWatch:
         self._known = self._seen = self._look()
 
     def changed(self) -> bool:
-        """Whether the file has changed, and not since the last call. To be asked at intervals."""
+        """Whether the file has changed, and not since the last call. Call it at intervals."""
         now = self._look()
         at_rest, self._seen = now == self._seen, now
         if not at_rest or now == self._known:
@@ -174,30 +170,20 @@ class Reload(Shows, Struct):
         self.follow_operator()
 
     async def look_around(self) -> None:
-        """Follow the schedule and the operator, and reload when the file has changed: see `_look_at_file`.
+        """Follow the schedule and the operator, and reload when the file has changed.
 
         The first look at that is as long after that of a task before as all others.
         """
-        loop = asyncio.get_running_loop()
-        self.files.look(Looks(partial(self._look_at_file, loop), self._file_after_s))
-        try:
-            while True:
-                self._follow_schedule()
-                self.follow_operator()
+        while True:
+            self._follow_schedule()
+            self.follow_operator()
+            if self.watch.settling:
+                await self.clock.sleep(_AT_REST_AFTER_S)
+            else:
                 await self.clock.sleep(_LOOK_AFTER_S, _SLACK_S)
-        finally:
-            self.files.look(None)
-
-    def _look_at_file(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On its thread, which looks by itself, as nearly always there is nothing new that the event loop should wake
-        up for.
-        """
-        if self.watch.changed():
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(self.asked.set)
-
-    def _file_after_s(self) -> float:
-        return _AT_REST_AFTER_S if self.watch.settling else _FILE_AFTER_S
+            with contextlib.suppress(StuckError):  # the disk hangs, which `problems` says
+                if await self.files.run(f"look at {self.watch.file}", self.watch.changed):
+                    self.asked.set()
 
     def _read(self) -> Loaded:
         """Blocks."""

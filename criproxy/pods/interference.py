@@ -230,7 +230,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             return None
         if self.reader is None or not self.settings.enabled:
             return None
-        online = self._online()
+        online = tuple(self._online())
         own_limits, counts_work = self._judge.asks_own_limits, self.settings.cpi
         read = partial(self.reader.of_box, own_limits=own_limits, online=online, counts_work=counts_work)
         return lambda _, box: read(box)

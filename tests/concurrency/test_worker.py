@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from criproxy.concurrency.worker import Apart, Looks, StuckError, Worker
+from criproxy.concurrency.worker import Apart, StuckError, Worker
 from tests.fakes.waiting import until
 
 
@@ -177,12 +177,6 @@ def test_rare_call_without_a_thread_to_be_had_is_said(monkeypatch: pytest.Monkey
         asyncio.run(Apart("rare", 1.0).run("read", lambda: 7))
 
 
-def a_few(take: Callable[[], object]) -> Looks:
-    """Looks at once; the fourth is not due while the test lasts."""
-    pauses = iter((0.0, 0.0, 0.0))
-    return Looks(take, lambda: next(pauses, 3600.0))
-
-
 class LateLoop(asyncio.SelectorEventLoop):
     """Says when it waits, as criproxy's own does (`criproxy.fronts.event_loop`)."""
 
@@ -211,38 +205,3 @@ def test_job_reaches_its_thread_no_sooner_than_the_event_loop_waits(worker: Work
     with asyncio.Runner(loop_factory=LateLoop) as runner:
         runner.run(scenario())
     assert ran.is_set()
-
-
-def test_looks_are_taken_between_jobs_until_there_are_no_more(worker: Worker) -> None:
-    taken: list[str] = []
-
-    async def scenario() -> None:
-        worker.look(a_few(lambda: taken.append(threading.current_thread().name)))
-        await until(lambda: len(taken) == 3)
-        assert await worker.run("count", lambda: 7) == 7
-        worker.look(None)
-        await worker.drained()
-        assert taken == ["test-worker"] * 3
-
-    asyncio.run(scenario())
-
-
-def test_look_that_hangs_makes_the_thread_stuck_until_it_ends() -> None:
-    gate, begun = threading.Event(), threading.Event()
-    worker = Worker("test-looks", timeout_s=0.0)
-
-    def hang() -> None:
-        begun.set()
-        gate.wait()
-
-    async def scenario() -> None:
-        worker.look(a_few(hang))
-        begun.wait()
-        with pytest.raises(StuckError, match="cannot count: an earlier call of test-looks"):
-            await worker.run("count", lambda: 7)
-        worker.look(None)
-        gate.set()
-        await until(lambda: not worker.stuck)
-
-    asyncio.run(scenario())
-    worker.close()

@@ -5,21 +5,33 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from criproxy.concurrency.worker import Looks, Worker
 from criproxy.config import Config, ConfigError, Loaded
 from criproxy.config.settings import Colocation
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Timetable
 from criproxy.pods.part import NodeSettings
-from tests.fakes.clock import FakeClock, Stop
+from tests.fakes.clock import FakeClock
 from tests.fakes.waiting import until
 
 ON, OFF = (Config(colocation=Colocation(enabled=enabled)) for enabled in (True, False))
 WRONG = (ConfigError("config.toml", "cpu.min_cores", "-1", "is wrong", "correct it"),)
+
+
+class Clock(FakeClock):
+    """Ends with the fifth sleep. `shared`: which of them may end with another's."""
+
+    def __init__(self):
+        super().__init__(boottime_s=0.0)
+        self.shared = []
+
+    async def sleep(self, seconds, slack_s=0.0, wake=None):
+        if len(self.shared) == 4:
+            raise TimeoutError
+        await super().sleep(seconds, slack_s)
+        self.shared.append(slack_s > 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -28,61 +40,32 @@ def no_schedule(monkeypatch):
     monkeypatch.setattr(Reload, "follow_operator", lambda _: None)
 
 
-def reload_of(watch: Any, clock: FakeClock) -> Reload:
+def reload_of(watch, clock):
     """Of which only the watch and the reading are asked."""
     first, bypass = SimpleNamespace(config=None), SimpleNamespace(tell=lambda: "")
     others = dict.fromkeys(("socket", "recorder", "metrics", "notifier", "log", "hold_offs"))
     return Reload(watch, first, None, None, bypass=bypass, clock=clock, **others)  # type: ignore[arg-type]
 
 
-def once(take: Callable[[], object]) -> Looks:
-    """One look at once; the next is not due while the test lasts."""
-    pauses = iter((0.0, 0.0))
-    return Looks(take, lambda: next(pauses, 3600.0))
+def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_others():
+    """A hand-over that failed begins anew with what it had ceased: a file amid a change is no file at rest."""
+    clock, looks = Clock(), []
+    watch = SimpleNamespace(changed=lambda: looks.append(clock.now), settling=False, file="")
+    reload = reload_of(watch, clock)
+    with pytest.raises(TimeoutError):
+        asyncio.run(reload.look_around())
+    assert looks == [1.5, 3.0, 4.5, 6.0]
 
 
-class Thread:
-    """As `Worker`: keeps the looks that it is to take."""
-
-    def __init__(self) -> None:
-        self.looks: list[Looks | None] = []
-
-    def look(self, looks: Looks | None) -> None:
-        self.looks.append(looks)
-
-
-def test_file_is_looked_at_by_its_thread_alone_for_as_long_as_the_task_goes_on(tmp_path: Path) -> None:
-    """An event loop that woke up for each look would do so for nothing nearly always."""
-    file, thread, clock = tmp_path / "config.toml", Thread(), FakeClock()
-    reload = reload_of(FileWatch(file), clock)
-    reload.files = thread  # type: ignore[assignment]
-    clock.stop_after = 1
-
-    async def play() -> None:
-        with pytest.raises(Stop):
-            await reload.look_around()
-        looks, ended = thread.looks
-        assert looks is not None
-        assert ended is None
-        pauses, taken = [looks.pause_s()], []
-        file.write_text("new")
-        for _ in range(3):
-            looks.take()
-            pauses.append(looks.pause_s())
-            await asyncio.sleep(0)
-            taken.append(reload.asked.is_set())
-        assert taken == [False, True, True]
-        assert pauses == [2.0, 0.25, 2.0, 2.0]
-
-    asyncio.run(play())
-
-
-def test_look_at_the_file_after_the_event_loop_has_ended_says_nothing() -> None:
-    reload = reload_of(SimpleNamespace(changed=lambda: True, file=""), FakeClock())
-    loop = asyncio.new_event_loop()
-    loop.close()
-    reload._look_at_file(loop)
-    assert not reload.asked.is_set()
+def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake_ups(tmp_path):
+    file, clock = tmp_path / "config.toml", Clock()
+    watch = FileWatch(file)
+    reload = reload_of(watch, clock)
+    file.write_text("new")
+    with pytest.raises(TimeoutError):
+        asyncio.run(reload.look_around())
+    assert reload.asked.is_set()
+    assert clock.shared == [True, False, True, True]
 
 
 class SlowFile:
@@ -93,7 +76,7 @@ class SlowFile:
         self.taken: list[Loaded] = []
         self.read = 0
         watch = SimpleNamespace(file="config.toml", read=lambda: None)
-        self.reload = reload_of(watch, FakeClock())
+        self.reload = reload_of(watch, Clock())
         self.reload.load = self._load
         monkeypatch.setattr(Reload, "_take_up", lambda _, loaded: self.taken.append(loaded))
 
@@ -229,25 +212,21 @@ def test_disk_that_hangs_ends_the_hand_over(tmp_path: Path, monkeypatch: pytest.
         gate.set()
 
 
-def test_disk_that_hangs_amid_a_look_is_a_problem(tmp_path: Path) -> None:
-    gate, begun_look = threading.Event(), threading.Event()
+def test_listing_of_the_config_that_takes_long_keeps_nothing_waiting(tmp_path: Path) -> None:
+    gate = threading.Event()
     reload, _ = begun(tmp_path, lambda _: Loaded(ON, ()), [])
-    reload.files = Worker("test-config-files", 0.0)
+    reload.watch = SimpleNamespace(changed=lambda: gate.wait(2.0), settling=False, file=tmp_path)  # type: ignore[assignment]
 
-    def hang() -> None:
-        begun_look.set()
-        gate.wait()
+    async def play() -> None:
+        looks = asyncio.create_task(reload.look_around())
+        async with asyncio.timeout(5.0):
+            while not gate.is_set():
+                await asyncio.sleep(0.01)
+                gate.set()
+        await until(reload.asked.is_set)
+        looks.cancel()
 
-    reload.files.look(once(hang))
-    try:
-        begun_look.wait()
-        assert list(reload.problems()) == [
-            f"{reload.watch.file} can't be read, as its disk does not answer: what was read last holds"
-        ]
-    finally:
-        reload.files.look(None)
-        gate.set()
-        reload.close()
+    asyncio.run(play())
 
 
 # --- the watch ------------------------------------------------------------------------------------------
