@@ -1,8 +1,11 @@
 """How soon criproxy serves, what it holds in memory after large lists, and what it costs while nothing is called.
 
 Needs root, for the box of the offline pods.
+`python -m benchmarks.footprint --beside CHECKOUT [--offline N] [--online N] [--rounds N]`: this checkout's relay and
+another one's, "beside", with pods and without a call, at the same time.
 """
 
+import argparse
 import os
 import resource
 import socket
@@ -31,12 +34,15 @@ from benchmarks.table import table
 from benchmarks.wire import Client as WireClient
 from criproxy.clients.http2.core import Client
 from integration.lab.cgroups import Tree, hierarchies
+from integration.lab.criproxy import CHECKOUT
 from integration.lab.directory import cgroup_root
 from integration.lab.process import LabError, Process
 
 _ENGINES: Final = ("relay", "grpc")
 _MANY: Final = "many"
 """The lab of the relay with many pods."""
+_HERE: Final = "here"
+_BESIDE: Final = "beside"
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
 _STARTS: Final = 11
 _SETTLE_S: Final = 8.0
@@ -209,7 +215,7 @@ def idle(engines: Mapping[str, tuple[NodeCriproxy, str]]) -> list[Idle]:
     found = _watch(proxies, 0, 0)
     with ExitStack() as ends:
         for proxy, prefix in engines.values():
-            _start_pods(proxy, prefix, ends)
+            _start_pods(proxy, prefix, _OFFLINE_PODS, _ONLINE_PODS, ends)
         return found + _watch(proxies, _OFFLINE_PODS, _ONLINE_PODS)
 
 
@@ -226,20 +232,20 @@ def _watch(proxies: Mapping[str, NodeCriproxy], offline: int, online: int) -> li
     return found
 
 
-def _start_pods(proxy: NodeCriproxy, prefix: str, ends: ExitStack) -> None:
+def _start_pods(proxy: NodeCriproxy, prefix: str, offline: int, online: int, ends: ExitStack) -> None:
     """Online pods are what kubelet and a runtime make: a cgroup each, with one for the sandbox and one for a container
     that sleeps.
     """
     with connect(proxy.socket) as channel:
         run = channel.unary_unary(f"{_RUNTIME}RunPodSandbox")
-        for number in range(_ONLINE_PODS):
+        for number in range(online):
             run(run_request(prefix, f"online{number}", offline=False))
             for container in ("sandbox", "main"):
                 ends.enter_context(_sleeping(f"{prefix}/kubepods/besteffort/podonline{number}/{container}"))
-        for number in range(_OFFLINE_PODS):
+        for number in range(offline):
             run(run_request(prefix, f"p{number}", offline=True))
-    if (placed := len(proxy.status()["pods"])) != _OFFLINE_PODS:
-        raise LabError(f"{placed} pods are in the box, not {_OFFLINE_PODS}")
+    if (placed := len(proxy.status()["pods"])) != offline:
+        raise LabError(f"{placed} pods are in the box, not {offline}")
 
 
 @contextmanager
@@ -285,3 +291,33 @@ def report() -> dict[str, Any]:
     return dict(
         zip(("start", "memory", "idle", "many"), ([asdict(row) for row in rows] for rows in found), strict=True)
     )
+
+
+def beside(checkout: Path, offline: int, online: int, rounds: int) -> list[Idle]:
+    """A row for each of the two in each round."""
+    with ExitStack() as ends:
+        directories = ends.enter_context(labs((_HERE, _BESIDE)))
+        proxies = {
+            name: NodeCriproxy(directory, ends.enter_context(backend(directory)).socket, "relay", checkout=of)
+            for (name, directory), of in zip(directories.items(), (CHECKOUT, checkout), strict=True)
+        }
+        for name, proxy in proxies.items():
+            proxy.start()
+            ends.callback(proxy.stop)
+            _start_pods(proxy, cgroup_root(directories[name]), offline, online, ends)
+        return [row for _ in range(rounds) for row in _watch(proxies, offline, online)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.footprint", description=__doc__)
+    parser.add_argument("--beside", type=Path, required=True, help="another checkout")
+    parser.add_argument("--offline", type=int, default=10, help="offline pods (%(default)s)")
+    parser.add_argument("--online", type=int, default=20, help="online pods (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of a minute each (%(default)s)")
+    options = parser.parse_args()
+    sys.stdout.write(table(beside(options.beside, options.offline, options.online, options.rounds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

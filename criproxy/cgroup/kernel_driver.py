@@ -94,7 +94,7 @@ class KernelDriver:
     def ensure(self, box: str) -> None:
         path = checked_box(box)
         self._expect(box)
-        self._access.read_often((path, *self._around(box)))
+        self._access.read_often(("", path, *self._around(box)))
         self._version.ensure(path, by_systemd=is_slice(box))
 
     def _around(self, box: str) -> list[str]:

@@ -68,6 +68,7 @@ class RunQueueSampler:
         self._last: dict[int, ThreadTimes] = {}
         self._cgroups: list[str] = []
         self._next = self._round = 0
+        self._counts = False
 
     def read(self, online: str) -> RunQueue | Missing:
         """`online` is kubepods' directory below the hierarchy's root. Raises CgroupError."""
@@ -98,16 +99,20 @@ class RunQueueSampler:
             self._tree.close(self._opened.pop(tid))
 
     def _why_not(self) -> str:
-        """Our own times tell: whoever reads has run."""
+        """Our own times tell: whoever reads has run. What was counted once is not looked at again."""
+        if self._counts:
+            return ""
         file = f"{self._proc}/self/schedstat"
         try:
-            counted = files.parse_schedstat(self._tree.read(file))
+            self._counts = files.parse_schedstat(self._tree.read(file)) is not None
         except CgroupError as error:
             if error.errno not in GONE:
                 raise
             return f"{file} does not exist: this kernel does not count how long threads wait (CONFIG_SCHED_INFO)"
         return (
-            "" if counted else f"{file} says 0: this kernel does not count how long threads wait (boot with delayacct)"
+            ""
+            if self._counts
+            else f"{file} says 0: this kernel does not count how long threads wait (boot with delayacct)"
         )
 
     def _times(self, threads: dict[int, str]) -> dict[int, ThreadTimes]:

@@ -84,9 +84,11 @@ class SignalReader:
         pods = pods or {}
         if not counts_work:
             self._work.stop()
-        online = _understood(lambda: checked_path(parse_box(box).online))
-        if isinstance(online, Missing):
-            return SignalReading.without(online)
+        places = _understood(lambda: (checked_path(parse_box(box).online), checked_box(box)))
+        if isinstance(places, Missing):
+            return SignalReading.without(places)
+        online, box = places
+        self._access.read_often(("", *places))
         cpu = self._stall(rows.CPU_PRESSURE, online)
         return SignalReading(
             cpu=cpu,
@@ -95,13 +97,13 @@ class SignalReader:
             run_queue=self._waiting(cpu, online),
             room=_understood(self._room),
             refaults=_understood(lambda: self._refaults(online)),
-            disks=_understood(lambda: self._disks(checked_box(box))),
+            disks=_understood(lambda: self._disks(box)),
             pids=_understood(self._pids),
-            cpu_use=_understood(lambda: self._cpu_use(online, checked_box(box))),
+            cpu_use=_understood(lambda: self._cpu_use(online, box)),
             own_limits=_understood(lambda: self._own_limits(online)) if own_limits else None,
             pods=_understood(lambda: self._pods.read(pods)),
-            disk_limits=_understood(lambda: self._disk_limits(checked_box(box))),
-            cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, checked_box(box))) is True,
+            disk_limits=_understood(lambda: self._disk_limits(box)),
+            cpu_idle=_understood(lambda: self._access.read_if_there(rows.CPU_IDLE, box)) is True,
             work=_understood(lambda: self._work.read(pods)) if counts_work else None,
         )
 

@@ -31,6 +31,8 @@ def if_there() -> Iterator[None]:
 _AT_ONCE_BYTES: Final = 1 << 14
 """More than most files have, and less than what malloc asks the kernel for."""
 
+_PART_OF_A_PAGE_BYTES: Final = 1 << 11
+
 _LINKS_OF_A_LEAF: Final = 2
 """Of a file system that does not count directories' links (btrfs, overlayfs), they are 1."""
 
@@ -113,7 +115,11 @@ class Tree:
         return opened
 
     def head(self, file: str, most_bytes: int) -> str:
-        """The first whole lines of a file that may be long."""
+        """The first whole lines of a list of processes, which may be long.
+
+        The kernel makes such a list line by line in a buffer of a page or more, so what leaves room there is all of it.
+        Source: fs/seq_file.c, seq_read_iter.
+        """
         try:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -122,6 +128,8 @@ class Tree:
                 while left > 0 and (part := os.read(fd, left)):
                     parts.append(part)
                     left -= len(part)
+                    if len(part) < _PART_OF_A_PAGE_BYTES:
+                        break
             finally:
                 os.close(fd)
         except OSError as error:

@@ -1,4 +1,9 @@
-"""One thread for calls that may block in the kernel: the event loop waits for an answer, but never for ever."""
+"""One thread for calls that may block in the kernel: the event loop waits for an answer, but never for ever.
+
+Only one thread at a time runs Python. A thread that is woken up while the event loop still has something to do goes to
+sleep again at once, until that waits. So where the event loop can tell when it waits, jobs are given to their thread
+right before: each wake-up is one, and the jobs of one moment share it.
+"""
 
 import asyncio
 import contextlib
@@ -6,11 +11,19 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class TellsWaits(Protocol):
+    """An event loop that says when it waits (`criproxy.fronts.event_loop`)."""
+
+    def before_wait(self, call: Callable[[], object]) -> None:
+        """`call` is called once, when all that is to be done now has been done. It must not block nor raise."""
 
 
 class StuckError(TimeoutError):
@@ -79,7 +92,11 @@ class Worker:
             raise StuckError(f"cannot {what}: an earlier call of {self._name} is still blocked in the kernel")
         loop = asyncio.get_running_loop()
         call: _Job[T] = _Job(job, loop.create_future())
-        self._calls.put(call)
+        put = partial(self._calls.put, call)
+        if isinstance(loop, TellsWaits):
+            loop.before_wait(put)
+        else:
+            put()
         timer = loop.call_later(self._timeout_s, self._give_up, call, what)
         try:
             return await call.answer

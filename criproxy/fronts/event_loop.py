@@ -58,6 +58,10 @@ class EventLoop(asyncio.SelectorEventLoop):
     def forget(self, descriptor: int) -> None:
         self.waits.at_once.pop(descriptor, None)
 
+    def before_wait(self, call: Callable[[], object]) -> None:
+        """Call this once what is to be done now has been done. It must not block nor raise."""
+        self.waits.before.append(call)
+
     @contextlib.contextmanager
     def direct_timer(self, call: Callable[[], None]) -> Iterator[Callable[[float], object]]:
         """What is yielded has `call` called after the seconds that it is given. `call` must not block nor raise.
@@ -117,6 +121,8 @@ class AtOnceSelector(selectors.EpollSelector):
         self.at_once: Final[dict[int, Callable[[], bool]]] = {}
         self.goes_on = False
         """Whether the event loop has nothing to do but to wait."""
+        self.before: Final[list[Callable[[], object]]] = []
+        """What is called once, before the next wait."""
         self.timer: Timerfd | None = None
         self.epoll = select.epoll.fromfd(os.dup(self.fileno()))
 
@@ -126,6 +132,10 @@ class AtOnceSelector(selectors.EpollSelector):
         self.timer = timer
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.before:
+            for call in self.before:
+                call()
+            self.before.clear()
         if self.timer is None or (timeout is not None and timeout <= 0.0):
             return super().select(timeout)
         if timeout is not None:

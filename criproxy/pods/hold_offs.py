@@ -103,7 +103,7 @@ class HoldOffs(Shows, Struct):
 
     def covers(self, pod: PodRef) -> bool:
         """Whether criproxy is held off this very pod."""
-        return any(one.uid == pod.uid for one in self.in_force())
+        return bool(self._all) and any(one.uid == pod.uid for one in self.in_force())
 
     def until_wall_s(self, one: HoldOff) -> float:
         """Its end by the wall clock, as it stands now."""

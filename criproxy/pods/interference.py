@@ -43,7 +43,7 @@ from criproxy.control.interference.responder import (
 )
 from criproxy.control.interference.victim import owner_of
 from criproxy.control.pod_speed import Feedback
-from criproxy.model import CPU, MEMORY
+from criproxy.model import CPU, MEMORY, Pod
 from criproxy.model.modes import LimitsUse
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.model.signals import MemoryRoom, Missing, SignalReading
@@ -178,6 +178,8 @@ class InterferenceWatch(Shows, Struct, eq=False):
     seen: HarmSeen = NOTHING_SEEN
     _judge: Judge = field(default_factory=lambda: Judge(LadderSettings()))
     _judged: JudgedLook | None = None
+    _named: tuple[Mapping[str, Pod], Mapping[str, str]] = ({}, {})
+    """The pods outside the box, and their names by uid: they change seldom, and are asked for with each look."""
     """By the look that is not yet followed."""
     _resting: str = _FIRST
     _moves: tuple[Move, ...] = ()
@@ -228,7 +230,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             return None
         if self.reader is None or not self.settings.enabled:
             return None
-        online = tuple(pod.ref.uid for pod in self.shared.inventory.outside.values())
+        online = tuple(self._online())
         own_limits, counts_work = self._judge.asks_own_limits, self.settings.cpi
         read = partial(self.reader.of_box, own_limits=own_limits, online=online, counts_work=counts_work)
         return lambda _, box: read(box)
@@ -295,9 +297,12 @@ class InterferenceWatch(Shows, Struct, eq=False):
         evidence = self.relief.evidence
         return evidence is not None and evidence.box < UNUSED_RATIO * evidence.capacity
 
-    def _online(self) -> dict[str, str]:
+    def _online(self) -> Mapping[str, str]:
         """The names of online's pods, by uid."""
-        return {pod.ref.uid: str(pod.ref) for pod in self.shared.inventory.outside.values()}
+        outside = self.shared.inventory.outside
+        if self._named[0] is not outside:
+            self._named = outside, {pod.ref.uid: str(pod.ref) for pod in outside.values()}
+        return self._named[1]
 
     def _workloads(self) -> dict[str, str]:
         """What online pods run, by uid, as far as labels say: pods of one owner are alike."""

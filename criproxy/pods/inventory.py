@@ -87,6 +87,8 @@ class Inventory(Struct, eq=False):
     """How many there were; it is counted after each."""
     _boxed_as_of: tuple[int, tuple[Sandbox, ...], tuple[Sandbox, ...]] = (-1, (), ())
     """`_changes` before they were looked for, the sandboxes in the box, and those of them that run."""
+    _outside_as_of: tuple[int, Mapping[str, Pod]] = (-1, {})
+    """Likewise, of the pods outside the box."""
 
     @property
     def placed(self) -> tuple[Sandbox, ...]:
@@ -147,16 +149,21 @@ class Inventory(Struct, eq=False):
         return tuple([self._listed[one.id] for one in self.placed if one.id in self._listed])
 
     @property
-    def outside(self) -> dict[str, Pod]:
-        """All pods, online ones too, that run outside the box, by sandbox id, as of the last listing.
+    def outside(self) -> Mapping[str, Pod]:
+        """All pods, online ones too, that run outside the box, by sandbox id, as of the last listing: the same object
+        until something has changed.
 
         Their cgroup_parent is not known.
         """
-        return {
-            one.id: Pod(one.pod, one.labels, one.annotations)
-            for one in self._listed.values()
-            if one.id in self._running and self._sandboxes[one.id].placement is None
-        }
+        found, changes = self._outside_as_of, self._changes
+        if found[0] != changes:
+            pods = {
+                one.id: Pod(one.pod, one.labels, one.annotations)
+                for one in self._listed.values()
+                if one.id in self._running and self._sandboxes[one.id].placement is None
+            }
+            found = self._outside_as_of = changes, pods
+        return found[1]
 
     def runs(self, id: str) -> bool:
         """Whether this sandbox or container runs, as far as known."""

@@ -687,3 +687,28 @@ def test_box_reads_signals_on_its_reading_thread(node: Node, monkeypatch) -> Non
     assert isinstance(after.cpu, Stall if node.version == 2 else Missing)
     assert after.own_limits is not None
     assert threads == {"cgroup-reader"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_second_reading_opens_no_file_of_the_box_nor_of_online_again(
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read each second: to open one, look for its end and close it costs four times what reading it does."""
+    node, opened, stay_open = Node(tmp_path, version), list[str](), set[str]()
+    node.reader.read(BOX, own_limits=False)
+    really_open, really_often = os.open, node.kernel.read_often
+
+    def note(path: Any, *arguments: Any, **named: Any) -> int:
+        opened.append(str(path))
+        return really_open(path, *arguments, **named)
+
+    def read_often(file: str) -> str:
+        stay_open.add(file)
+        return really_often(file)
+
+    monkeypatch.setattr("criproxy.cgroup.tree.os.open", note)
+    monkeypatch.setattr(node.kernel, "read_often", read_often)
+    node.reader.read(BOX, own_limits=False)
+    again = {file for file in opened if Path(file).exists()} - stay_open
+    assert {Path(file).name for file in again} <= {"tasks", "cgroup.threads", "diskstats"}
+    assert len(stay_open) > 5

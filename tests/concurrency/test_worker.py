@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -175,3 +175,33 @@ def test_rare_call_without_a_thread_to_be_had_is_said(monkeypatch: pytest.Monkey
     monkeypatch.setattr(threading.Thread, "start", none)
     with pytest.raises(StuckError, match="cannot read: the machine has no more threads"):
         asyncio.run(Apart("rare", 1.0).run("read", lambda: 7))
+
+
+class LateLoop(asyncio.SelectorEventLoop):
+    """Says when it waits, as criproxy's own does (`criproxy.fronts.event_loop`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: list[Callable[[], object]] = []
+
+    def before_wait(self, call: Callable[[], object]) -> None:
+        self.before.append(call)
+
+
+def test_job_reaches_its_thread_no_sooner_than_the_event_loop_waits(worker: Worker) -> None:
+    """Else the thread would wake up to wait for the event loop, which runs on."""
+    ran = threading.Event()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, LateLoop)
+        job = asyncio.create_task(worker.run("note", ran.set))
+        await asyncio.sleep(0)
+        assert len(loop.before) == 1
+        assert worker._calls.empty()
+        loop.before.pop()()
+        await job
+
+    with asyncio.Runner(loop_factory=LateLoop) as runner:
+        runner.run(scenario())
+    assert ran.is_set()

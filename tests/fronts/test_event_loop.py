@@ -300,3 +300,32 @@ def test_direct_timer_after_a_late_call_leaves_out_one_that_would_follow_at_once
 
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         assert min(runner.run(scenario())) > 0.05
+
+
+def test_what_waits_for_the_next_wait_is_called_after_all_that_is_to_be_done_at_this_moment() -> None:
+    async def scenario() -> list[str]:
+        loop, order = asyncio.get_running_loop(), list[str]()
+        assert isinstance(loop, EventLoop)
+        loop.before_wait(lambda: order.append("before the wait"))
+        order.append("now")
+        await asyncio.sleep(0)
+        order.append("next")
+        return order
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert runner.run(scenario()) == ["now", "before the wait", "next"]
+
+
+def test_what_waits_for_the_next_wait_is_called_though_the_event_loop_has_work_without_end() -> None:
+    async def scenario() -> int:
+        loop, called = asyncio.get_running_loop(), list[int]()
+        assert isinstance(loop, EventLoop)
+        loop.before_wait(lambda: called.append(1))
+        for rounds in range(10):
+            if called:
+                return rounds
+            await asyncio.sleep(0)
+        return 10
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        assert runner.run(scenario()) <= 1

@@ -337,7 +337,11 @@ def test_outside_are_the_pods_that_run_outside_the_box() -> None:
         inventory.sandbox_removed("gone")
         return inventory
 
-    outside = asyncio.run(go()).outside
+    inventory = asyncio.run(go())
+    outside = inventory.outside
+    assert outside is inventory.outside  # asked for with each look, and gone through only once something has changed
+    inventory.sandbox_stopped("in")
+    assert outside is not inventory.outside
     assert outside == {"out": Pod(POD, {"l": "1"}, {PLACEMENT_ANNOTATION: ""})}
 
 

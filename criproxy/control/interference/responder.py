@@ -124,6 +124,8 @@ class Responder:
         self._unused: Mapping[str, MonitorState] = {}
         """Of detectors that are not at work now, what they had learned."""
         self._high = False
+        self._bars: Mapping[str, float] | None = None
+        """Since the last tick; None: they are to be worked out."""
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
@@ -205,7 +207,9 @@ class Responder:
 
     def bars(self) -> Mapping[str, float]:
         """The value above which each signal is high, in its unit."""
-        return {name: monitor.bar() for name, monitor in self._monitors.items()}
+        if self._bars is None:
+            self._bars = {name: monitor.bar() for name, monitor in self._monitors.items()}
+        return self._bars
 
     def tick(
         self,
@@ -243,6 +247,7 @@ class Responder:
         for name, excess in decision.explained.items():
             self._monitors[name].explain(t_s, excess)
         self._high = any(one.value > one.bar for one in readings.values())
+        self._bars = None
         return decision
 
     def _was_guilty(self, detector: str) -> bool:
@@ -266,7 +271,7 @@ class Responder:
 
         Raises ValueError when what a detector had learned does not fit; the ladder is on its rung all the same.
         """
-        self._ladder = shifted(state.ladder, shift_s)
+        self._ladder, self._bars = shifted(state.ladder, shift_s), None
         others = _ALL.keys() - self._monitors.keys() if shift_s == 0.0 else frozenset[str]()
         self._unused = {name: one for name, one in state.monitors.items() if name in others}
         for name, monitor in self._monitors.items():

@@ -55,6 +55,7 @@ Source: Documentation/accounting/psi.rst; kernel/sched/psi.c, collect_percpu_tim
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -308,12 +309,13 @@ def _waits_of_threads(last: RunQueue, this: RunQueue, pods: Mapping[str, str]) -
     return {uid: 100.0 * waited_s[uid] / wanted for uid, wanted in wanted_s.items() if wanted >= LEAST_POD_WANTED_S}
 
 
-def _and_above(path: str) -> list[str]:
-    """The path, and those of the cgroups that it is in."""
+@lru_cache(256)
+def _and_above(path: str) -> tuple[str, ...]:
+    """The path, and those of the cgroups that it is in. Most threads are looked at in several readings."""
     found = [path]
     while (path := path.rpartition("/")[0]) not in ("", "/"):
         found.append(path)
-    return found
+    return tuple(found)
 
 
 def _all_stopped_s(of: Mapping[str, Throttling]) -> float:

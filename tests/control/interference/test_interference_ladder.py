@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.interference.detectors import DETECTORS, FIRST_PATIENCE_S, IO, Assessment, Detector, by_name
+from criproxy.control.interference.detectors import (
+    DETECTORS,
+    FIRST_PATIENCE_S,
+    IO,
+    Assessment,
+    Detector,
+    Monitor,
+    OnlineUse,
+    by_name,
+)
 from criproxy.control.interference.ladder import (
     ALL,
     TABLE,
@@ -976,3 +985,21 @@ def test_gap_in_the_samples_counts_neither_as_calm_nor_as_harm(gap_s):
     _, state = step(Signals(100.0 + gap_s, {"cpu_pressure": CALM}, 3), state, BY_NAME, SETTINGS)
     assert state.of(CPU).rung is CLOSED
     assert state.of(CPU).calm_s <= 35.0
+
+
+def test_bars_are_worked_out_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look asks for them three times."""
+    asked, really = list[str](), Monitor.bar
+
+    def bar(monitor: Monitor) -> float:
+        asked.append(monitor.detector.name)
+        return really(monitor)
+
+    responder = Responder(SETTINGS)
+    monkeypatch.setattr(Monitor, "bar", bar)
+    for _ in range(3):
+        responder.bars()
+    assert sorted(asked) == sorted(responder.detectors)
+    before = responder.bars()
+    responder.tick(1.0, {"cpu_pressure": 50.0}, pods=1, use=OnlineUse(1.9, 2))
+    assert responder.bars()["cpu_pressure"] > before["cpu_pressure"]
