@@ -95,13 +95,15 @@ class PolicySettings(Struct, frozen=True):
 class ResourceState(Struct, frozen=True):
     """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less.
 
-    `waits_since_s`: since when it is more than the law's for what is to be given back; None: it is not.
+    `waits_since_s`: since when it is more than the law's for what is to be given back; None: it is not. `waits_for`:
+    how much of that was left last.
     """
 
     limit: float | None = None
     changed_s: float = -math.inf
     squeezed: float | None = None
     waits_since_s: float | None = None
+    waits_for: float = math.inf
 
     @property
     def given(self) -> float | None:
@@ -110,6 +112,11 @@ class ResourceState(Struct, frozen=True):
 
 
 _NOTHING_YET: Final = ResourceState()
+
+_Wait = tuple[float | None, float]
+"""`waits_since_s` and `waits_for`."""
+
+_NO_WAIT: Final[_Wait] = (None, math.inf)
 
 
 class PolicyState(Struct, frozen=True):
@@ -223,7 +230,7 @@ def safe_limits(settings: PolicySettings) -> Limits:
 
 
 def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
-    delay, waits_since_s = "", None
+    delay, waits = "", _NO_WAIT
     floor = _given_way(facts, settings.floor)
     name = "the floor" if floor == settings.floor else "what online leaves of the floor"
     settings = structs.replace(settings, floor=floor)
@@ -233,10 +240,10 @@ def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings
     else:
         grown, floor_words = _floor(facts, settings, name)
         target, why = _target(facts, grown, floor_words)
-        law, delay, waits_since_s = _approach(facts, target, state, grown)
+        law, delay, waits = _approach(facts, target, state, grown)
     changed_s = state.changed_s if law == state.limit else facts.t_s
     limit, guarded = _guarded(facts, law, settings.floor)
-    after = ResourceState(law, changed_s, limit if limit < law else None, waits_since_s)
+    after = ResourceState(law, changed_s, limit if limit < law else None, *waits)
     words = f"{guarded}{why}{delay}"
     if limit == math.inf:
         return UNLIMITED, words, ResourceState()
@@ -377,13 +384,13 @@ def _less(facts: _RowFacts, reserve: float) -> str:
 
 def _approach(
     facts: _RowFacts, target: float, state: ResourceState, settings: DynamicSettings
-) -> tuple[float, str, float | None]:
-    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and since when it
+) -> tuple[float, str, _Wait]:
+    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and how it
     waits for what is to be given back."""
     if state.limit is None or target == state.limit:
-        return target, "", None
+        return target, "", _NO_WAIT
     if target < state.limit:
-        return _waited(facts, target, state.limit, state.waits_since_s, settings)
+        return _waited(facts, target, state.limit, state, settings)
     by, since_s = target - state.limit, facts.t_s - state.changed_s
     threshold = settings.raise_threshold_ratio * facts.capacity
     if not (by > threshold or since_s >= settings.raise_after_s or state.limit < settings.floor):
@@ -392,32 +399,36 @@ def _approach(
             state.limit,
             f", as the raise by {amount(by)} is not more than {amount(threshold)} and the last change "
             f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}",
-            None,
+            _NO_WAIT,
         )
     if settings.max_raise_ratio is not None:
         stride = max(facts.row.step, settings.max_raise_ratio * facts.capacity)
         reach = max(settings.floor, state.limit + stride)
         if reach < target:
-            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", None
-    return target, "", None
+            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", _NO_WAIT
+    return target, "", _NO_WAIT
 
 
 def _waited(
-    facts: _RowFacts, target: float, limit: float, since_s: float | None, settings: DynamicSettings
-) -> tuple[float, str, float | None]:
-    """The target and what is still to be given back, for as long as that may take, within what online leaves now."""
+    facts: _RowFacts, target: float, limit: float, state: ResourceState, settings: DynamicSettings
+) -> tuple[float, str, _Wait]:
+    """The target and what is still to be given back, for as long as that may take, within what online leaves now.
+
+    What was given back once in a wait does not count again in it.
+    """
     lent = facts.giving_back
     if lent is None or facts.predicted is None or not math.isfinite(facts.predicted + facts.online):
-        return target, "", None
-    since_s = facts.t_s if since_s is None else since_s
+        return target, "", _NO_WAIT
+    since_s = facts.t_s if state.waits_since_s is None else state.waits_since_s
+    size = min(lent.size_bytes, state.waits_for)
     most = min(facts.capacity * settings.watermark_ratio - settings.reserve, facts.capacity - facts.kept)
     left = most - max(facts.online, 0.0)
-    reach = in_steps(facts.row, min(limit, target + lent.size_bytes, left))
+    reach = in_steps(facts.row, min(limit, target + size, left))
     ends_s = since_s + lent.wait_s
     if not target < reach or not facts.t_s < ends_s:
-        return target, "", None
+        return target, "", _NO_WAIT
     more = f"{facts.row.words(reach - target)} more for {ends_s - facts.t_s:.0f} s at most"
-    return reach, f", and {more}, as it is to be given back first", since_s
+    return reach, f", and {more}, as it is to be given back first", (since_s, size)
 
 
 def _in_brackets(note: str) -> str:

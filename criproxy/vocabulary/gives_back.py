@@ -1,4 +1,4 @@
-"""The annotation by which the ledger says what YARN has of a node's memory, and how long it needs to give it back. Pure.
+"""The annotation by which the ledger says what YARN may have to give back of a node's memory, and in what time. Pure.
 
 colocation.criproxy.io/gives-back  {"serial":7,"bytes":3221225472,"wait_s":33.0}
 
@@ -23,7 +23,10 @@ _MOST_CHARACTERS: Final = 1024
 
 
 class Note(Struct, frozen=True):
-    """`serial` is another one in each note; nothing else is told by it."""
+    """`serial` is another one in each note; nothing else is told by it.
+
+    `bytes`: what YARN has; while it gives back, what is left of that; 0: it has given back what it was asked for.
+    """
 
     serial: int
     bytes: int

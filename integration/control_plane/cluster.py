@@ -202,19 +202,9 @@ class Cluster:
 
     def cgroup(self, pod: Any) -> str:
         """Where the pod's container has its CPU time, by the kernel."""
-        places = of_process(self.pid(pod))
+        container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
+        places = of_process(self.client.pid_of(container))
         return places.get("cpu") or places[""]
-
-    def pid(self, pod: Any) -> int:
-        """Of the first process of the pod's container."""
-        return self.client.pid_of(pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2])
-
-    def stop_at_the_runtime(self, pod: Any) -> None:
-        """As criproxy does it where nothing may be waited for."""
-        uid = pod["metadata"]["uid"]
-        for sandbox in self.client.list_pods():
-            if sandbox.metadata.uid == uid:
-                self.client.stop(sandbox.id)
 
 
 @contextlib.contextmanager

@@ -5,10 +5,8 @@ failures. It takes two minutes, and `integration/setup spark` fetches 430 MB fir
 """
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,41 +121,6 @@ def test_evicted_executors_move_their_shuffle_and_the_job_ends_with_the_right_an
     again = sum(one["Task End Reason"]["Reason"] != "Success" for one in tasks)
     vain = f"{again} of {len(tasks)} tasks in vain"
     say(f"answered in {answer['seconds']:.1f} s; executors {' and '.join(evicted)} were evicted; {vain}")
-
-
-def test_executors_that_end_without_a_word_are_replaced_and_the_job_ends_with_the_right_answer(
-    cluster: Cluster, tmp_path: Path, say: Callable[[str], object]
-) -> None:
-    """One is killed (as by the box's limit on memory), of another the pod is stopped on the node, as in an emergency.
-
-    There is no decommissioning then: what they had of the shuffle is computed again, and Spark counts both as failures.
-    """
-    cluster.plane.merge(f"{POLICIES}/all", {"spec": lends(LENT[MORE])})
-    cluster.wait_published(lambda amount: amount == 1000 * LENT[MORE], "the policy's")
-    settings = {**OFFLINE_EXECUTORS, **requesting("200m"), **growing(1, MORE), **GRACEFUL}
-    app = application(cluster, tmp_path / "app", settings)
-    app = replace(app, name="killed")
-    app.submit()
-    killed, stopped, *_ = await_running(app, MORE)
-    wait_for(lambda: len(app.events("TaskEnd")) >= WORK.parts, POD_S, "the first stage")
-    os.kill(cluster.pid(killed), signal.SIGKILL)
-    cluster.stop_at_the_runtime(stopped)
-    answer = wait_for(lambda: ended(cluster, app), POD_S, "the driver to end")
-
-    assert WORK.is_answered_by(answer), answer
-    lost = [pod["metadata"]["labels"]["spark-exec-id"] for pod in (killed, stopped)]
-    reasons = [removed(app)[number] for number in lost]
-    assert not any("decommission" in reason for reason in reasons), reasons
-    assert not [number for number in lost if "Migrated migrate_shuffle" in app.executor_log(number)]
-    added = {one["Executor ID"] for one in app.events("ExecutorAdded")}
-    assert len(added) > MORE, "others came in their place"
-    first = [one["Task End Reason"]["Reason"] for one in app.events("TaskEnd") if one["Stage ID"] == 0]
-    again = first.count("Success") - WORK.parts
-    assert again > 0 or len({one["Stage Attempt ID"] for one in app.events("TaskEnd")}) > 1, "their output was lost"
-    by_app = sum(bool(one["Task End Reason"].get("Exit Caused By App")) for one in app.events("TaskEnd"))
-    say(f"answered in {answer['seconds']:.1f} s; {again} tasks of the first stage again; {by_app} ends by the app")
-    for number, reason in zip(lost, reasons, strict=True):
-        say(f"executor {number}: {' '.join(reason.split())[:300]}")
 
 
 def ended(cluster: Cluster, app: Application) -> dict[str, Any] | None:

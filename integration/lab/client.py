@@ -200,14 +200,10 @@ class CriClient:
     def stop_container(self, container: Container, grace_s: int = 0) -> None:
         self.call("StopContainer", cri.StopContainerRequest(container_id=container.id, timeout=grace_s), STOP_S)
 
-    def stop(self, sandbox_id: str) -> None:
-        """Kill a sandbox with all its containers."""
-        self.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), STOP_S)
-
     def stop_and_remove(self, pod: Pod | str) -> None:
         """Kill and remove a sandbox (or the one of this id) with all its containers; none of them need exist."""
         sandbox_id = pod if isinstance(pod, str) else pod.id
-        self.stop(sandbox_id)
+        self.call("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), STOP_S)
         self.call("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id), STOP_S)
 
     def list_pods(self) -> list[cri.PodSandbox]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from criproxy.control.policy import DynamicSettings, PolicyState, decide
-from criproxy.model import GivingBack
+from criproxy.model import UNLIMITED, GivingBack
 from tests import rows
 
 GIB = 1 << 30
@@ -33,7 +33,9 @@ class Box:
             taken, expected, self.state, LAW, kept={"memory": self.kept * GIB}, giving_back=giving_back
         )
         self.cores = decision.limits["cpu"], decision.resources["cpu"].reason
-        return decision.limits["memory"] / GIB, decision.resources["memory"].reason
+        limit = decision.limits["memory"]
+        assert limit is not UNLIMITED
+        return limit / GIB, decision.resources["memory"].reason
 
 
 def law(predicted):
@@ -61,6 +63,16 @@ def test_limit_follows_as_it_is_given_back():
         0.5,
         0.0,
     ]
+
+
+def test_what_was_given_back_is_waited_for_no_more_though_somebody_has_it_still():
+    box = Box()
+    box.look(2.0, 2.0, YARN)
+    box.look(2.0, 6.0, YARN)
+    assert box.look(2.0, 6.0, GivingBack(1.0 * GIB, WAIT_S))[0] == law(6.0) + 1.0
+    assert box.look(2.0, 6.0, YARN)[0] == law(6.0) + 1.0
+    assert box.look(2.0, 6.0, GivingBack(0.0, WAIT_S))[0] == law(6.0)
+    assert box.look(2.0, 6.0, YARN)[0] == law(6.0)
 
 
 def test_another_note_prolongs_no_wait_but_may_shorten_it():

@@ -80,5 +80,5 @@ def test_what_is_no_note_is_said_once_and_counts_as_none(follower, log, text):
     assert follower.now() is None
     ((_, event, said),) = log.events
     assert (event, said["annotation"]) == ("gives_back_unreadable", GIVES_BACK)
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"it |bytes"):
         decoded(text)
