@@ -146,6 +146,7 @@ WORDS: Final = {
     "node_not_watched": "This node's object can't be watched; it is tried again.",
     "policy_keys_ignored": "`settings` of the cluster's policy are the node's own file's: they have no effect.",
     "policy_taken": "The cluster's policy has changed, and is in force.",
+    "gives_back_unreadable": "The ledger's note on the Node is none, so the box's memory limit waits for nobody.",
     "policy_refused": "The cluster's policy, or one of several, has errors and was not taken.",
     "policy_trouble": "The cluster's policy can't be followed; what was taken last holds.",
     "policy_not_remembered": "The cluster's policy of the last run could not be read.",

@@ -37,6 +37,7 @@ from criproxy.model import (
     UNLIMITED,
     Capacity,
     Decision,
+    GivingBack,
     GuardCeiling,
     Limit,
     Limits,
@@ -67,13 +68,15 @@ class LoopSettings(Struct, frozen=True):
 
 class Now(Struct, frozen=True):
     """What a decision is made from, beside samples. `starting` counts the pods of the box that start; `kept` is what
-    must stay free of a resource, by its name; `ceiling` the guard's, None while it is at rest.
+    must stay free of a resource, by its name; `ceiling` the guard's, None while it is at rest. `giving_back`: what the
+    box's memory limit waits for; None: nothing.
     """
 
     t_s: float
     starting: int = 0
     kept: Mapping[str, float] = {}
     ceiling: GuardCeiling | None = None
+    giving_back: GivingBack | None = None
 
 
 class Decider(Struct, eq=False):
@@ -134,7 +137,14 @@ class Decider(Struct, eq=False):
         snapshot, prediction = self._known_at(now.t_s, *self._predicted)
         state = replace(self._before, before=self._after.before)
         decision, self._after = decide(
-            snapshot, prediction, state, self.settings.policy, now.ceiling, starting=now.starting, kept=now.kept
+            snapshot,
+            prediction,
+            state,
+            self.settings.policy,
+            now.ceiling,
+            starting=now.starting,
+            kept=now.kept,
+            giving_back=now.giving_back,
         )
         self._decided, self._now = (snapshot, decision), now
 

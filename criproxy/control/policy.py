@@ -5,6 +5,12 @@ Of memory, what kubelet must find free is never given, whatever the watermark sa
 Lowered at once; raised only by more than a threshold, or when the last change is old enough, and in bounded strides.
 What is not known leaves the floor, which grows while pods start. The guard's ceiling then takes off what it says, at
 once and for as long as it says.
+
+A limit that kills who hits it waits, where somebody in the box has to give back what it was lent (`GivingBack`):
+
+    limit <= what this law gave within the last `wait_s`, and <= this law with what online uses now for what it will
+
+So nothing waits that online uses, only what it is expected to; and the box keeps CPU meanwhile to give back with.
 """
 
 import math
@@ -15,9 +21,11 @@ from msgspec import Struct, field, structs
 
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import (
+    MEMORY,
     UNLIMITED,
     Bounds,
     Decision,
+    GivingBack,
     GuardCeiling,
     Limit,
     Limits,
@@ -85,11 +93,17 @@ class PolicySettings(Struct, frozen=True):
 
 
 class ResourceState(Struct, frozen=True):
-    """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less."""
+    """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less.
+
+    `waits_since_s`: since when it is more than the law's for what is to be given back; None: it is not. `waits_for`:
+    how much of that was left last.
+    """
 
     limit: float | None = None
     changed_s: float = -math.inf
     squeezed: float | None = None
+    waits_since_s: float | None = None
+    waits_for: float = math.inf
 
     @property
     def given(self) -> float | None:
@@ -98,6 +112,11 @@ class ResourceState(Struct, frozen=True):
 
 
 _NOTHING_YET: Final = ResourceState()
+
+_Wait = tuple[float | None, float]
+"""`waits_since_s` and `waits_for`."""
+
+_NO_WAIT: Final[_Wait] = (None, math.inf)
 
 
 class PolicyState(Struct, frozen=True):
@@ -124,6 +143,9 @@ class _RowFacts(Struct, frozen=True):
     starting: int = 0
     kept: float = 0.0
     """What must stay free of the capacity."""
+    giving_back: GivingBack | None = None
+    box_waits: bool = False
+    """Whether the last decision waited for what is to be given back."""
 
 
 def decide(
@@ -135,6 +157,7 @@ def decide(
     *,
     starting: int = 0,
     kept: Mapping[str, float] | None = None,
+    giving_back: GivingBack | None = None,
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
@@ -143,10 +166,12 @@ def decide(
     call to call.
     """
     decided, states = {}, {}
+    waits = state.resources.get(MEMORY, _NOTHING_YET).waits_since_s is not None
     for name, law in settings.resources.items():
         row, predicted = RESOURCES[name], prediction.get(name, _UNPREDICTED)
         free = 0.0 if kept is None else kept.get(name, 0.0)
         facts = _facts(row, snapshot, predicted, guard, starting=starting, kept=free)
+        facts = structs.replace(facts, giving_back=giving_back if row.kills else None, box_waits=waits)
         limit, reason, states[name] = _resource(facts, state.resources.get(name, _NOTHING_YET), law)
         decided[name] = ResourceDecision(
             limit=row.whole(limit),
@@ -205,7 +230,7 @@ def safe_limits(settings: PolicySettings) -> Limits:
 
 
 def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
-    delay = ""
+    delay, waits = "", _NO_WAIT
     floor = _given_way(facts, settings.floor)
     name = "the floor" if floor == settings.floor else "what online leaves of the floor"
     settings = structs.replace(settings, floor=floor)
@@ -215,10 +240,10 @@ def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings
     else:
         grown, floor_words = _floor(facts, settings, name)
         target, why = _target(facts, grown, floor_words)
-        law, delay = _approach(facts, target, state, grown)
+        law, delay, waits = _approach(facts, target, state, grown)
     changed_s = state.changed_s if law == state.limit else facts.t_s
     limit, guarded = _guarded(facts, law, settings.floor)
-    after = ResourceState(law, changed_s, limit if limit < law else None)
+    after = ResourceState(law, changed_s, limit if limit < law else None, *waits)
     words = f"{guarded}{why}{delay}"
     if limit == math.inf:
         return UNLIMITED, words, ResourceState()
@@ -292,15 +317,19 @@ def _given_way(facts: _RowFacts, floor: float) -> float:
 def _floor(facts: _RowFacts, settings: DynamicSettings, name: str) -> tuple[DynamicSettings, str]:
     """The settings with a floor that lets pods start, and what it is then: within what online leaves of the node now.
 
-    floor + the row's `start` per pod that starts, at most `start_most`, the ceiling, and capacity - reserve - online
+    floor + the row's `start` per pod that starts, at most `start_most`, the ceiling, and capacity - reserve - online;
+    `start_most` where the box's memory waits, as who is to give back has to run for it.
     """
     left = facts.capacity - settings.reserve - max(facts.online, 0.0)
-    if not facts.starting or not facts.row.start or not 0.0 < facts.capacity < math.inf or not math.isfinite(left):
+    by = facts.row.start_most if facts.box_waits else min(facts.starting * facts.row.start, facts.row.start_most)
+    if not by or not 0.0 < facts.capacity < math.inf or not math.isfinite(left):
         return settings, name
     most = min(left, math.inf if settings.ceiling is None else settings.ceiling)
-    floor = min(settings.floor + min(facts.starting * facts.row.start, facts.row.start_most), most)
+    floor = min(settings.floor + by, most)
     if floor <= settings.floor:
         return settings, name
+    if facts.box_waits:
+        return structs.replace(settings, floor=floor), "the floor while memory is given back"
     pods = "1 pod that starts" if facts.starting == 1 else f"{facts.starting} pods that start"
     return structs.replace(settings, floor=floor), f"the floor for {pods}"
 
@@ -353,24 +382,53 @@ def _less(facts: _RowFacts, reserve: float) -> str:
     return f" - reserve {facts.row.words(reserve)}" if reserve else ""
 
 
-def _approach(facts: _RowFacts, target: float, state: ResourceState, settings: DynamicSettings) -> tuple[float, str]:
-    """How far towards the target this tick goes; the delay, in words, when it stops short of it."""
-    if state.limit is None or target <= state.limit:
-        return target, ""
+def _approach(
+    facts: _RowFacts, target: float, state: ResourceState, settings: DynamicSettings
+) -> tuple[float, str, _Wait]:
+    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and how it
+    waits for what is to be given back."""
+    if state.limit is None or target == state.limit:
+        return target, "", _NO_WAIT
+    if target < state.limit:
+        return _waited(facts, target, state.limit, state, settings)
     by, since_s = target - state.limit, facts.t_s - state.changed_s
     threshold = settings.raise_threshold_ratio * facts.capacity
     if not (by > threshold or since_s >= settings.raise_after_s or state.limit < settings.floor):
         amount = facts.row.words
-        return state.limit, (
+        return (
+            state.limit,
             f", as the raise by {amount(by)} is not more than {amount(threshold)} and the last change "
-            f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}"
+            f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}",
+            _NO_WAIT,
         )
     if settings.max_raise_ratio is not None:
         stride = max(facts.row.step, settings.max_raise_ratio * facts.capacity)
         reach = max(settings.floor, state.limit + stride)
         if reach < target:
-            return reach, f", at most {facts.row.words(reach - state.limit)} at a time"
-    return target, ""
+            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", _NO_WAIT
+    return target, "", _NO_WAIT
+
+
+def _waited(
+    facts: _RowFacts, target: float, limit: float, state: ResourceState, settings: DynamicSettings
+) -> tuple[float, str, _Wait]:
+    """The target and what is still to be given back, for as long as that may take, within what online leaves now.
+
+    What was given back once in a wait does not count again in it.
+    """
+    lent = facts.giving_back
+    if lent is None or facts.predicted is None or not math.isfinite(facts.predicted + facts.online):
+        return target, "", _NO_WAIT
+    since_s = facts.t_s if state.waits_since_s is None else state.waits_since_s
+    size = min(lent.size_bytes, state.waits_for)
+    most = min(facts.capacity * settings.watermark_ratio - settings.reserve, facts.capacity - facts.kept)
+    left = most - max(facts.online, 0.0)
+    reach = in_steps(facts.row, min(limit, target + size, left))
+    ends_s = since_s + lent.wait_s
+    if not target < reach or not facts.t_s < ends_s:
+        return target, "", _NO_WAIT
+    more = f"{facts.row.words(reach - target)} more for {ends_s - facts.t_s:.0f} s at most"
+    return reach, f", and {more}, as it is to be given back first", (since_s, size)
 
 
 def _in_brackets(note: str) -> str:

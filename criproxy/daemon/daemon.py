@@ -276,6 +276,7 @@ class Daemon:
             self._guard,
             relief,
             harm,
+            self._kubernetes.giving_back,
         )
         file = CheckpointFile(Path(config.control.checkpoint), shared.clock, self._log)
         self._checkpointer = Checkpointer(file, self._loop, hurries)

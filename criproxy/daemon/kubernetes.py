@@ -25,7 +25,7 @@ from criproxy.control.pod_speed import Feedback
 from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
-from criproxy.model import CPU, Decision, PodRef, Snapshot
+from criproxy.model import CPU, Decision, GivingBack, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.observe.metrics import Metrics
@@ -311,6 +311,10 @@ class KubernetesPart(Shows):
         del self._evictions[pod_uid]
         if not ended.cancelled():
             self._metrics.count("kubernetes_evictions", ended.result().outcome.name.lower())
+
+    def giving_back(self) -> GivingBack | None:
+        """See `criproxy.pods.control_loop.ControlLoop`."""
+        return None if self._side is None else self._side.gives_back.now()
 
     def promised_cores(self) -> float | None:
         """See `criproxy.pods.stopping.Evicts`."""

@@ -13,6 +13,7 @@ from criproxy.kube.credential import Credential
 from criproxy.kube.events import EventWriter
 from criproxy.kube.evictions import Evictor
 from criproxy.kube.extended_resources import PublishSettings
+from criproxy.kube.gives_back import GivesBackFollower
 from criproxy.kube.node_watch import NodeWatch
 from criproxy.kube.objects import Involved
 from criproxy.kube.policy import PolicyFollower, TakesPolicy
@@ -43,7 +44,8 @@ class NodeSide:
         self.events = EventWriter(client, Involved("Node", name, name), clock=clock, rng=rng, log=log)
         self.evictor = Evictor(client, self.events, clock=clock, rng=rng, log=log)
         self.follower = PolicyFollower(client, name, files, taker, clock=clock, rng=rng, log=log)
-        observers = (self.publisher, self.evictor, self.follower)
+        self.gives_back = GivesBackFollower(clock, log)
+        observers = (self.publisher, self.evictor, self.follower, self.gives_back)
         self.watch = NodeWatch(client, name, observers, clock=clock, rng=rng, log=log)
 
     async def run(self) -> None:

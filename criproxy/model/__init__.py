@@ -320,6 +320,16 @@ class GuardCeiling(Struct, frozen=True):
     reason: str
 
 
+class GivingBack(Struct, frozen=True):
+    """What somebody in the box (YARN) has been lent of memory, who has to tell its own work before it gives any back.
+
+    The box's limit waits for that, `wait_s` at most.
+    """
+
+    size_bytes: float
+    wait_s: float
+
+
 class Bounds(Struct, frozen=True):
     """Between what a resource's limit had to stay, in its unit.
 

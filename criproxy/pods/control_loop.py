@@ -25,7 +25,17 @@ from criproxy.control.decider import Decider, LoopSettings, Now
 from criproxy.control.guard import CpuGuard
 from criproxy.control.history import DecisionRecord, History
 from criproxy.control.series import PredictorState
-from criproxy.model import MEMORY, UNLIMITED, Capacity, Decision, LimitChange, Limits, Snapshot, UsageReading
+from criproxy.model import (
+    MEMORY,
+    UNLIMITED,
+    Capacity,
+    Decision,
+    GivingBack,
+    LimitChange,
+    Limits,
+    Snapshot,
+    UsageReading,
+)
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.part import NodeSettings, Part
@@ -82,6 +92,8 @@ class ControlLoop(Part, Struct, eq=False):
     guard: CpuGuard
     relief: MemoryRelief
     harm: InterferenceWatch
+    giving_back: Callable[[], GivingBack | None] = lambda: None
+    """What the memory limit waits for, as long as memory is no matter of harm."""
     history: History = field(default_factory=History)
     _samples: Deadlines = field(default_factory=Deadlines)
     _harm_looks: Deadlines = field(default_factory=Deadlines)
@@ -157,7 +169,8 @@ class ControlLoop(Part, Struct, eq=False):
 
     def _now(self, now_s: float, capacity: Capacity) -> Now:
         kept = {MEMORY: self.relief.kept_free(capacity.memory_bytes)}
-        return Now(now_s, self.box.starting, kept, self.guard.ceiling())
+        giving_back = None if MEMORY in self.harm.seen.shares else self.giving_back()
+        return Now(now_s, self.box.starting, kept, self.guard.ceiling(), giving_back)
 
     async def _bounded(self, now_s: float, *, is_new: bool) -> tuple[Decision, tuple[LimitChange, ...]] | None:
         """Join what is seen of harm to the policy's decision, and apply that; None: what holds need not change."""

@@ -74,6 +74,9 @@ POLICIES: Final = f"{PREFIX}policies"
 POLICY_STATUS: Final = f"{PREFIX}policy-status"
 """A Node's annotation, written by the node: what it makes of the policy."""
 
+GIVES_BACK: Final = f"{PREFIX}gives-back"
+"""A Node's annotation, written by the ledger: JSON, see `gives_back`."""
+
 EVICTED: Final = f"{PREFIX}evicted"
 """A Node's annotation, written by the node: JSON, what was evicted here -> from when until when it should not come
 back, FROM/UNTIL (`times.interval`). A key is the uid of the pod's controller, or of the pod.

@@ -25,10 +25,15 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy_cluster.vocabulary.gives_back import RENEW_S
+
 RISE_S: Final = 10.0
 AGAIN_S: Final = 10.0
 SETTLE_S: Final = 3.0
 """After a deadline: containers end with the NodeManager's next heartbeats."""
+
+NOTE_RATIO: Final = 0.1
+"""By so much another amount differs before the node is told."""
 
 LEAST_GRACE_MS: Final = 1000
 MOST_GRACE_MS: Final = 2**31 - 1
@@ -169,3 +174,31 @@ class NodeLaw:
 
 def _milliseconds(seconds: float) -> int:
     return max(LEAST_GRACE_MS, min(int(seconds * 1000), MOST_GRACE_MS))
+
+
+class NodeNote:
+    """When the node is told what its box may have to wait for, and what. Times as for `NodeLaw`."""
+
+    def __init__(self) -> None:
+        self._told: int | None = None
+        self._told_s = float("-inf")
+        self._shrunk_s = float("-inf")
+
+    def shrinks(self, now_s: float) -> None:
+        """The ResourceManager was sent less memory."""
+        self._shrunk_s = now_s
+
+    def due(self, law: NodeLaw, now_s: float) -> int | None:
+        """The bytes that the node is to be told now; None: nothing, for now."""
+        size, used, told = law.size, law.used, self._told
+        if size is None or used is None:
+            return None
+        left = 0 if law.overdue else max(used.mib - size.mib, 0) << 20
+        found = left if left or now_s - self._shrunk_s < RISE_S else size.mib << 20
+        if told is None or now_s - self._told_s >= RENEW_S:
+            return found
+        grew, fell = found > told * (1 + NOTE_RATIO), found < told * (1 - NOTE_RATIO)
+        return found if found != told and (grew or fell or not found) else None
+
+    def told(self, size_bytes: int, now_s: float) -> None:
+        self._told, self._told_s = size_bytes, now_s

@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from lightkube.core.async_client import AsyncClient
+from lightkube.types import PatchType
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger
-from criproxy_cluster.requests import Trouble, pause_s
-from criproxy_cluster.vocabulary.names import SWITCH
+from criproxy_cluster.requests import Trouble, patch, pause_s
+from criproxy_cluster.vocabulary.gives_back import Note, encoded
+from criproxy_cluster.vocabulary.names import GIVES_BACK, SWITCH
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
 from criproxy_cluster.vocabulary.watching import Item
 from criproxy_cluster.yarn.client import ResourceManager
-from criproxy_cluster.yarn.law import Lent, NodeLaw, Send, Size, wanted
+from criproxy_cluster.yarn.law import SETTLE_S, Lent, NodeLaw, NodeNote, Send, Size, wanted
 from criproxy_cluster.yarn.managers import SELECTOR, Manager, Managers
 from criproxy_cluster.yarn.resources import ManagerResource, SwitchedResource
 
@@ -85,6 +87,7 @@ class _Node:
         self.manager = manager
         self.node_id = manager.node_id
         self.law = NodeLaw()
+        self.note = NodeNote()
         self.wanted = Size()
         self.asked_s = float("-inf")
         self.is_unknown = False
@@ -135,6 +138,8 @@ class YarnOperator:
         self._failures = 0
         self._next_try_s = 0.0
         self._warned = False
+        self._untold = ""
+        """Why a node could not be told, last; "": it was."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -191,7 +196,7 @@ class YarnOperator:
     def _forget_term(self) -> None:
         """What another replica has sent since is not known here."""
         for one in self._nodes.values():
-            one.law, one.asked_s = NodeLaw(), float("-inf")
+            one.law, one.note, one.asked_s = NodeLaw(), NodeNote(), float("-inf")
 
     async def look(self) -> None:
         """All that is due now. A ResourceManager that fails has pauses that grow."""
@@ -244,6 +249,7 @@ class YarnOperator:
                 if trouble.code in OF_ALL:
                     raise
                 self._leave(node, str(trouble))
+            await self._tell_node(node)
 
     async def _settle(self, node: _Node) -> None:
         """Raises Trouble."""
@@ -273,6 +279,8 @@ class YarnOperator:
 
     async def _send(self, node: _Node, before: Size, send: Send) -> None:
         """Returns when the ResourceManager has it, or does not after a second. Raises Trouble."""
+        if send.size.mib < before.mib:
+            node.note.shrinks(time.monotonic())
         await self._manager.resize(node.node_id, send)
         if not self._warned:
             self._warned = True
@@ -293,6 +301,25 @@ class YarnOperator:
             if not await self._see(node) or node.law.size == send.size:
                 return
             await asyncio.sleep(CONFIRM_S)
+
+    async def _tell_node(self, node: _Node) -> None:
+        """What its box's memory limit may have to wait for. One that can't be told waits for nothing."""
+        now_s, name = time.monotonic(), node.manager.node
+        size_bytes = node.note.due(node.law, now_s)
+        if size_bytes is None or not self._leads():
+            return
+        note = Note(int(time.time() * 1000), size_bytes, self._settings.grace_s + SETTLE_S)
+        body = {"metadata": {"annotations": {GIVES_BACK: encoded(note)}}}
+        try:
+            await patch(self._client, SwitchedResource, name, body, PatchType.MERGE, what=f"Node {name}")
+        except Trouble as trouble:
+            if not self._untold:
+                consequence = "its box does not wait for what YARN gives back; tried again"
+                self._log.warning("yarn_node_not_told", node=name, error=str(trouble), consequence=consequence)
+            self._untold = str(trouble)
+        else:
+            node.note.told(size_bytes, now_s)
+            self._untold = ""
 
     def _leave(self, node: _Node, why: str) -> None:
         """Its size, until another look. It is said once."""

@@ -27,4 +27,4 @@ class SwitchedObject(Struct):
 
 
 class SwitchedResource(GlobalResource, SwitchedObject):
-    _api_info = ApiInfo(ResourceDef("", "v1", "Node"), plural="nodes", verbs=_VERBS)
+    _api_info = ApiInfo(ResourceDef("", "v1", "Node"), plural="nodes", verbs=[*_VERBS, "patch"])

@@ -189,7 +189,8 @@ def test_the_ledger_s_certificate_is_of_its_own_authority_and_for_its_own_servic
 def test_yarn_s_component_has_arguments_that_the_ledger_takes(monkeypatch):
     component = yaml.safe_load((FOLDER.parent / "yarn" / "kustomization.yaml").read_text())
     (patch,) = component["patches"]
-    assert patch["target"] == {"kind": "Deployment", "name": "criproxy-ledger"} and "resources" not in component
+    assert patch["target"] == {"kind": "Deployment", "name": "criproxy-ledger"}
+    assert rights_of(load(FOLDER.parent / "yarn"), "criproxy-ledger") == {("patch", "nodes")}
     added = [one["value"] for one in yaml.safe_load(patch["patch"])]
     found = []
     monkeypatch.setattr("criproxy_cluster.commands.ledger.main", lambda settings: found.append(settings.yarn))

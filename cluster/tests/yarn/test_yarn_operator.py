@@ -1,17 +1,21 @@
 """The operator against an API server and a ResourceManager in memory, in stepped time."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import until
 from cluster.tests.yarn.fake_yarn import FakeYarn
+from criproxy_cluster import requests
 from criproxy_cluster.cli import main
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger, Pod
+from criproxy_cluster.vocabulary.gives_back import RENEW_S, decoded
+from criproxy_cluster.vocabulary.names import GIVES_BACK
 from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.yarn import operator as operator_module
 from criproxy_cluster.yarn.law import SETTLE_S, Size
 from criproxy_cluster.yarn.managers import CLUSTER_ID, NODE_ID
 from criproxy_cluster.yarn.operator import HOLDER, REFRESH_S, YarnOperator, YarnSettings
@@ -131,6 +135,72 @@ def test_what_is_not_given_back_in_time_is_said_and_held_no_longer(kube, stepped
 
     stepped(scenario())
     assert len(said(lines, "yarn_not_given_back")) == 1
+
+
+def notes(kube):
+    """What the node is told, now. Raises KeyError: nothing."""
+    return decoded(kube.get("nodes", "n")["metadata"]["annotations"][GIVES_BACK])
+
+
+def test_node_is_told_what_its_box_waits_for_and_when_that_was_given_back(kube, stepped, yarn, lines):
+    put_manager(kube)
+    kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: notes(kube).bytes == 4 * GIB, 30.0)
+            assert notes(kube).wait_s == 30.0 + SETTLE_S
+            yarn.used[ID] = [4096, 4]
+            term.lend(2, 2)
+            await until(lambda: notes(kube).bytes == 3 * GIB, 12.0)
+            serial = notes(kube).serial
+            yarn.used[ID] = [2048, 2]
+            await until(lambda: notes(kube).bytes == GIB, 3.0)
+            assert notes(kube).serial != serial
+            yarn.used[ID] = [1024, 1]
+            await until(lambda: notes(kube).bytes == 0, 3.0)
+            await until(lambda: notes(kube).bytes == GIB, 30.0)
+            before = len(kube.seen("patch", "nodes"))
+            await asyncio.sleep(3 * RENEW_S)
+            assert 2 <= len(kube.seen("patch", "nodes")) - before <= 3, "it is said anew now and then"
+
+    stepped(scenario())
+    assert not said(lines, "yarn_node_not_told")
+
+
+def test_node_is_told_that_nothing_is_to_be_waited_for_where_yarn_is_overdue_or_has_it_idle(kube, stepped, yarn, lines):
+    put_manager(kube)
+    kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: notes(kube).bytes == 4 * GIB, 30.0)
+            term.lend(4, 4)
+            await until(lambda: notes(kube).bytes == 0, 12.0)
+            await until(lambda: notes(kube).bytes == 2 * GIB, 30.0)
+            yarn.used[ID] = [2048, 2]
+            term.lend(2, 2)
+            await until(lambda: notes(kube).bytes == GIB, 12.0)
+            await asyncio.sleep(30.0 + SETTLE_S)
+            await until(lambda: term.operator.state.overdue, 5.0)
+            await until(lambda: notes(kube).bytes <= GIB + (1 << 20), 5.0)
+
+    stepped(scenario())
+
+
+def test_node_that_can_t_be_told_is_said_once_and_yarn_is_squeezed_all_the_same(kube, stepped, yarn, lines):
+    put_manager(kube)
+    kube.fail("PATCH .*/nodes/n", 403, times=10_000)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            term.lend(2, 2)
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 12.0)
+            assert not term.operator.state.problem
+
+    stepped(scenario())
+    assert len(said(lines, "yarn_node_not_told")) == 1
 
 
 def test_a_node_that_is_switched_off_is_drained_with_the_longer_grace(kube, stepped, yarn, lines):
@@ -374,3 +444,109 @@ def test_a_command_line_that_makes_no_sense_is_refused(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["ledger", *arguments])
     assert ended.value.code == 2 and capsys.readouterr().err
+
+
+# --- killed at each step ---------------------------------------------------------------------------------------------
+
+
+class Mortal:
+    """Kills who speaks to the API server or the ResourceManager at its `at`th write, before or after it is done."""
+
+    def __init__(self, at, after):
+        self.left, self.after, self.killed = at, after, asyncio.Event()
+
+    def wrap(self, call):
+        async def mortal(*given, **named):
+            self.left -= 1
+            if self.left == 0 and not self.after:
+                await self.die()
+            answer = await call(*given, **named)
+            if self.left == 0 and self.after:
+                await self.die()
+            return answer
+
+        return mortal
+
+    async def die(self):
+        self.killed.set()
+        await asyncio.Event().wait()
+
+
+async def reach(condition, seconds):
+    """As `until`, with a look each half a second: a walk is long."""
+    for _ in range(int(seconds * 2)):
+        with suppress(KeyError):
+            if condition():
+                return
+        await asyncio.sleep(0.5)
+    raise AssertionError("it did not come to pass")
+
+
+async def one_life(kube, yarn, log, mortal, monkeypatch):
+    """YARN has grown, is squeezed, gives back, grows again; somewhere in there its operator is killed, and the next one
+    begins from what there is. Whether it has lived to its end."""
+
+    def check(term):
+        """Whatever was killed: YARN has no more than it is let have once a term has looked, and holds what it uses."""
+        mib, cores = yarn.sizes[ID]
+        held = term.held()
+        assert held[MEMORY] >= min(mib, yarn.used[ID][0]) << 20
+        assert held[CPU] >= cores * 1000
+
+    async def course(term):
+        await reach(lambda: yarn.sizes[ID] == [4096, 4], 30.0)
+        yarn.used[ID] = [4096, 4]
+        term.lend(2, 2)
+        await reach(lambda: yarn.sizes[ID] == [1024, 1], 30.0)
+        await asyncio.sleep(3.0)
+        yarn.used[ID] = [1024, 1]
+        await reach(lambda: notes(kube).bytes == GIB, 40.0)
+        term.lend(8, 8)
+        await reach(lambda: yarn.sizes[ID] == [4096, 4], 40.0)
+        await reach(lambda: notes(kube).bytes == 4 * GIB, 40.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(operator_module, "patch", mortal.wrap(requests.patch))
+        async with operating(kube, yarn, log) as term:
+            term.operator._manager.resize = mortal.wrap(term.operator._manager.resize)
+            lived = asyncio.create_task(course(term))
+            died = asyncio.create_task(mortal.killed.wait())
+            await asyncio.wait((lived, died), return_when=asyncio.FIRST_COMPLETED)
+            if lived.done():
+                await lived
+            lived.cancel()
+            lent = dict(term.ledger.allocatable("n"))
+            died.cancel()
+    ended = mortal.left > 0
+    yarn.used[ID][0] = min(yarn.used[ID][0], max(yarn.sizes[ID][0], 1024))
+    async with operating(kube, yarn, log) as term:
+        term.ledger.set_node("n", lent)
+        part = [lent[MEMORY] >> 21, lent[CPU] // 2000]
+        await reach(term.held, 10.0)
+        await reach(lambda: yarn.sizes[ID] == part or yarn.sizes[ID] == [part[0] + 1, part[1]], 60.0)
+        check(term)
+        yarn.used[ID] = [0, 0]
+        await reach(lambda: term.held() == {CPU: part[1] * 1000, MEMORY: part[0] << 20}, 60.0)
+        await reach(lambda: notes(kube).bytes == part[0] << 20, 60.0)
+        free = term.ledger.free("n")
+        assert free == {CPU: lent[CPU] - part[1] * 1000, MEMORY: lent[MEMORY] - (part[0] << 20)}, "nothing twice"
+        kube.remove("pods", "nm", "yarn")
+        await reach(lambda: term.ledger.free("n") == lent, 5.0)
+    return ended
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it is done", "after"])
+def test_an_operator_that_is_killed_at_any_write_leaves_nothing_that_the_next_does_not_put_right(
+    kube, stepped, lines, monkeypatch, after
+):
+    async def walk():
+        for at in range(1, 40):
+            yarn = FakeYarn()
+            yarn.node(ID, 16384, 16)
+            put_manager(kube)
+            kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+            if await one_life(kube, yarn, lines, Mortal(at, after), monkeypatch):
+                return at
+        raise AssertionError("it has no end")
+
+    assert stepped(walk()) > 5, "so many writes are walked through"

@@ -1,0 +1,50 @@
+"""The annotation by which the ledger says what YARN may have to give back of a node's memory, and in what time. Pure.
+
+colocation.criproxy.io/gives-back  {"serial":7,"bytes":3221225472,"wait_s":33.0}
+
+No time of a clock is in it: whoever reads it goes by its own, from when it first saw the serial, for `VALID_S`. So a
+ledger that is gone is believed no longer, whatever the two clocks say.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+VALID_S: Final = 600.0
+RENEW_S: Final = 240.0
+"""By whoever writes it: two may be lost."""
+
+MOST_WAIT_S: Final = 303.0
+"""A longer wait counts as this."""
+
+_MOST_BYTES: Final = 1 << 62
+_MOST_CHARACTERS: Final = 1024
+
+
+class Note(Struct, frozen=True):
+    """`serial` is another one in each note; nothing else is told by it.
+
+    `bytes`: what YARN has; while it gives back, what is left of that; 0: it has given back what it was asked for.
+    """
+
+    serial: int
+    bytes: int
+    wait_s: float
+
+
+def encoded(note: Note) -> str:
+    return msgspec.json.encode(note).decode()
+
+
+def decoded(text: str) -> Note:
+    """Raises ValueError."""
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
+    try:
+        found = msgspec.json.decode(text, type=Note)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise ValueError(f"it is no note: {str(error)[:200]}") from error
+    if not 0 <= found.bytes <= _MOST_BYTES or not found.wait_s > 0.0:
+        raise ValueError("bytes is 0 or more, and wait_s more than 0")
+    return found
