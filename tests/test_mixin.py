@@ -113,7 +113,9 @@ def objects(*files: str) -> list[dict]:
 def test_the_operator_s_objects_find_pods_and_ports_that_there_are_and_give_the_jobs_of_the_rules() -> None:
     (service, of_nodes, of_cluster) = objects("monitoring/operator.yaml")
     pods = {}
-    for one in objects("cluster/manifests/base/deployments.yaml", "cluster/manifests/ledger/deployment.yaml", NODE_PROXY):
+    for one in objects(
+        "cluster/manifests/base/deployments.yaml", "cluster/manifests/ledger/deployment.yaml", NODE_PROXY
+    ):
         if one["kind"] in ("Deployment", "DaemonSet"):
             template = one["spec"]["template"]
             ports = {port["name"] for each in template["spec"]["containers"] for port in each.get("ports", ())}
