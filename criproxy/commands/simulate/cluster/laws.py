@@ -10,8 +10,8 @@ from msgspec import Struct, structs
 from criproxy.control.publication import REPORT_S
 from criproxy.kube.extended_resources import LONGER_RATIO
 
-Amounts = Literal["criproxy", "criproxy_former", "koordinator", "tke", "bilibili", "foresight"]
-Name = Literal[Amounts, "without_starved", "without_feedback", "without_ladder"]
+LawOfAmounts = Literal["criproxy", "criproxy_former", "koordinator", "tke", "bilibili", "foresight"]
+Name = Literal[LawOfAmounts, "without_starved", "without_feedback", "without_ladder"]
 
 KOORDINATOR_CPU_RATIO: Final = 0.60
 KOORDINATOR_MEMORY_RATIO: Final = 0.65
@@ -47,7 +47,7 @@ class Law(Struct, frozen=True):
     name: Name
     title: str
     amount: str
-    amounts: Amounts
+    amounts: LawOfAmounts
     falls_only: bool = False
     every_s: float | None = REPORT_S
     longer_ratio: float = 0.0
