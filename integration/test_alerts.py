@@ -105,6 +105,30 @@ CASES: Mapping[str, tuple[Series, Series]] = {
             f"criproxy_cluster_owners_trouble{{{CLUSTER}}}": "0x150",
         },
     ),
+    "CriproxyLedgerNoLeader": (
+        {f"criproxy_cluster_ledger_leads{{{CLUSTER}}}": "1x50 stale"},
+        {
+            f"criproxy_cluster_ledger_leads{{{CLUSTER}}}": "0x150",
+            "criproxy_cluster_ledger_leads{job='criproxy-cluster', instance='d'}": "1x150",
+        },
+    ),
+    "CriproxyLedgerAbstains": (
+        {f"criproxy_cluster_ledger_abstains{{{CLUSTER}}}": "0x20 1x130"},
+        {
+            f"criproxy_cluster_ledger_abstains{{{CLUSTER}}}": "1x150",
+            "criproxy_cluster_ledger_abstains{job='criproxy-cluster', instance='d'}": "0x150",
+        },
+    ),
+    "CriproxyYarnTrouble": (
+        {
+            f"criproxy_cluster_yarn_trouble{{{CLUSTER}}}": "0x150",
+            f"criproxy_cluster_yarn_overdue{{{CLUSTER}}}": "0x20 2x130",
+        },
+        {
+            f"criproxy_cluster_yarn_trouble{{{CLUSTER}}}": "0 1 1 0 1 0 0x144",
+            f"criproxy_cluster_yarn_overdue{{{CLUSTER}}}": "0x150",
+        },
+    ),
     "CriproxyWebhookFailing": (
         {f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='failed'}}": "0x20 0+1x150"},
         {
@@ -122,7 +146,14 @@ CASES: Mapping[str, tuple[Series, Series]] = {
 LOOKED_AT = range(0, 90, 3)
 """Minutes."""
 
-OF_A_JOB = ("CriproxyClusterNoLeader", "CriproxyClusterTrouble", "CriproxyWebhookFailing")
+OF_A_JOB = (
+    "CriproxyClusterNoLeader",
+    "CriproxyClusterTrouble",
+    "CriproxyLedgerNoLeader",
+    "CriproxyLedgerAbstains",
+    "CriproxyYarnTrouble",
+    "CriproxyWebhookFailing",
+)
 """The others are of an instance."""
 
 
@@ -135,7 +166,7 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_rules_are_well_formed() -> None:
     said = promtool("check", "rules", MADE / "prometheus.yaml")
-    assert "SUCCESS: 28 rules found" in said
+    assert "SUCCESS: 31 rules found" in said
 
 
 def labels(name: str, series: Series) -> dict[str, str]:

@@ -175,6 +175,103 @@ FLEET: Final = (
             ),
         ),
     ),
+    Row(
+        "Queue and overflow, where they are on",
+        (
+            Graph(
+                "Kueue's quota",
+                "Cores that nodes lend, and the quota that follows them, by flavor.",
+                "short",
+                (Query(f"sum by (flavor, what) (criproxy_cluster_quota_cores{{{CLUSTER}}})", "{{flavor}} {{what}}"),),
+            ),
+            Graph(
+                "Workloads suspended and resumed",
+                "As nodes lend less, and again more; within the last hour.",
+                "short",
+                (
+                    Query(f"sum (increase(criproxy_cluster_quota_suspended_total{{{CLUSTER}}}[1h]))", "suspended"),
+                    Query(f"sum (increase(criproxy_cluster_quota_resumed_total{{{CLUSTER}}}[1h]))", "resumed"),
+                ),
+            ),
+            Graph(
+                "Offline pods that wait",
+                "For a node, and what came of it: raised to the higher tier, or on virtual nodes.",
+                "short",
+                (
+                    Query(f"sum (criproxy_cluster_owners_pods_waiting{{{CLUSTER}}})", "wait"),
+                    Query(f"sum (criproxy_cluster_owners_pods_raised{{{CLUSTER}}})", "raised"),
+                    Query(f"sum (criproxy_cluster_owners_pods_overflowed{{{CLUSTER}}})", "on virtual nodes"),
+                ),
+            ),
+            Graph(
+                "Longest waits",
+                "Of a pod within a day, by its owner.",
+                "s",
+                (
+                    Query(
+                        f"topk (5, criproxy_cluster_owner_waited_seconds{{{CLUSTER}}})",
+                        "{{namespace}}/{{kind}}/{{owner}}",
+                    ),
+                ),
+            ),
+            Graph(
+                "Pods lost to evictions",
+                "Within a day, by their owner.",
+                "short",
+                (
+                    Query(
+                        f"topk (5, criproxy_cluster_owner_evictions{{{CLUSTER}}})", "{{namespace}}/{{kind}}/{{owner}}"
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Row(
+        "Ledger and YARN, where they are on",
+        (
+            Graph(
+                "What the ledger says",
+                "To binds and reservations that were asked for.",
+                "reqps",
+                (
+                    Query(
+                        f"sum by (outcome) (rate(criproxy_cluster_ledger_requests_total{{{CLUSTER}}}[5m]))",
+                        "{{outcome}}",
+                    ),
+                ),
+            ),
+            Graph(
+                "Reservations",
+                "Those that have not ended.",
+                "short",
+                (Query(f"max (criproxy_cluster_ledger_reservations{{{CLUSTER}}})", "reservations"),),
+            ),
+            Graph(
+                "YARN's memory",
+                "Wanted of the ResourceManager, the size that it has, used, and held in the ledger.",
+                "bytes",
+                (Query(f"max by (what) (criproxy_cluster_yarn_memory_bytes{{{CLUSTER}}})", "{{what}}"),),
+            ),
+            Graph(
+                "YARN's virtual cores",
+                "Likewise.",
+                "short",
+                (Query(f"max by (what) (criproxy_cluster_yarn_cores{{{CLUSTER}}})", "{{what}}"),),
+            ),
+            Graph(
+                "NodeManagers",
+                "In offline pods; of these, told to give memory back, late with that, and not known to the "
+                "ResourceManager.",
+                "short",
+                (
+                    Query(f"max (criproxy_cluster_yarn_nodemanagers{{{CLUSTER}}})", "all"),
+                    Query(f"max (criproxy_cluster_yarn_giving_back{{{CLUSTER}}})", "giving back"),
+                    Query(f"max (criproxy_cluster_yarn_overdue{{{CLUSTER}}})", "late"),
+                    Query(f"max (criproxy_cluster_yarn_nodemanagers_unknown{{{CLUSTER}}})", "unknown"),
+                ),
+            ),
+        ),
+    ),
 )
 
 ONE_NODE: Final = (
@@ -293,6 +390,17 @@ ONE_NODE: Final = (
                     Query(f"criproxy_problems{{{NODE}}}", "problems"),
                     Query(f"criproxy_part_failing{{{NODE}}} > 0", "fails: {{part}}"),
                     Query(f"criproxy_thread_stuck{{{NODE}}} > 0", "hangs: {{thread}}"),
+                ),
+            ),
+            Graph(
+                "NRI, where it is the front",
+                "Whether the runtime calls criproxy, how often its connection ended, and containers of offline pods "
+                "that were made outside the box meanwhile.",
+                "short",
+                (
+                    Query(f"criproxy_nri_connected{{{NODE}}}", "connected"),
+                    Query(f"increase(criproxy_nri_connections_lost{{{NODE}}}[1h])", "lost in an hour"),
+                    Query(f"criproxy_nri_missed_containers{{{NODE}}}", "missed"),
                 ),
             ),
             Graph(

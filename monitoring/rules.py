@@ -237,6 +237,38 @@ ALERTS: Final = (
         "pods are converted as if no policy spoke of owners.",
     ),
     Alert(
+        "CriproxyLedgerNoLeader",
+        f"(sum by (job) (criproxy_cluster_ledger_leads{{{CLUSTER}}})"
+        f" or 0 * sum by (job) (max_over_time(criproxy_cluster_ledger_leads{{{CLUSTER}}}[1h])))",
+        "== 0",
+        "5m",
+        "warning",
+        "no replica of the ledger leads",
+        "No replica of the ledger has led for 5 minutes: what several engines place on a node is not added up, and "
+        "YARN's sizes stay as they are.",
+    ),
+    Alert(
+        "CriproxyLedgerAbstains",
+        f"min by (job) (criproxy_cluster_ledger_abstains{{{CLUSTER}}})",
+        "== 1",
+        "10m",
+        "warning",
+        "the ledger decides nothing",
+        "For 10 minutes no replica of the ledger has decided on a bind or a reservation: none leads, or its watches "
+        "lag. What several engines place on a node is not added up.",
+    ),
+    Alert(
+        "CriproxyYarnTrouble",
+        f"max by (job) (criproxy_cluster_yarn_trouble{{{CLUSTER}}})"
+        f" + max by (job) (criproxy_cluster_yarn_overdue{{{CLUSTER}}})",
+        "> 0",
+        "15m",
+        "warning",
+        "YARN does not follow what nodes lend",
+        "For 15 minutes the ResourceManager could not be asked, or NodeManagers have not given back in time what they "
+        "were told to: YARN keeps what it holds.",
+    ),
+    Alert(
         "CriproxyWebhookFailing",
         f'sum by (job) (rate(criproxy_cluster_reviews_total{{{CLUSTER}, outcome=~"failed|unreadable"}}[5m]))',
         "> 0",

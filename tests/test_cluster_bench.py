@@ -1,12 +1,15 @@
 """The pure parts of `./bench cluster`."""
 
+import asyncio
 import random
+from typing import cast
 
 import pytest
 
-from benchmarks.cluster.agents import Plan, courses
+from benchmarks.cluster.agents import Agent, Counter, NodeClock, Plan, courses
 from benchmarks.cluster.figures import Figure, line, requests, since
 from benchmarks.cluster.load import SIZES, NodeLoad
+from criproxy.kube.client import ApiClient
 from criproxy.kube.extended_resources import PublishSettings, wanted
 
 METRICS = """\
@@ -52,3 +55,12 @@ def test_simulated_nodes_lend_by_the_publishers_law():
         assert 0 < want["kubernetes.io/batch-memory"] < 0.9 * load.memory_bytes
         found.add(want["kubernetes.io/batch-cpu"])
     assert len(found) > 20
+
+
+def test_simulated_node_has_published_by_the_time_that_it_is_there():
+    luck, counter = random.Random(1), Counter()
+    load, client = NodeLoad(*courses(Plan("", 0, 1)), luck), cast("ApiClient", None)  # the past has a server of its own
+    agent = Agent("node0", client, load, clock=NodeClock(), luck=luck, counter=counter)
+    status = asyncio.run(agent.live(600.0))
+    assert counter.troubles == []
+    assert int(status["capacity"]["kubernetes.io/batch-cpu"]) > 0

@@ -50,7 +50,7 @@ def test_rules_are_named_level_metric_operation() -> None:
 
 
 def test_alerts_have_what_a_mixin_s_alerts_have() -> None:
-    assert len(ALERTS) == len({one.name for one in ALERTS}) == 16
+    assert len(ALERTS) == len({one.name for one in ALERTS}) == 19
     page = (ROOT / "docs/monitoring.md").read_text()
     for group in yaml.safe_load((MADE / "prometheusrule.yaml").read_text())["spec"]["groups"]:
         for one in group["rules"]:
@@ -83,6 +83,7 @@ def evaluated(code: str) -> dict:
     return dict(json.loads(found))
 
 
+NODE_PROXY = "monitoring/node-proxy/daemonset.yaml"
 SHOWN = "{ rules: m.prometheusRules, alerts: m.prometheusAlerts, boards: m.grafanaDashboards }"
 
 
@@ -112,7 +113,9 @@ def objects(*files: str) -> list[dict]:
 def test_the_operator_s_objects_find_pods_and_ports_that_there_are_and_give_the_jobs_of_the_rules() -> None:
     (service, of_nodes, of_cluster) = objects("monitoring/operator.yaml")
     pods = {}
-    for one in objects("cluster/manifests/base/deployments.yaml", "monitoring/node-proxy/daemonset.yaml"):
+    for one in objects(
+        "cluster/manifests/base/deployments.yaml", "cluster/manifests/ledger/deployment.yaml", NODE_PROXY
+    ):
         if one["kind"] in ("Deployment", "DaemonSet"):
             template = one["spec"]["template"]
             ports = {port["name"] for each in template["spec"]["containers"] for port in each.get("ports", ())}
@@ -130,5 +133,8 @@ def test_the_operator_s_objects_find_pods_and_ports_that_there_are_and_give_the_
     (chosen,) = of_cluster["spec"]["selector"]["matchExpressions"]
     assert {pods[name][0] for name in chosen["values"]} == {of_cluster["metadata"]["namespace"]}
     asked = {one["port"]: one["relabelings"][0]["replacement"] for one in of_cluster["spec"]["podMetricsEndpoints"]}
-    assert asked.keys() == set().union(*(pods[name][1] for name in chosen["values"]))
+    served = {"criproxy-webhook": "webhook", "criproxy-controller": "metrics", "criproxy-ledger": "bind"}
+    assert served.keys() == {*chosen["values"]}
+    assert all(port in pods[name][1] for name, port in served.items())
+    assert asked.keys() == {*served.values()}
     assert {f'job="{job}"' for job in asked.values()} == {CLUSTER}

@@ -184,7 +184,7 @@ class _Past:
 
     async def ask(self, request: ApiRequest) -> ApiAnswer:
         if request.method == "GET":
-            return ApiAnswer(200, b'{"items": []}')
+            return ApiAnswer(200, b'{"metadata": {"resourceVersion": "1"}, "items": []}')
         self.status = json.loads(request.body)["status"]
         return ApiAnswer(200, json.dumps({"status": self.status}).encode())
 

@@ -79,6 +79,10 @@ class ExtendedResource(Struct, frozen=True):
         """In whole ones, as extended resources have no fractions; 0 for what is not a positive number."""
         return math.floor(amount * self.per_unit + 1e-6) if 0.0 < amount < math.inf else 0
 
+    def words(self, quantity: int) -> str:
+        """In cores, or bytes by their prefix."""
+        return RESOURCES[self.of].words(quantity / self.per_unit)
+
 
 def resources_called(preset: str) -> tuple[ExtendedResource, ...]:
     """What a preset with names calls what is lent."""
@@ -330,17 +334,22 @@ def published(made: Publication, offered: Offer, now_s: float, jitter: float) ->
 
 
 def why(offered: Offer, last: Published | None, settings: PublishSettings) -> str:
-    """What is published and why, in a sentence for each name."""
+    """What is published and why, in a sentence for each name. What is known since then is said where it differs."""
     if offered.withheld:
         still = f"; offline pods that run on: {len(offered.pods)}" if offered.occupied else ""
         return f"0 of each, as nothing is lent: {offered.withheld}{still}"
-    parts = []
+    parts, want_now = [], wanted(offered, settings)
     for resource in settings.resources:
         known = offered.lendable.get(resource.of)
         amount = None if last is None else last.quantities.get(resource.name)
         words = "it is not measured" if known is None else known.why
-        more = ""
-        if last is not None and amount is not None and amount > last.wanted.get(resource.name, 0):
-            more = f"what pods were promised, above {last.wanted.get(resource.name, 0)}: "
-        parts.append(f"{resource.name} {'not published yet' if amount is None else amount}: {more}{words}")
+        if last is None or amount is None:
+            parts.append(f"{resource.name} not published yet: {words}")
+            continue
+        want, now, more = last.wanted.get(resource.name, 0), want_now.get(resource.name, 0), ""
+        if amount > want:
+            more = f"what pods were promised, above {resource.words(want)}: "
+        elif not offered.held and resource.words(now) != resource.words(amount):
+            more = f"{resource.words(now)} with the next report: "
+        parts.append(f"{resource.name} {amount} ({resource.words(amount)}): {more}{words}")
     return "; ".join(parts) + (f"; held: {offered.held}" if offered.held else "")

@@ -313,7 +313,10 @@ def test_names_in_an_annotation_are_extended_resources_and_bounded(annotation, n
 def test_why_explains_each_number():
     last = Published({BATCH_CPU: 3000, BATCH_MEMORY: GIB}, {BATCH_CPU: 1000, BATCH_MEMORY: GIB}, 0.0, 0.0, 0.0)
     assert why(offered(held="hot"), last, SETTINGS) == (
-        f"{BATCH_CPU} 3000: what pods were promised, above 1000: because; {BATCH_MEMORY} {GIB}: because; held: hot"
+        f"{BATCH_CPU} 3000 (3.00 cores): what pods were promised, above 1.00 cores: because; "
+        f"{BATCH_MEMORY} {GIB} (1.00 GiB): because; held: hot"
     )
+    calm = why(offered(), last, SETTINGS)
+    assert f"{BATCH_MEMORY} {GIB} (1.00 GiB): 8.00 GiB with the next report: because" in calm
     assert why(offered(withheld="off"), last, SETTINGS) == "0 of each, as nothing is lent: off"
     assert why(Offer({}), None, SETTINGS).startswith(f"{BATCH_CPU} not published yet: it is not measured")

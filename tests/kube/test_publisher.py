@@ -78,7 +78,7 @@ def test_first_look_publishes_beside_what_kubelet_has(bench, api):
     assert [one["type"] for one in api.nodes["node1"]["status"]["conditions"]] == ["Ready", CONDITION]
     assert bench.condition()["status"] == "True"
     assert bench.condition()["reason"] == "Lending"
-    assert bench.condition()["message"].startswith(f"{BATCH_CPU} 4000: because")
+    assert bench.condition()["message"].startswith(f"{BATCH_CPU} 4000 (4.00 cores): because")
 
 
 def test_nothing_is_published_before_anything_was_measured(bench):
@@ -118,7 +118,7 @@ def test_number_does_not_sink_below_what_pods_were_promised(bench, api):
     api.pods = [pod("a", "1500"), pod("b", 1000), pod("ended", "9000", phase="Succeeded")]
     bench.source.lend(1.0)
     assert bench.look(60)[BATCH_CPU] == "2500"
-    assert "what pods were promised, above 1000" in bench.condition()["message"]
+    assert "what pods were promised, above 1.00 cores" in bench.condition()["message"]
     del api.pods[0]
     assert bench.look(391)[BATCH_CPU] == "1000"
     assert api.seen("GET", "/api/v1/pods")[-1].query["fieldSelector"] == "spec.nodeName=node1"
@@ -351,4 +351,4 @@ def test_status_tells_the_numbers_and_why(bench):
     status = bench.publisher.status()
     assert status.quantities == {BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
     assert status.age_s == 7.0
-    assert status.why.startswith(f"{BATCH_CPU} 4000: because")
+    assert status.why.startswith(f"{BATCH_CPU} 4000 (4.00 cores): because")

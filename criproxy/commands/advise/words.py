@@ -89,7 +89,8 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
     yield Paragraph(
         "Lent is what the node would have published for offline pods. Wide bars: the mean of that hour. Narrow bars: "
         "what was there at every moment of it, on all days. A squeeze is online taking back CPU from pods that run: "
-        "they slow down, and go on. An eviction is a pod that leaves, as memory got short; its work is lost.",
+        "they slow down, and go on. An eviction is a pod that leaves, as memory got short or pods starved for CPU; its "
+        "work is lost.",
         "quiet",
     )
     for group in advice.groups:

@@ -17,7 +17,7 @@ from criproxy.commands.simulate.cluster.engine import NodesByLaw, replay
 from criproxy.commands.simulate.cluster.figures import Counted
 from criproxy.commands.simulate.cluster.folder import EXAMPLE, read
 from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, OpenBoxAt, foresee
-from criproxy.commands.simulate.cluster.laws import LAWS
+from criproxy.commands.simulate.cluster.laws import ABLATIONS, BY_NAME, LAWS
 from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of, on_grid
 from criproxy.commands.simulate.command import main
 from criproxy.commands.simulate.replay import Plan, predict
@@ -49,8 +49,8 @@ def flat(law, *, cpu=(2.0,), lent=(4.0,), cells=40, cores=8.0, memory=None, lent
         capacity_bytes=float(size) if memory else 0.0,
         cpu=long(cpu),
         memory=long(memory) if memory else None,
-        lent_cpu={law: long(lent)},
-        lent_memory={law: long(lent_memory)} if lent_memory else {},
+        lent_cpu={BY_NAME[law].amounts: long(lent)},
+        lent_memory={BY_NAME[law].amounts: long(lent_memory)} if lent_memory else {},
     )
 
 
@@ -208,8 +208,8 @@ def test_endless_queue_fills_what_is_lent_and_no_more():
 
 
 def test_pods_share_what_online_leaves_and_their_slowdown_is_counted():
-    cpu = (2.0,) * 12 + (7.0,) * 28  # 4 pods of a core share one core from then on
-    counted = replayed("criproxy", flat("criproxy", cpu=cpu), jobs=(job(count=4, arrival_s=3000.0, duration_s=1200.0),))
+    law, cpu = "without_starved", (2.0,) * 12 + (7.0,) * 28  # 4 pods of a core share one core from then on
+    counted = replayed(law, flat(law, cpu=cpu), jobs=(job(count=4, arrival_s=3000.0, duration_s=1200.0),))
     found = counted.figures(finite=True)
     # Begun at 3000 s, 600 s at full speed, and 600 s of work at a quarter of it: 3000 s for 1200.
     assert (found["jobs_ended"], found["evictions"]) == (4, 0)
@@ -217,6 +217,45 @@ def test_pods_share_what_online_leaves_and_their_slowdown_is_counted():
     assert found["below_half"] == pytest.approx(2400.0 / 3000.0, rel=0.01)
     assert found["placed_core_hours"] == pytest.approx(4 * 1200.0 / 3600.0)
     assert found["broken_cpu"] == 0
+
+
+def test_who_starves_for_five_minutes_has_the_youngest_go_until_the_rest_get_all():
+    """From 3600 s on four pods share 1.5 cores, and by 3870 s had less than half in 5 minutes."""
+    crowded = flat("criproxy", cpu=(2.0,) * 12 + (6.0,) * 28, lent=(4.0,) * 13 + (2.0,) * 27)
+    late = flat("criproxy", lent=(0.0,) * 20 + (4.0,) * 20)
+    jobs = (job(count=4, arrival_s=3000.0, duration_s=6000.0),)
+    counted = replayed("criproxy", crowded, late, jobs=jobs)
+    assert counted.starved == counted.evictions == 0  # half is not below half
+
+    crowded = structs.replace(crowded, cpu=array("f", (2.0,) * 12 + (6.5,) * 28))
+    counted = replayed("criproxy", crowded, late, jobs=jobs)
+    assert (counted.starved, counted.evictions) == (3, 3)  # of 1.5 cores, one pod gets all that it wants
+    # They ran at full speed up to 3600 s, at 3/8 for 270 s, at a half and at three quarters for a minute each.
+    first = 600.0 + 3 / 8 * 270.0
+    assert counted.lost == pytest.approx(first + (first + 30.0) + (first + 30.0 + 45.0))
+    assert (counted.ended, counted.waiting) == (2, 0)  # the one that stayed, and the first that found a node
+    assert counted.below_half_s == pytest.approx(4 * 270.0)
+
+
+def test_no_more_go_for_starving_than_the_ladder_may_evict_in_ten_minutes():
+    node = flat("criproxy", cpu=(2.0,) * 12 + (8.0,) * 28, lent=(4.0,) * 13 + (0.0,) * 27)
+    for cells, gone in ((13, 2), (14, 4), (16, 8)):  # from 3780 s on one a minute, and from 4380 s on again
+        jobs = (job(cpu=0.4, count=10, arrival_s=3000.0, duration_s=9e5),)
+        counted = replay(NodesByLaw("criproxy", Grid(0.0, 300.0, cells), (node,), jobs, (1,)))
+        assert counted.starved == gone
+
+
+@pytest.mark.parametrize("law", [law.name for law in ABLATIONS])
+def test_law_without_a_part_lacks_only_that(law):
+    box = OpenBoxAt(array("f", [2.0] * 40), array("f", [4.0] * 40))
+    memory, lent_memory = (8.0 * GIB,) * 28 + (27.0 * GIB,) * 12, (20.0 * GIB,) * 28 + (0.0,) * 12
+    node = flat(law, cpu=(2.0,) * 12 + (7.9,) * 8 + (2.0,) * 20, lent=(5.6,), memory=memory, lent_memory=lent_memory)
+    jobs = (job(count=5, memory=2 * GIB, duration_s=9e5),)
+    counted = replayed(law, structs.replace(node, open_box=box), jobs=jobs)
+    moved, fell = counted.starved > 0, counted.course[-1][2] < 5.0
+    assert moved == (law == "without_feedback")
+    assert fell == (law != "without_feedback")
+    assert counted.evictions > counted.starved  # kubelet's own at least
 
 
 def test_koordinator_is_suppressed_to_065_of_the_node():
@@ -307,6 +346,16 @@ def test_command_writes_json_and_a_page_that_needs_no_network(tmp_path, capsys):
     assert "prefers-color-scheme: dark" in page
     for drawing in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
+
+
+def test_command_replays_criproxys_law_without_each_of_its_parts_if_asked(tmp_path, capsys):
+    out, folder = tmp_path / "o.json", a_folder(tmp_path, some_nodes())
+    assert main(["--cluster", str(folder), "--without", "--json", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert list(content["laws"]) == [*NAMES, "without_starved", "without_feedback", "without_ladder"]
+    assert content["laws"]["without_starved"]["evictions_starved"] == 0
+    assert content["machine"]["cpu_s"] > 0
+    assert "nobody moved who starves" in capsys.readouterr().out
 
 
 def test_command_has_no_more_than_one_word_for_a_wrong_folder(tmp_path, capsys):

@@ -225,10 +225,10 @@ async def test_a_container_that_both_of_a_hand_over_are_late_for_is_made_outside
     """As on a node without CPU: the runtime asks the old one, and then the new, 2 s each, and makes the container."""
     async with rig(tmp_path / "old") as old, rig(tmp_path / "new", acts=False) as new:
         plugins = AsyncPlugins(*(ends := [await old.registered(), await new.registered()]))
-        new.bench.cgroups.has = old.bench.cgroups.has  # one node
+        old.bench.cgroups.has = new.bench.cgroups.has = boxed = set[str]()  # one node
         if in_time == "the start":
             assert await plugins.run(sandbox()) == ""
-            old.bench.cgroups.has |= {BOXED}
+            boxed.add(BOXED)
             made, refusal = await plugins.create(sandbox(), container(), late=ends)
         else:
             assert await plugins.run(sandbox(), late=ends) == ""
@@ -250,9 +250,9 @@ async def test_a_container_that_both_of_a_hand_over_are_late_for_is_made_outside
 async def test_a_container_that_the_old_one_alone_is_late_for_is_placed_by_the_new_one(tmp_path: Path) -> None:
     async with rig(tmp_path / "old") as old, rig(tmp_path / "new", acts=False) as new:
         plugins = AsyncPlugins(end := await old.registered(), await new.registered())
-        new.bench.cgroups.has = old.bench.cgroups.has
+        old.bench.cgroups.has = new.bench.cgroups.has = boxed = set[str]()
         assert await plugins.run(sandbox()) == ""
-        old.bench.cgroups.has |= {BOXED}
+        boxed.add(BOXED)
         made, _ = await plugins.create(sandbox(), container(), late=[end])
         assert made.linux.cgroups_path.decode() == f"{BOXED}/c1"
         assert new.bench.box.admitted == []

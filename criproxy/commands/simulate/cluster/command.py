@@ -1,6 +1,7 @@
 """`criproxy simulate --cluster`: its options, and what it does: read, foresee each node, replay each law, tell."""
 
 import argparse
+import multiprocessing
 import os
 import platform
 import resource
@@ -16,7 +17,7 @@ from criproxy.commands.simulate.cluster import page, text
 from criproxy.commands.simulate.cluster.figures import Counted
 from criproxy.commands.simulate.cluster.folder import EXAMPLE, RecordedCluster, read
 from criproxy.commands.simulate.cluster.forecast import Foreseen, NodeOnGrid, foresee
-from criproxy.commands.simulate.cluster.laws import LAWS
+from criproxy.commands.simulate.cluster.laws import ABLATIONS, LAWS, Law
 from criproxy.commands.simulate.cluster.record import Grid
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.report import write_json
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     pass
 
 SEED: Final = 20260131
+
+CHILDREN_END_S: Final = 5.0
 
 PART_NODES: Final = 500
 """So many nodes with an endless queue are replayed at a time, which bounds memory, and fills all CPUs."""
@@ -51,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, default=EXAMPLE, help="see below")
+    parser.add_argument(
+        "--without", action="store_true", help="replay criproxy's law without one of its parts each, too"
+    )
     parser.add_argument("--json", metavar="F", help="write all numbers to this file")
     parser.add_argument("--html", metavar="F", help="write a report with plots to this file; it needs no network")
     return parser
@@ -65,7 +71,7 @@ def simulate(arguments: Sequence[str], bar: Bar) -> None:
     grid = cluster.grid
     works = [NodeOnGrid(node, grid) for node in cluster.nodes]
     nodes = spread("forecasting", foresee, works, available_cpus(), bar)
-    counted = _replayed(nodes, cluster, grid, bar)
+    counted = _replayed(nodes, cluster, grid, (*LAWS, *ABLATIONS) if given.without else LAWS, bar)
     content = _content(counted, cluster, grid)
     content["machine"] = machine(time.monotonic() - begun_s)
     sys.stdout.writelines(f"{line}\n" for line in text.told(content, cluster))
@@ -86,14 +92,16 @@ def require_numpy() -> None:
         ) from error
 
 
-def _replayed(nodes: Sequence[Foreseen], cluster: RecordedCluster, grid: Grid, bar: Bar) -> dict[str, Counted]:
+def _replayed(
+    nodes: Sequence[Foreseen], cluster: RecordedCluster, grid: Grid, laws: Sequence[Law], bar: Bar
+) -> dict[str, Counted]:
     """By law. With an endless queue nodes know nothing of each other, so that they are replayed by parts."""
     from criproxy.commands.simulate.cluster.engine import NodesByLaw, replay
 
     size = PART_NODES if cluster.jobs is None else len(nodes)
     parts: list[NodesByLaw] = [
         NodesByLaw(law.name, grid, tuple(nodes[start : start + size]), cluster.jobs, (SEED, start // size))
-        for law in LAWS
+        for law in laws
         for start in range(0, len(nodes), size)
     ]
     found: dict[str, Counted] = {}
@@ -122,7 +130,11 @@ def _content(counted: Mapping[str, Counted], cluster: RecordedCluster, grid: Gri
 
 def machine(took_s: float) -> dict[str, Any]:
     """What the figures were made on; `peak_rss_bytes` is that of the largest process."""
-    peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    for child in multiprocessing.active_children():
+        child.join(CHILDREN_END_S)  # only then does its CPU time count
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peak_kib = max(one.ru_maxrss for one in used)
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
     return {
         "cpus": available_cpus(),
         "load": round(os.getloadavg()[0], 2),
@@ -130,5 +142,6 @@ def machine(took_s: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "criproxy": __version__,
         "took_s": round(took_s, 1),
+        "cpu_s": round(cpu_s, 1),
         "peak_rss_bytes": peak_kib * 1024,
     }

@@ -4,8 +4,8 @@ One step
 --------
     report   what differs enough, or is due, is what the scheduler knows from now on
     end      pods that have done their work leave; of what they did beyond it in their last step, nothing counts
-    evict    pods that memory has no room for, the youngest of a node first; their work is lost, and the node takes
-              no others for 5 minutes
+    evict    by criproxy's law the youngest of a node where pods starve for CPU; then pods that memory has no room
+              for, the youngest first; their work is lost, and the node takes no others for 5 minutes
     place    the scheduler looks (`queue`)
     run      online has what it uses; what the law leaves of the rest is shared: all pods of a node run at one speed
 
@@ -40,8 +40,8 @@ from criproxy.commands.simulate.cluster.record import Grid, PodsToCome
 from criproxy.config.settings import Config
 from criproxy.control.interference.ladder import Budget
 from criproxy.control.memory_pressure import TOLERATED_RATIO, halfway_bytes, kept_free_bytes
-from criproxy.control.pod_speed import Feedback
-from criproxy.control.publication import by_forecast, falls, within
+from criproxy.control.pod_speed import FULL_RATIO, RELIEF_S, STARVED_RATIO, Feedback
+from criproxy.control.publication import RECENT_S, by_forecast, falls, within
 
 STEP_S: Final = 30.0
 AVOIDED_S: Final = 300.0
@@ -122,16 +122,16 @@ class _Replay:
         self.queue = Endless(self.rng) if part.jobs is None else Backlog(part.jobs, self.rng)
         self.cores = np.array([node.capacity_cores for node in nodes])
         self.cpu = _by_cell([node.cpu for node in nodes])
-        self.lent_cpu = _by_cell([node.lent_cpu[part.law] for node in nodes])
+        self.lent_cpu = _by_cell([node.lent_cpu[self.law.amounts] for node in nodes])
         self.has_memory = all(node.memory is not None for node in nodes)
         self.bytes = np.array([node.capacity_bytes for node in nodes])
         self.memory = _by_cell([node.memory for node in nodes if node.memory is not None])
-        self.lent_memory = _by_cell([node.lent_memory[part.law] for node in nodes if node.lent_memory])
+        self.lent_memory = _by_cell([node.lent_memory[self.law.amounts] for node in nodes if node.lent_memory])
         self.kept = np.array([kept_free_bytes(HARD, size) for size in self.bytes])
         self.halfway = np.array([halfway_bytes(HARD, size) for size in self.bytes])
         self.hard = np.array([HARD.of(size) for size in self.bytes])
 
-        self.open_boxes = [node.open_box for node in nodes if part.law == "criproxy" and node.open_box is not None]
+        self.open_boxes = [node.open_box for node in nodes if self.law.feeds_back and node.open_box is not None]
         self.feedbacks = [Feedback(OPEN_BOX.speed_ratio)] * len(self.open_boxes)
         self.slow_s, self.run_s = np.zeros(count), np.zeros(count)
         """Since the cell began: pods' time, and that at less than the speed that they are to keep."""
@@ -147,6 +147,11 @@ class _Replay:
         self.avoided_until_s = np.zeros(count)
         self.gone = np.zeros((max(1, round(BUDGET.window_s / self.step_s)), count))
         """How many pods the ladder evicted, per step of its window."""
+        self.works = np.zeros((max(1, round(RECENT_S / self.step_s)), count))
+        """The nodes' work at the end of the latest steps, in a ring, of which the next is the oldest."""
+        self.measured_since = np.zeros(count, np.int64)
+        """From which step on it is measured how a node's pods fare: since one of them went for that."""
+        self.relieving = np.zeros(count, bool)
         self.pods = _Pods()
         self.counted = Counted(slowdowns=[0] * SLOWDOWN_STEPS, waits=[0] * WAIT_STEPS)
         self.slowdowns, self.waits = np.zeros(SLOWDOWN_STEPS, np.int64), np.zeros(WAIT_STEPS, np.int64)
@@ -171,10 +176,13 @@ class _Replay:
                 t_s = number * self.step_s
                 self._report(t_s, want_cpu, want_memory, known, counts=counts)
                 self._end(t_s, counts=counts)
+                self.gone[number % len(self.gone)] = 0.0
+                before = self.pods_of.copy()
+                if self.law.relieves:
+                    self._relieve(number, counts=counts)
                 if memory is not None:
-                    before = self.pods_of.copy()
                     self._evict(number, memory, counts=counts)
-                    self.avoided_until_s[self.pods_of < before] = t_s + AVOIDED_S
+                self.avoided_until_s[self.pods_of < before] = t_s + AVOIDED_S
                 self._place(t_s, counts=counts)
                 offline += self._run(used, known, counts=counts)
                 number += 1
@@ -192,7 +200,7 @@ class _Replay:
 
     def _wanted(self, amounts: Floats32, cell: int, known: Bools) -> Floats:
         """What the law would publish in this cell; 0 where nothing is known."""
-        known_at = cell if self.law.name == "foresight" else cell - 1
+        known_at = cell if self.law.amounts == "foresight" else cell - 1
         if known_at < 0:
             return np.zeros(len(known))
         amount = amounts[known_at].astype(np.float64)
@@ -269,13 +277,55 @@ class _Replay:
             self.held = np.maximum(self.held - np.bincount(node, pods.memory[chosen], count), 0.0)
             self.held[self.pods_of == 0.0] = 0.0
 
+    # --- who starves ------------------------------------------------------------------------------------------------
+
+    def _relieve(self, number: int, *, counts: bool) -> None:
+        """The youngest goes where a pod got less than half for five minutes; then one a minute until the rest get all.
+
+        All pods of a node run at one speed and want all that they asked for, so the node's work tells it.
+        """
+        ring, relief = len(self.works), max(1, round(RELIEF_S / self.step_s))
+        measured = number - self.measured_since
+        minute_ago = self.works[(number - relief) % ring]
+        judged = self.relieving & (measured >= relief)
+        lacking = self.work - minute_ago < FULL_RATIO * relief * self.step_s
+        self.relieving &= ~judged | (lacking & (self.pods_of > 0.0))
+        oldest = self.works[number % ring]
+        limit = min(STARVED_RATIO, OPEN_BOX.speed_ratio) * ring * self.step_s
+        starved = ~self.relieving & (measured >= ring) & (self.work - oldest < limit) & (self.pods_of > 0.0)
+        for at in np.flatnonzero((judged & self.relieving) | starved):
+            node = int(at)
+            if starved[node] and not self._has_one_since(node, oldest[node]):
+                continue
+            if self._left(node, emergency=False) > 0:
+                gone = self._evict_youngest(node, counts=counts)
+                self.gone[number % len(self.gone), node] += gone
+                self.counted.starved += gone if counts else 0
+            self.relieving[node], self.measured_since[node] = True, number
+        self.works[number % ring] = self.work
+
+    def _has_one_since(self, node: int, work: float) -> bool:
+        """Whether a pod of the node has run since its work was that."""
+        of_node = self.pods.node == node
+        return bool((self.pods.ends[of_node] - self.pods.duration_s[of_node] <= work).any())
+
+    def _evict_youngest(self, node: int, *, counts: bool) -> int:
+        """The one that has used least CPU time; how many went."""
+        pods = self.pods
+        of_node = np.flatnonzero(pods.node == node)
+        used = (self.work[node] - pods.ends[of_node] + pods.duration_s[of_node]) * pods.cpu[of_node]
+        return self._gone(of_node[[int(np.argmin(used))]], counts=counts)
+
+    def _left(self, node: int, *, emergency: bool) -> int:
+        """How many more the ladder may evict on a node."""
+        return BUDGET.of(emergency=emergency) - int(self.gone[:, node].sum())
+
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def _evict(self, number: int, memory: Floats, *, counts: bool) -> None:
         """The law's own rule, then kubelet's."""
         law, slot = self.law, number % len(self.gone)
         if law.ladder:
-            self.gone[slot] = 0.0
             self._by_ladder(slot, memory, counts=counts)
         elif law.evict_ratio is not None:
             full = (memory + self.held > law.evict_ratio * self.bytes) & (self.held > 0.0)
@@ -298,8 +348,8 @@ class _Replay:
             if self.held[node] <= bound * (1.0 + TOLERATED_RATIO):
                 continue
             emergency = bool(self.bytes[node] - memory[node] - self.held[node] < self.halfway[node])
-            left = BUDGET.of(emergency=emergency) - int(self.gone[:, node].sum())
-            most = min(left, max(1, int(self.step_s / BUDGET.pause(emergency=emergency))))
+            fits = max(1, int(self.step_s / BUDGET.pause(emergency=emergency)))
+            most = min(self._left(node, emergency=emergency), fits)
             if most > 0:
                 self.gone[slot, node] += self._down_to(node, bound, most, counts=counts)
 
@@ -309,19 +359,23 @@ class _Replay:
         of_node = np.flatnonzero((pods.node == node) & (pods.memory > 0.0))[::-1]
         held = self.held[node] - np.concatenate(([0.0], np.cumsum(pods.memory[of_node])))
         number = int(np.argmax(held <= max(memory, 0.0) + 1.0)) if held[-1] <= max(memory, 0.0) + 1.0 else len(of_node)
-        number = number if most is None else min(number, most)
-        if not number:
+        return self._gone(of_node[: number if most is None else min(number, most)], counts=counts)
+
+    def _gone(self, which: NDArray[np.int64], *, counts: bool) -> int:
+        """Evict these, by their places among all pods; how many went."""
+        if not len(which):
             return 0
+        pods = self.pods
         chosen = np.zeros(len(pods.node), bool)
-        chosen[of_node[:number]] = True
+        chosen[which] = True
         if counts:
-            done = pods.duration_s[chosen] - (pods.ends[chosen] - self.work[node])
-            self.counted.evictions += number
+            done = pods.duration_s[chosen] - (pods.ends[chosen] - self.work[pods.node[chosen]])
+            self.counted.evictions += len(which)
             self.counted.lost += float((done * pods.cpu[chosen]).sum())
         self.queue.back(pods.as_placed(chosen))
         self._leave(chosen)
         pods.keep(~chosen)
-        return number
+        return len(which)
 
     # --- the scheduler, and a step's running --------------------------------------------------------------------------
 

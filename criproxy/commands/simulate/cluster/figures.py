@@ -37,6 +37,8 @@ class Counted(Struct):
     broken_cpu: int = 0
     broken_memory: int = 0
     evictions: int = 0
+    starved: int = 0
+    """Those evictions that were to relieve who starves, not memory."""
     lost: float = 0.0
     ended: int = 0
     reports: int = 0
@@ -87,6 +89,7 @@ class Counted(Struct):
             "broken_memory": self.broken_memory,
             "online_samples": self.samples,
             "evictions": self.evictions,
+            "evictions_starved": self.starved,
             "lost_core_hours": self.lost / 3600.0,
             "jobs_ended": self.ended,
             **slowdown,

@@ -103,7 +103,7 @@ _RECENT, _FORECAST = 1, 2
 _Lent = tuple[float, float, float, float]
 """Of criproxy before, Koordinator, TKE, Bilibili."""
 
-_IN_TURN: Final[tuple[laws.Name, ...]] = ("criproxy_former", "koordinator", "tke", "bilibili")
+_IN_TURN: Final[tuple[laws.LawOfAmounts, ...]] = ("criproxy_former", "koordinator", "tke", "bilibili")
 
 
 def _laid_out(trace: Trace, amounts: Iterator[_Lent], grid: Grid) -> dict[str, "array[float]"]:

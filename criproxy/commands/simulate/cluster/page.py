@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, Final
 
 from criproxy.commands.simulate.cluster import text
-from criproxy.commands.simulate.cluster.laws import LAWS
+from criproxy.commands.simulate.cluster.laws import BY_NAME, LAWS
 from criproxy.commands.simulate.cluster.record import Grid
 from criproxy.commands.simulate.report import writing
 
@@ -158,8 +158,7 @@ def _table(content: dict[str, Any]) -> Iterator[str]:
     shown = text.columns(content)
     titles = "".join(f"<th>{escape(title)}</th>" for title in ("law", *(title for title, _, _ in shown)))
     yield f'<div class="wide"><table><tr>{titles}</tr>'
-    for law in LAWS:
-        found = content["laws"][law.name]
+    for name, found in content["laws"].items():
         cells = "".join(f"<td>{escape(text.cell(found[key], form))}</td>" for _, key, form in shown)
-        yield f"<tr><td>{escape(law.title)}</td>{cells}</tr>"
+        yield f"<tr><td>{escape(BY_NAME[name].title)}</td>{cells}</tr>"
     yield "</table></div>"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from criproxy.commands.simulate.cluster.folder import RecordedCluster
-from criproxy.commands.simulate.cluster.laws import BY_NAME, LAWS
+from criproxy.commands.simulate.cluster.laws import BY_NAME
 from criproxy.commands.simulate.report import aligned
 
 COLUMNS: Final = (
@@ -16,6 +16,7 @@ COLUMNS: Final = (
     ("slow p50", "slowdown_p50", "{:.2f}"),
     ("p95", "slowdown_p95", "{:.2f}"),
     ("evictions", "evictions", "{:,}"),
+    ("starved", "evictions_starved", "{:,}"),
     ("lost core-h", "lost_core_hours", "{:,.0f}"),
     ("broken CPU", "broken_cpu", "{:,}"),
     ("memory", "broken_memory", "{:,}"),
@@ -31,8 +32,9 @@ WAITING: Final = (
 LEGEND: Final = (
     "core-h: CPU that offline pods got; of free: of what online left; node: the nodes' CPU in use, online's included;\n"
     "below half: share of pods' time at less than half of the speed that they asked for; squeezed: share of nodes'\n"
-    "time at less than all of it; slow: time from a job's first start to its end, over its time at full speed; lost:\n"
-    "work of evicted pods; broken: samples at which offline held CPU, or memory, that online wanted"
+    "time at less than all of it; slow: time from a job's first start to its end, over its time at full speed;\n"
+    "starved: evictions of the youngest pod where others got too little CPU; lost: work of evicted pods; broken:\n"
+    "samples at which offline held CPU, or memory, that online wanted"
 )
 
 
@@ -54,8 +56,8 @@ def told(content: dict[str, Any], cluster: RecordedCluster) -> Iterator[str]:
         [
             ("law", *(title for title, _, _ in shown)),
             *(
-                (BY_NAME[law.name].title, *(cell(content["laws"][law.name][key], form) for _, key, form in shown))
-                for law in LAWS
+                (BY_NAME[name].title, *(cell(found[key], form) for _, key, form in shown))
+                for name, found in content["laws"].items()
             ),
         ]
     )
@@ -71,8 +73,8 @@ def told(content: dict[str, Any], cluster: RecordedCluster) -> Iterator[str]:
         )
     machine = content["machine"]
     yield (
-        f"Took {machine['took_s']:.0f} s on {machine['cpus']} CPUs at a load of {machine['load']:g}; the largest "
-        f"process had {machine['peak_rss_bytes'] / 2**20:.0f} MiB."
+        f"Took {machine['took_s']:.0f} s, and {machine['cpu_s']:.0f} s of CPU time, on {machine['cpus']} CPUs at a "
+        f"load of {machine['load']:g}; the largest process had {machine['peak_rss_bytes'] / 2**20:.0f} MiB."
     )
 
 
