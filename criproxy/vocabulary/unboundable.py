@@ -22,6 +22,7 @@ HOST_PATHS: Final = (
 """Folders of the kernel's, kubelet's and runtimes'."""
 
 ESCAPE: Final = "by that it could leave every bound of the box"
+TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
 OUTSIDE: Final = "what it does there, no limit of the box holds"
 
 
@@ -33,6 +34,11 @@ def privileged(by: str) -> str:
 def host_namespace(name: str, by: str) -> str:
     """The same of a pod in one of `HOST_NAMESPACES`."""
     return _refused(HOST_NAMESPACES[name], OUTSIDE, by)
+
+
+def host_port(port: int, by: str) -> str:
+    """The same of a pod that a port of the node leads to."""
+    return _refused(f"hostPort {port}", TAKES, by)
 
 
 def host_path(path: str, found: str, by: str) -> str:
