@@ -11,7 +11,7 @@
 | tcp | /proc/net/sockstat: memory and orphans | connections of all pods are slowed, and then broken |
 | udp | /proc/net/sockstat: memory | packets of all pods are dropped, names are not resolved |
 | neighbours | /proc/net/stat/arp_cache, ndisc_cache | no new address of the node's networks can be reached |
-| ptys | /proc/sys/kernel/pty/nr | nobody logs in, no `kubectl exec -it` |
+| ptys | /proc/sys/kernel/pty/nr | no pod has one any more: no `kubectl exec -it` |
 | conntrack | /proc/sys/net/netfilter/nf_conntrack_count | new connections of the node are dropped |
 
 The kernel does not say whose an entry is. What it does say of a process without rights over it is how many files it may
@@ -138,6 +138,12 @@ def neighbours(proc: Path) -> Use | None:
     return max(uses, key=lambda use: use.ratio, default=None)
 
 
+def ptys(proc: Path) -> Use | None:
+    """Of those that pods can have: some are kept for the node itself. Source: drivers/tty/pty.c, devpts_new_index."""
+    used, most, kept = (int(_text(proc / "sys/kernel/pty" / name)) for name in ("nr", "max", "reserve"))
+    return Use(used, max(0, most - kept))
+
+
 def _pair(used: str, most: str) -> Callable[[Path], Use | None]:
     def read(proc: Path) -> Use | None:
         return Use(int(_text(proc / used)), int(_text(proc / most)))
@@ -155,7 +161,7 @@ TABLES: Final[Mapping[str, Callable[[Path], Use | None]]] = {
     "tcp": tcp,
     "udp": udp,
     "neighbours": neighbours,
-    "ptys": _pair("sys/kernel/pty/nr", "sys/kernel/pty/max"),
+    "ptys": ptys,
     "conntrack": _pair("sys/net/netfilter/nf_conntrack_count", "sys/net/netfilter/nf_conntrack_max"),
 }
 

@@ -89,8 +89,8 @@ ROWS: Final[Mapping[str, _TableWords]] = {
         "raise net.ipv4.neigh.default.gc_thresh3 and net.ipv6.neigh.default.gc_thresh3",
     ),
     "ptys": _TableWords(
-        "the node's pseudo-terminals",
-        "when they are used up, nobody can log in",
+        "the pseudo-terminals that pods can have",
+        "when they are used up, `kubectl exec -it` works in no pod",
         "stop it, or raise kernel.pty.max",
         lambda holding: holding.files,
         "has most files open, of which they may be some",

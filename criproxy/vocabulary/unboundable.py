@@ -21,6 +21,9 @@ HOST_PATHS: Final = (
 )
 """Folders of the kernel's, kubelet's and runtimes'."""
 
+SHOWN: Final = 320
+"""Characters of a path that an answer repeats."""
+
 ESCAPE: Final = "by that it could leave every bound of the box"
 TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
 OUTSIDE: Final = "what it does there, no limit of the box holds"
@@ -44,7 +47,8 @@ def host_port(port: int, by: str) -> str:
 def host_path(path: str, found: str, by: str) -> str:
     """The same of a hostPath volume that leads to `found`."""
     leads = "" if path == found else f", which leads to {found}"
-    return _refused(f"a hostPath volume of {path}{leads}", ESCAPE, by)
+    shown = path if len(path) <= SHOWN else f"{path[:SHOWN]}..."
+    return _refused(f"a hostPath volume of {shown}{leads}", ESCAPE, by)
 
 
 def related(path: str, other: str) -> bool:

@@ -15,6 +15,7 @@ PROC = {
     "sys/fs/aio-max-nr": "65536\n",
     "sys/kernel/pty/nr": "3\n",
     "sys/kernel/pty/max": "4096\n",
+    "sys/kernel/pty/reserve": "1024\n",
     "self/status": "Name:\tx\nSigQ:\t90/100\n",
     "net/sockstat": "sockets: used 9\nTCP: inuse 4 orphan 1 tw 2 alloc 5 mem 70\nUDP: inuse 3 mem 8\nFRAG: inuse 0\n",
     "sys/net/ipv4/tcp_mem": "50\t100\t150\n",
@@ -63,7 +64,7 @@ def test_tables_are_read_and_what_this_kernel_has_not_is_left_out(node: Node) ->
         "tcp": Use(70, 100),
         "udp": Use(8, 160),
         "neighbours": Use(10, 1024),
-        "ptys": Use(3, 4096),
+        "ptys": Use(3, 3072),
     }
 
 

@@ -60,6 +60,10 @@ def test_an_offline_pod_that_could_leave_the_box_is_refused_with_the_remedy(spec
     assert not asked(spec, settings=HardeningSettings(trusted=frozenset(["other"])))["allowed"]
 
 
+def test_a_long_path_is_not_repeated_as_a_whole():
+    assert len(json.dumps(asked(volume("/a/../" * 300_000)))) < 1000
+
+
 @pytest.mark.parametrize(
     "spec",
     [
