@@ -37,11 +37,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     job = "a real Spark job: on a node of its own, and beside an online Deployment, with executors evicted and killed"
     add("--spark", action="store_true", help=f"{job} (no plot; --cluster's Kubernetes, and Spark, are fetched once)")
     add("--kubelet", action="store_true", help="have a real kubelet start the pods, as static pods")
+    others = "unrelated load on all CPUs for so many seconds in the middle, as a cron job or an image pull is"
+    add("--others", type=float, default=0.0, metavar="S", help=others)
     add("--port", type=int, default=9877, metavar="N", help="criproxy's /metrics on 127.0.0.1")
     add("--plot", type=Path, metavar="PNG", help="where the plot goes, if not to build/ in the checkout")
     given = parser.parse_args(argv)
     if not SHORTEST_S <= given.seconds <= LONGEST_S:
         raise DemoError(f"--seconds {given.seconds:g} is out of range: give {SHORTEST_S:g} to {LONGEST_S:g}")
+    if not 0.0 <= given.others <= given.seconds / 2.0:
+        raise DemoError(f"--others {given.others:g} is out of range: give 0 to half of --seconds ({given.seconds:g})")
+    if given.others and (given.cluster or given.spark):
+        raise DemoError("--others is for a single node: leave out --cluster and --spark")
     if not 1 <= given.port <= 65535:
         raise DemoError(f"--port {given.port} is no TCP port: give 1 to 65535")
     if given.spark and (given.cluster or given.trace != DAY or given.kubelet):

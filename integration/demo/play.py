@@ -3,14 +3,16 @@
 import argparse
 import math
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from types import ModuleType
-from typing import Any, Final
+from types import ModuleType, TracebackType
+from typing import Any, Final, Self
 
 from msgspec import UNSET
 
@@ -57,15 +59,18 @@ def run(options: argparse.Namespace) -> None:
     cores = len(os.sched_getaffinity(0))
     play = read_play(options.trace, options.trace_id, options.seconds, PEAK_RATIO * cores)
     check_cgroups()
-    with cleaned(1, options.port) as (lab,):
+    with ExitStack() as on_exit:
+        (lab,) = on_exit.enter_context(cleaned(1, options.port))
         say("Setting up a node of its own:")
         node = start(lab, play, cores, port=options.port, with_kubelet=options.kubelet)
         say(f"online pod: {node.paths['online']}")
         say(f"offline pods: {node.paths['box']}, each wants all CPUs")
         say(f"1 s is {play.compression:.3g} s of the trace, and so much quicker does criproxy learn here")
         samples, due_s = [], 0.0
+        others = on_exit.enter_context(Others(options.others, (play.seconds - options.others) / 2.0, cores))
         for sample in _samples(node, play):
             samples.append(sample)
+            others.look(sample.t_s)
             if sample.t_s >= due_s:
                 due_s = sample.t_s + _SAY_EVERY_S
                 say(line(sample, cores))
@@ -75,6 +80,29 @@ def run(options: argparse.Namespace) -> None:
         say(text)
     draw(samples, play, cores, options.plot, words[0])
     say(f"Plot: {options.plot}")
+
+
+class Others:
+    """Load that is no pod's: a busy loop for each CPU, for `seconds` from `begin_s` of the play on."""
+
+    def __init__(self, seconds: float, begin_s: float, cores: int) -> None:
+        self._seconds, self._begin_s, self._cores = seconds, begin_s, cores
+        self._loops: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def look(self, t_s: float) -> None:
+        if not self._seconds or self._loops or t_s < self._begin_s:
+            return
+        say(f"{t_s:5.1f} s  now others want all CPUs, for {self._seconds:g} s")
+        loop = ("timeout", str(self._seconds), "sh", "-c", "while :; do :; done")
+        self._loops = [subprocess.Popen(loop) for _ in range(self._cores)]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for one in self._loops:
+            one.terminate()  # and the loop with it
+            one.wait()
 
 
 def _samples(on: DemoNode, play: Play) -> Iterator[Sample]:

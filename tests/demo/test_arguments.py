@@ -26,6 +26,8 @@ def test_parse_with_everything_takes_everything() -> None:
     [
         (["--seconds", "9"], "--seconds 9 is out of range: give 10 to 86400"),
         (["--seconds", "nan"], "--seconds nan is out of range"),
+        (["--others", "46"], "--others 46 is out of range: give 0 to half of --seconds"),
+        (["--others", "10", "--cluster"], "leave out --cluster and --spark"),
         (["--port", "0"], "--port 0 is no TCP port"),
         (["--plot", "p.svg"], "does not end in .png"),
         (["--cluster", "--kubelet"], "leave out --kubelet and --trace"),

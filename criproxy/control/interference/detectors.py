@@ -26,7 +26,8 @@ means none at all (`rest`), and which resources of the box may be the cause, in 
 A signal is *high* from the moment when it exceeds the bar until it is below the bar by `hysteresis`; an *alarm* is a
 signal that has been high for `hold_s` and the detector's *patience*. An acquittal leaves the bar alone, and doubles the
 patience: 2, 4 … `LONGEST_PATIENCE_S`; half of it is forgotten each `FORGET_HALF_LIFE_S`. So no detector goes deaf, and
-the harm that others bring for seconds is waited out.
+the harm that others bring for seconds is waited out. It stays at the first of these where the box was guilty for sure
+not long ago: see `ladder`.
 
 Times are summed up from sample to sample, and a gap counts as `longest_gap_s` at most: nobody knows what happened in
 it. The sample that first exceeds the bar counts half of the time since the one before it, as the harm has begun
@@ -74,7 +75,7 @@ class Detector(Struct, frozen=True):
     """A signal, and when it is an alarm; `threshold`, `hysteresis`, `most`, `rest` and `emergency` are in its `unit`.
 
     `words` name the signal in sentences. From `emergency` on, the first suspect is evicted from without an experiment;
-    None: this signal knows no emergency. `stock`: it says how much is held (memory, processes), not how fast
+    None: this signal knows no emergency. `stock`: it says how much is in use (memory, processes), not how fast
     something goes, so that a squeeze does not bring it down and no experiment proves anything. `by_use`: what is usual
     depends on how much CPU online uses; `queues`: and there is pressure by online's own queueing. `slow`: its values
     come seconds apart, so that a phase of an experiment for it takes longer (`LadderSettings.slow_phase_s`). `evicts`:
@@ -318,9 +319,17 @@ class Monitor:
             return 0.0
         return self._patience_s * math.exp2(-max(0.0, t_s - self._acquitted_s) / FORGET_HALF_LIFE_S)
 
-    def acquit(self, t_s: float) -> None:
-        """The box is not the cause of the signal: be more patient, begin to wait anew, and learn what goes on."""
-        self._patience_s = min(LONGEST_PATIENCE_S, max(FIRST_PATIENCE_S, 2.0 * self.patience_s(t_s)))
+    def convict(self, t_s: float) -> None:
+        """The box is the cause of the signal: wait no longer than `FIRST_PATIENCE_S` for it."""
+        self._patience_s, self._acquitted_s = min(FIRST_PATIENCE_S, self.patience_s(t_s)), t_s
+
+    def acquit(self, t_s: float, *, lately_guilty: bool = False) -> None:
+        """The box is not the cause of the signal: be more patient, begin to wait anew, and learn what goes on.
+
+        `lately_guilty`: it was not long ago.
+        """
+        longest_s = FIRST_PATIENCE_S if lately_guilty else LONGEST_PATIENCE_S
+        self._patience_s = min(longest_s, max(FIRST_PATIENCE_S, 2.0 * self.patience_s(t_s)))
         self._acquitted_s = t_s
         if self._high:
             rest, mean = self.detector.rest, self._total / self._samples

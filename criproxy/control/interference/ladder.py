@@ -39,7 +39,8 @@ One experiment runs at a time, and none for a detector that has convicted a reso
 was tested. It does not begin while another resource is on its way to the floor, probed, or tested, since nobody could
 say then which of the two has helped. Experiments take a resource for `trial_ratio` of the time at most, which is saved
 up to `trial_most_s`; one that convicts is not counted. A case whose suspects were all acquitted doubles the detector's
-patience (see `detectors`), and no other case is opened by it for `pause_s`.
+patience (see `detectors`), and no other case is opened by it for `pause_s`. Where one could not be tried, as its budget
+was spent, the box is not known to be innocent, and only the pause follows.
 
 **Free evidence spares experiments.** A resource of which the box used nothing just before is not tried (`unused`).
 Where something else that is outside of kubepods and the box has risen with the harm, or steal has, a resource is tried
@@ -57,7 +58,12 @@ prediction (1) that is known to be good, at first the floor:
                             still, and the next look waits twice as long. Else it is another's
     harm at another level   the box is squeezed to the floor for a phase. It falls: the level is not good any more, and
                             the floor is. Else the harm is another's
+    another's, once         the box may be harmless again, so that the probe of all waits for `first_wait_s` alone
     another's, twice        acquitted: all is given back, and the detector's patience doubles
+
+A box that has harmed at `sure_relapses` probes is guilty for sure, where one conviction may be an error: until it has
+been open for `forget_s`, acquittals leave its detectors' patience as short as after the first, and its experiments may
+save up `trial_guilty_most_s`: two of memory, as others' spikes cost, spend what there is else.
 
 So it is on every rung; and a rung that is stricter than squeezed is entered only after harm at the floor was seen to
 grow with the box in this conviction: nobody is evicted for less. Harm that goes on at the floor closes the box after
@@ -198,6 +204,7 @@ class LadderSettings(Struct, frozen=True):
     slow_phase_s: float = 3.0
     trial_ratio: float = 0.0075
     trial_most_s: float = 30.0
+    trial_guilty_most_s: float = 60.0
     spared_s: float = LONGEST_PATIENCE_S
     harmed_s: float = 1.0
     first_wait_s: float = 5.0
@@ -207,6 +214,7 @@ class LadderSettings(Struct, frozen=True):
     look_s: float = 5.0
     deaf_s: float = 10.0
     innocents: int = 2
+    sure_relapses: int = 3
     relieved_ratio: float = 0.8
     to_floor_s: float = 5.0
     ease_s: float = 30.0
@@ -350,7 +358,8 @@ class Hold(Struct, frozen=True):
     what a test has seen; `worst`: the highest value of a probe, where 1 is the bar. `calm_s` counts up to the next
     probe; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the floor waits for a test.
     `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm at the floor was seen
-    to come of the box. `ordered`: the mean harm when a pod had to go last; None: none had.
+    to come of the box; `relapses`: how often harm came of a level that was probed or held. `ordered`: the mean harm
+    when a pod had to go last; None: none had.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -370,6 +379,7 @@ class Hold(Struct, frozen=True):
     deaf_s: float = 0.0
     innocent: int = 0
     returns: int = 0
+    relapses: int = 0
     ordered: float | None = None
     free: bool = False
     """It was calm at open."""
@@ -403,7 +413,7 @@ class RungState(Struct, frozen=True):
     `held`: how, by an experiment; None: by account, and `share` counts. `harm_s`: for how long there has been harm at
     the floor on this rung; `calm_s`: how much calm since. `near_s`: for how long the signal has been high, but within
     its hysteresis. `relapses`: how often harm came back while it was eased. `convictions` and `closings` count how
-    often it came there. `vain`: a pod went, and it did not help.
+    often it came there. `vain`: a pod went, and it did not help. `guilty`: for sure, not long ago.
     """
 
     rung: Rung = Rung.OPEN
@@ -419,6 +429,7 @@ class RungState(Struct, frozen=True):
     convictions: int = 0
     closings: int = 0
     vain: bool = False
+    guilty: bool = False
 
 
 class Case(Struct, frozen=True):
@@ -460,7 +471,8 @@ class LadderState(Struct, frozen=True):
 
     `pauses`: for how many more seconds a detector opens no case. `spent_s`: how much of its budget for experiments a
     resource has spent. `emergency_s`: for how long there has been an emergency without a break. `irreducible_s`: the
-    same of each resource of which the box holds too much that can't be taken back. `luck`: what is random comes of it.
+    same of each resource of which the box holds too much that can't be taken back.
+    `random_state`: what is random comes of it; files call it luck.
     """
 
     t_s: float | None = None
@@ -472,7 +484,7 @@ class LadderState(Struct, frozen=True):
     ordered_s: float | None = None
     emergency_s: float = 0.0
     irreducible_s: dict[str, float] = field(default_factory=dict)
-    luck: int = 0
+    random_state: int = field(default=0, name="luck")
 
     def of(self, resource: str) -> RungState:
         return self.resources.get(resource, _AT_REST)
@@ -709,7 +721,7 @@ class _Step:
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds and not nobody}
         saved_s = settings.trial_ratio * seconds
         self._spent_s = {name: spent - saved_s for name, spent in state.spent_s.items() if spent > saved_s}
-        self._luck = state.luck
+        self._random_state = state.random_state
         self._accused = ""
         self._accounted: dict[str, str] = {}
         self._ended = self._by_itself = False
@@ -741,9 +753,9 @@ class _Step:
 
     def _random_s(self, of: Phases) -> float:
         """How long a phase takes: the shortest, and a random number of looks."""
-        self._luck = (self._luck * 6364136223846793005 + 1442695040888963407) % 2**64
+        self._random_state = (self._random_state * 6364136223846793005 + 1442695040888963407) % 2**64
         choices = 1 + round((of.longest_s - of.shortest_s) / LOOK_S)
-        return of.shortest_s + LOOK_S * ((self._luck >> 32) * choices >> 32)
+        return of.shortest_s + LOOK_S * ((self._random_state >> 32) * choices >> 32)
 
     # clocks
 
@@ -755,7 +767,7 @@ class _Step:
             if state.rung in _CONVICTED:
                 clocks = self._accounted_for if state.held is None else self._held
                 self._states[name] = clocks(name, state)
-            elif state.rung is Rung.OPEN and (state.convictions or state.closings):
+            elif state.rung is Rung.OPEN and (state.convictions or state.closings or state.guilty):
                 state = replace(state, open_s=state.open_s + self._seconds)  # noqa: PLW2901
                 self._states[name] = _AT_REST if state.open_s >= self._settings.forget_s else state
 
@@ -883,11 +895,11 @@ class _Step:
         elif held.harm.value <= settings.half_ratio * held.seen.value:
             look_s = min(settings.longest_wait_s, 2.0 * held.look_s)
             return held.rests(innocent=0, returns=held.returns + 1, look_s=look_s)
-        return held.rests(innocent=held.innocent + 1, deaf_s=settings.deaf_s)
+        return held.rests(innocent=held.innocent + 1, deaf_s=settings.deaf_s, wait_s=settings.first_wait_s)
 
     def _relapsed(self, held: Hold, level: float, of: Phases) -> Hold:
         """Harm has come with this level."""
-        held, settings = replace(held, innocent=0), self._settings
+        held, settings = replace(held, innocent=0, relapses=held.relapses + 1), self._settings
         if level >= ALL:
             most_s = max(settings.first_wait_s, settings.longest_wait_s - of.probe_s)
             return held.rests(wait_s=min(most_s, 2.0 * held.wait_s))
@@ -972,10 +984,14 @@ class _Step:
 
     def _may_try(self, resource: str) -> bool:
         row = self._resources.get(resource)
-        spent_s = self._spent_s.get(resource, 0.0)
-        if row is None or row.phase_s is None:
-            return False
-        return spent_s == 0.0 or spent_s + row.longest_phase_s <= self._settings.trial_most_s
+        return row is not None and row.phase_s is not None and not self._is_spent(resource)
+
+    def _is_spent(self, resource: str) -> bool:
+        """Whether its budget has no experiment left."""
+        row, spent_s = self._resources.get(resource), self._spent_s.get(resource, 0.0)
+        guilty, settings = self._states[resource].guilty, self._settings
+        most_s = settings.trial_guilty_most_s if guilty else settings.trial_most_s
+        return row is not None and spent_s > 0.0 and spent_s + row.longest_phase_s > most_s
 
     def _at_alarm(self, detector: str) -> bool:
         reading = self._readings.get(detector)
@@ -1007,12 +1023,17 @@ class _Step:
         if case is None or not self._ended:
             return
         convicted = any(case.detector == state.signal for state in self._now())
-        if case.acquitted and not convicted and not self._by_itself:
+        if case.acquitted and not convicted and not self._by_itself and not self._left_untried(case):
             self._exonerated.append(case.detector)
             self._explained[case.detector] = case.before
         if not convicted and not self._by_itself:
             self._pauses[case.detector] = self._settings.pause_s
         self._case, self._ended, self._by_itself = None, False, False
+
+    def _left_untried(self, case: Case) -> bool:
+        """Whether it may have been one for which the budget was spent."""
+        others = (name for name in self._detectors[case.detector].suspects if name not in case.acquitted)
+        return self._at_alarm(case.detector) and any(self._is_spent(name) for name in others)
 
     # the table
 
@@ -1104,15 +1125,20 @@ class _Step:
                 begun = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
                 new = replace(new, signal=signal, share=0.0, held=begun, convictions=old.convictions + 1)
             case When.NO_HELP:
-                new = _AT_REST
+                new = RungState(guilty=self._is_surely_guilty(old))
             case When.LASTS if row.to is Rung.CLOSED:
                 held = None if old.held is None else old.held.rests(level=0.0)
                 new = replace(new, share=0.0, held=held, calm_s=0.0, closings=old.closings + 1)
             case When.LASTS:
                 new = replace(new, calm_s=0.0)
             case When.CALM if row.to is Rung.OPEN:
-                new = RungState(convictions=old.convictions, closings=old.closings, vain=old.vain)
+                guilty = self._is_surely_guilty(old)
+                new = RungState(convictions=old.convictions, closings=old.closings, vain=old.vain, guilty=guilty)
         return new
+
+    def _is_surely_guilty(self, state: RungState) -> bool:
+        relapses = 0 if state.held is None else state.held.relapses
+        return state.guilty or relapses >= self._settings.sure_relapses
 
     def _words(self, scene: _Scene) -> dict[str, object]:
         detector, reading = self._detectors.get(scene.signal), self._readings.get(scene.signal)
@@ -1204,7 +1230,7 @@ class _Step:
             ordered_s=self._before.ordered_s if order is None else self._t_s,
             emergency_s=self._emergency_s,
             irreducible_s=self._irreducible_s,
-            luck=self._luck,
+            random_state=self._random_state,
         )
 
 

@@ -120,7 +120,7 @@ class Responder:
         self._settings = settings
         self._detectors = by_name(tuple(detectors))
         self._monitors = {name: Monitor(one, settings.longest_gap_s) for name, one in self._detectors.items()}
-        self._ladder = LadderState(luck=seed % 2**64)
+        self._ladder = LadderState(random_state=seed % 2**64)
         self._unused: Mapping[str, MonitorState] = {}
         """Of detectors that are not at work now, what they had learned."""
         self._high = False
@@ -235,12 +235,19 @@ class Responder:
             self._detectors,
             self._settings,
         )
+        for one in decision.transitions:
+            if one.after is Rung.OPEN and one.signal in self._monitors and self._ladder.of(one.resource).guilty:
+                self._monitors[one.signal].convict(t_s)
         for name in decision.exonerated:
-            self._monitors[name].acquit(t_s)
+            self._monitors[name].acquit(t_s, lately_guilty=self._was_guilty(name))
         for name, excess in decision.explained.items():
             self._monitors[name].explain(t_s, excess)
         self._high = any(one.value > one.bar for one in readings.values())
         return decision
+
+    def _was_guilty(self, detector: str) -> bool:
+        """Whether one of its suspects was the cause for sure, and that is not forgotten yet."""
+        return any(self._ladder.of(name).guilty for name in self._detectors[detector].suspects)
 
     def evicted(self, owners: tuple[str, ...]) -> None:
         """The pod that the last order asked for is going."""

@@ -80,6 +80,18 @@ def test_acquittal_doubles_the_patience_up_to_half_a_minute_and_half_is_forgotte
     assert monitor.patience_s(100.0 + 10 * FORGET_HALF_LIFE_S) < 0.1
 
 
+def test_patience_does_not_grow_while_the_box_was_lately_guilty():
+    monitor = Monitor(PLAIN)
+    for _ in range(4):
+        monitor.acquit(100.0)
+    monitor.convict(100.0)
+    found = [monitor.patience_s(100.0)]
+    for _ in range(3):
+        monitor.acquit(100.0, lately_guilty=True)
+        found.append(monitor.patience_s(100.0))
+    assert found == [2.0] * 4
+
+
 def test_patient_detector_waits_out_harm_of_seconds_and_hears_what_lasts():
     monitor = Monitor(PLAIN)
     monitor.acquit(0.0)

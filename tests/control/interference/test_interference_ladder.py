@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.interference.detectors import DETECTORS, IO, Assessment, Detector, by_name
+from criproxy.control.interference.detectors import DETECTORS, FIRST_PATIENCE_S, IO, Assessment, Detector, by_name
 from criproxy.control.interference.ladder import (
     ALL,
     TABLE,
@@ -93,6 +93,8 @@ CASES = [
                  id="the detector pauses"),
     pytest.param(replace(stand(OPEN), spent_s={CPU: 31.0}), {"cpu_pressure": HARM}, CPU, None, OPEN,
                  id="its budget for experiments is spent"),
+    pytest.param(replace(stand(OPEN, guilty=True), spent_s={CPU: 31.0}), {"cpu_pressure": HARM}, CPU, When.ACCUSED,
+                 TRIED, id="and is larger where the box was surely guilty"),
     pytest.param(trying(age_s=0.5), {"cpu_pressure": HARM}, CPU, None, TRIED, id="squeeze goes on"),
     pytest.param(trying(), {"cpu_pressure": reading(4.0)}, CPU, None, TRIED, id="a fall alone convicts nobody"),
     pytest.param(trying(squeezed=False, returns=0), {"cpu_pressure": reading(30.0)}, CPU, None, TRIED,
@@ -477,6 +479,16 @@ def test_what_holds_by_a_state_is_what_the_step_said_that_led_to_it():
     assert "memory" in decision.closed
 
 
+@pytest.mark.parametrize(("spent_s", "exonerated"), [(0.0, ("memory_pressure",)), (31.0, ())])
+def test_box_whose_memory_could_not_be_tried_is_not_known_to_be_innocent(spent_s, exonerated):
+    """Else what it does by memory would be learned to be usual."""
+    acquitted = (IO,) if spent_s else (MEMORY, IO)
+    state = replace(stand(OPEN), case=Case("memory_pressure", acquitted, before=40.0), spent_s={MEMORY: spent_s})
+    decision, after = step(Signals(101.0, {"memory_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
+    assert (decision.exonerated, tuple(decision.explained)) == (exonerated, exonerated)
+    assert after.pauses == {"memory_pressure": SETTINGS.pause_s}
+
+
 def test_empty_box_is_not_suspected():
     node = Node({}, own=50.0, pods=0).run(60)
     assert node.transitions == []
@@ -622,6 +634,31 @@ def test_harm_at_the_floor_that_is_anothers_acquits_the_box_after_two_looks_at_i
     assert node.transitions[-1].reason.startswith("a service's own measure (probe) is as high with the box's CPU at")
     assert [name for _, one in node.decisions for name in one.exonerated] == ["probe"]
     assert node.evictions == []
+
+
+def test_harm_at_the_floor_that_was_anothers_has_all_probed_soon():
+    node = convicted().run(600)
+    node.causes, node.own = {}, 50.0
+    node.run(15)
+    node.own = 0.0
+    node.run(25)
+    assert node.path()[-1] is OPEN
+    assert node.transitions[-1].reason.endswith("it is held back no longer")
+
+
+@pytest.mark.parametrize(("guilty_s", "patient"), [(0, True), (300, False)], ids=["perhaps an error", "for sure"])
+def test_patience_does_not_grow_for_a_box_that_was_surely_guilty_of_late(guilty_s, patient):
+    """It was seen to harm at three probes. Others harm for a while thereafter, and it is acquitted of that."""
+    node = convicted().run(guilty_s)
+    node.causes = {}
+    node.run(100)
+    for _ in range(4):
+        node.own = 60.0
+        node.run(30)
+        node.own = 0.0
+        node.run(60)
+    assert node.path()[-4:] == [TRIED, OPEN, TRIED, OPEN]
+    assert (node.responder.state().monitors["probe"].patience_s > FIRST_PATIENCE_S) is patient
 
 
 def test_lasting_harm_of_the_box_climbs_all_rungs_and_comes_back():
