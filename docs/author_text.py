@@ -9,20 +9,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from criproxy.cgroup.naming import LONGEST as LONGEST_PATH
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.control.interference import service_checks
 from criproxy.control.interference.service_checks import ServiceAnswer, check_of, percent_of
 from criproxy.control.interference.victim import LONGEST_OWNER, OWNERS, candidate, owner_of
+from criproxy.fronts.cri import messages as cri
+from criproxy.fronts.cri.codec import Request
 from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
 from criproxy.hooks.batch import asked_by
-from criproxy.hooks.hardening import Hardening, HardeningHook
+from criproxy.hooks.hardening import CACHE_CLASS, Hardening, HardeningHook
 from criproxy.hooks.notice import MOST_NOTICE_S, notice_asked_s
 from criproxy.hooks.offline import CONFIG_SOURCE, DEFAULT_RULE, PRESETS, OfflineRules, is_static_system_pod
 from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
 from criproxy.hooks.tiers import is_mid
-from criproxy.kube.evictions import MAX_EVICTED, change, kept_out, kept_out_for
+from criproxy.kube.evictions import MAX_EVICTED, MOST_GRACE_S, Evictor, change, kept_out, kept_out_for
 from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated
 from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
 from criproxy.pods.inventory import Inventory, described
@@ -80,6 +83,8 @@ def readers_of_pod(pod: Pod) -> None:
             job()
     request = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/poduid", Resources(), pod=pod)
     tuple(BandwidthHook(Bandwidth(10**6, 10**6)).adjust(request))
+    create = replace(request, operation=Operation.CREATE_CONTAINER, target=Target.CONTAINER, container="NAME")
+    tuple(HardeningHook(Hardening()).adjust(create))
 
 
 def _marks(kind: Kind, *keys: str, namespace: str = "batch") -> Callable[[str], object]:
@@ -92,6 +97,16 @@ def _bound_pod(text: str) -> BoundPod:
 
 def _evicted(text: str) -> object:
     return change((), kept_out({}, text, kept_out_for(300.0, 0.0, 0.0)))
+
+
+def _masked(text: str) -> object:
+    paths = [text.encode("utf-8", "surrogateescape")]
+    linux = {"security_context": {"masked_paths": paths, "readonly_paths": paths}}
+    call = Request(
+        Operation.CREATE_CONTAINER,
+        cri.CreateContainerRequest(config=cri.ContainerConfig(linux=linux)).SerializeToString(),
+    )
+    return [part.security for part in call.parts]
 
 
 def _container(text: str) -> object:
@@ -328,6 +343,46 @@ ROWS: Final = (
     ),
     AuthorText(
         "field",
+        ("spec.containers[].ports[].hostPort, securityContext.procMount",),
+        "offline pods",
+        (Hardening.refusal, HardeningHook.adjust),
+        "numbers, and paths that kubelet writes; a pod with a port of the node's is refused, /proc is masked",
+        NOBODY,
+        NOBODY,
+        _masked,
+    ),
+    AuthorText(
+        "annotation",
+        (f"{CACHE_CLASS}pod", f"{CACHE_CLASS}container.NAME"),
+        "offline pods",
+        (HardeningHook.adjust, AppliedAdjustment.logged),
+        "taken away; 320 characters of it are logged",
+        NOBODY,
+        NOBODY,
+        _marks("annotation", f"{CACHE_CLASS}pod", f"{CACHE_CLASS}container.NAME"),
+    ),
+    AuthorText(
+        "field",
+        ("spec.terminationGracePeriodSeconds",),
+        "offline pods",
+        (Evictor.evict_pod,),
+        f"{MOST_GRACE_S} s, where Kubernetes evicts it; 1 s where memory is short",
+        "time to end before it is stopped",
+        "online waits up to so long for what the pod has to give back; not in an emergency",
+        _bound_pod,
+    ),
+    AuthorText(
+        "field",
+        ("spec.priority",),
+        "offline pods",
+        (candidate,),
+        "a number of 32 bits, which the API server sets by the PriorityClass",
+        "others of the box go first",
+        "other offline pods go in its place",
+        _bound_pod,
+    ),
+    AuthorText(
+        "field",
         ("spec.containers[].name, securityContext.capabilities.add",),
         "offline pods",
         (RealtimeHook.adjust, ResourcesHook.adjust, HardeningHook.adjust),
@@ -335,6 +390,87 @@ ROWS: Final = (
         "nothing: what reaches past the pod is cut",
         NOBODY,
         _container,
+    ),
+)
+
+
+class LeftText(Struct, frozen=True):
+    """A row of what criproxy does not read of an offline pod: what an author could want by it, and what bounds that."""
+
+    names: str
+    wanted: str
+    bounds: str
+
+
+LEFT: Final = (
+    LeftText(
+        "`seccompProfile: Localhost`",
+        "a profile that allows more than RuntimeDefault",
+        "it is a file that the node's administrator put into kubelet's folder; put none there that allows add_key",
+    ),
+    LeftText(
+        "`appArmorProfile: Unconfined`, `seLinuxOptions` (`spc_t`, another pod's level)",
+        "writes that the profile denies",
+        "the capabilities of the list, the masks of /proc and the mounts; nothing of another pod's is in sight. Where "
+        "a cluster relies on them, Pod Security's `baseline` refuses both",
+    ),
+    LeftText(
+        "`runAsUser`, `runAsGroup`, `supplementalGroups`, `fsGroup`",
+        "an online pod's uid, whose share of what the kernel counts by user it could use up",
+        "a user namespace (`hostUsers: false`), see docs/refused.md; groups reach what is mounted, and no device",
+    ),
+    LeftText(
+        "`allowPrivilegeEscalation`, `readOnlyRootFilesystem`, `tty`, `stdin`",
+        NOBODY,
+        "capabilities and the profile; pseudo-terminals are watched",
+    ),
+    LeftText(
+        "`volumeDevices`, devices of device plugins and DRA (CDI)",
+        "a device of the node's",
+        "the administrator's classes and plugins offer them, and the cgroup's list of devices names each. "
+        "`cdi.k8s.io/…` annotations of a pod reach no runtime: they are read of the container's, which kubelet writes",
+    ),
+    LeftText(
+        "`mountPropagation: Bidirectional`",
+        "mounts in the node's mount namespace",
+        "it needs `privileged`, at the API server and in kubelet",
+    ),
+    LeftText(
+        "image volumes, `emptyDir`, PersistentVolumeClaims, NFS and others of the network",
+        "disk space, and memory by `medium: Memory`",
+        "kubelet's eviction and sizeLimit; what is in memory counts against the box",
+    ),
+    LeftText(
+        "`sysctls`",
+        "larger buffers of TCP (`net.ipv4.tcp_rmem`)",
+        "kubelet lets safe ones alone, all of the pod's own namespaces; the node's memory of TCP is watched",
+    ),
+    LeftText(
+        "`runtimeClassName`",
+        "a runtime that keeps no bound",
+        "classes are the administrator's; where its processes are is checked each minute (docs/refused.md)",
+    ),
+    LeftText(
+        "`io.containerd.…`, `io.kubernetes.cri-o.…`, `…crio.io`, `org.systemd.property.…` annotations",
+        "settings of the container that its runtime takes from annotations",
+        "none reaches it from a pod unless the runtime's configuration names it for the runtime class "
+        "(pod_annotations, allowed_annotations): name none for classes of offline pods",
+    ),
+    LeftText(
+        "`blockio.resources.beta.kubernetes.io/…` annotations",
+        "a class with a higher weight at disks",
+        "it is the container's own cgroup's, in the box",
+    ),
+    LeftText(
+        "`shareProcessNamespace`, ephemeral containers, `lifecycle`, probes",
+        "work of the runtime's for it",
+        "exec runs in the container's cgroup; what the runtime itself works is measured (docs/refused.md)",
+    ),
+    LeftText(
+        "`priorityClassName`, `preemptionPolicy`, `nodeName`, `schedulerName`",
+        "to displace online pods, or to come past the scheduler",
+        "criproxy's webhook takes away what is a system's and sets its own class; who comes past the scheduler is "
+        "placed in the box all the same. Elsewhere: a ResourceQuota with a scope of priority classes",
     ),
 )
 
@@ -353,6 +489,14 @@ def page() -> str:
             "| what | name | read of | by | bound | better for its author | worse for others |",
             "|---|---|---|---|---|---|---|",
             *map(_row, ROWS),
+            "",
+            "## What criproxy leaves to others",
+            "",
+            "Fields and annotations of an offline pod that nothing here reads or changes.",
+            "",
+            "| what an author writes | what it could be wanted for | what bounds it |",
+            "|---|---|---|",
+            *(f"| {one.names} | {one.wanted} | {one.bounds} |" for one in LEFT),
             "",
         )
     )

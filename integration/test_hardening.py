@@ -105,6 +105,24 @@ def test_offline_container_that_could_leave_the_box_is_refused_with_the_reason(n
     node.start("online", mounts={Path("/host"): Path("/sys/fs/cgroup")}, privileged=True)
 
 
+def test_offline_pod_with_a_port_of_the_node_s_is_refused(node: Hardened) -> None:
+    with pytest.raises(grpc.RpcError, match="an offline pod may not have hostPort 10250"):
+        node.run_pod("offline", host_port=10250)
+    node.run_pod("online", host_port=10250)
+
+
+def test_offline_container_that_sees_all_of_proc_can_not_write_the_node_s_settings(node: Hardened) -> None:
+    """As procMount: Unmasked, the lab masks nothing."""
+    settings = ["sh", "-c", ": >> /proc/sys/kernel/core_pattern"]
+    keys = ["grep", "-q", ".", "/proc/keys"]
+    for kind, written in (("online", 0), ("offline", 1)):
+        container = node.start(kind)
+        assert node.client.exec_sync(container, settings).exit_code == written, "opened, and nothing written"
+        assert node.client.exec_sync(container, keys).exit_code == written
+    node.configure(proc_mount=False)
+    assert node.client.exec_sync(node.start("offline"), settings).exit_code == 0
+
+
 def test_bind_mount_of_a_refused_folder_is_refused(node: Hardened, tmp_path: Path) -> None:
     """As kubelet makes one of a volume's subPath."""
     seen = tmp_path / "seen"

@@ -405,6 +405,24 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
             expects="a list of absolute paths",
         ),
     ] = HOST_PATHS
+    refuse_host_ports: Annotated[
+        bool,
+        doc("Whether an offline pod with a hostPort is refused: the node's port, kubelet's too, would lead to it."),
+    ] = True
+    proc_mount: Annotated[
+        bool,
+        doc(
+            "Offline containers with procMount: Unmasked, and without a user namespace of their own, get Default: "
+            "root in one could write the settings of the node's kernel."
+        ),
+    ] = True
+    cache_classes: Annotated[
+        bool,
+        doc(
+            "Whether annotations rdt.resources.beta.kubernetes.io/… of offline pods are taken away: by one, a "
+            "container chooses a class of the runtime's for the last level's cache, which may be that of online pods."
+        ),
+    ] = True
     allow: Annotated[
         tuple[RuleTable, ...],
         doc(
@@ -430,6 +448,9 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
             self.refuse_privileged,
             frozenset(self.refuse_host_namespaces),
             self.refuse_host_paths,
+            self.refuse_host_ports,
+            self.proc_mount,
+            self.cache_classes,
             tuple(table.rule for table in self.allow),
         )
 

@@ -6,9 +6,15 @@
 | `hostNetwork`, `hostPID`, `hostIPC`   | refused          | what it does there is the node's, not the pod's          |
 | a hostPath of the kernel's or the     | refused          | by these it leaves its cgroup, or others start what is   |
 | runtime's folders, in or above one    |                  | in none                                                  |
+| a `hostPort`                          | refused          | what is sent to that port of the node goes to the pod,   |
+|                                       |                  | also where kubelet or a login waits for it               |
 | no seccomp profile, or `Unconfined`   | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
 |                                       |                  | container of the node's starts                           |
 | added capabilities                    | cut to a list    | most reach past the pod's own namespaces                 |
+| `procMount: Unmasked`, without users  | `Default`        | root writes the kernel's settings, and reads its memory  |
+| of its own                            |                  |                                                          |
+| a class of the runtime's for the last | taken away       | a share of the cache and of the memory's bandwidth is no |
+| level's cache (an annotation)         |                  | cgroup's, and a class may be that of online pods         |
 
 A rule of the node's own file lets a pod pass all of it. What a hostPath leads to on the node, `pods.host_paths` finds
 out; here paths are compared as they are written. Pure.
@@ -23,7 +29,7 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from criproxy.hooks.offline import Rule
-from criproxy.model import Adjustment, Pod, PodRequest, Security
+from criproxy.model import Adjustment, Operation, Pod, PodRequest, Security, Target
 from criproxy.vocabulary import unboundable
 from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, related
 
@@ -51,6 +57,20 @@ and SYS_PTRACE (it sees its own processes alone). Source: containerd, oci.defaul
 
 ALL: Final = "ALL"
 
+MASKED_PATHS: Final = (
+    *(f"/proc/{name}" for name in ("acpi", "kcore", "keys", "latency_stats", "timer_list", "timer_stats")),
+    *("/proc/sched_debug", "/proc/scsi", "/sys/firmware"),
+)
+READONLY_PATHS: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
+"""What each kubelet since 1.12 keeps from a container whose procMount is Default; later ones keep more.
+
+Source: Kubernetes, pkg/securitycontext/util.go.
+"""
+
+CACHE_CLASS: Final = "rdt.resources.beta.kubernetes.io/"
+"""Before `pod`, or `container.NAME`. Source: goresctrl (containerd, CRI-O), pkg/rdt, ContainerClassFromAnnotations.
+"""
+
 BY: Final = "hardening.allow in the node's file"
 """Where an administrator lets a pod have it."""
 
@@ -63,6 +83,9 @@ class Hardening(Struct, frozen=True):
     refuse_privileged: bool = True
     refuse_host_namespaces: frozenset[str] = frozenset(HOST_NAMESPACES)
     refuse_host_paths: tuple[str, ...] = HOST_PATHS
+    refuse_host_ports: bool = True
+    proc_mount: bool = True
+    cache_classes: bool = True
     allow: tuple[Rule, ...] = ()
 
     def lets(self, pod: Pod) -> str | None:
@@ -76,6 +99,8 @@ class Hardening(Struct, frozen=True):
         for name in asked.host_namespaces:
             if name in self.refuse_host_namespaces:
                 return unboundable.host_namespace(name, BY)
+        if asked.host_ports and self.refuse_host_ports:
+            return unboundable.host_port(asked.host_ports[0], BY)
         return ""
 
     def refusal_of_paths(self, paths: Iterable[str]) -> str:
@@ -88,7 +113,7 @@ class Hardening(Struct, frozen=True):
 
 
 class HardeningHook(Struct, frozen=True):
-    """Gives the runtime's seccomp profile to what has none, and cuts added capabilities; see the module."""
+    """Gives the runtime's seccomp profile to what has none, masks /proc, and cuts what is added; see the module."""
 
     hardening: Hardening
     name: ClassVar[str] = "hardening"
@@ -100,6 +125,10 @@ class HardeningHook(Struct, frozen=True):
             yield Adjustment(
                 "seccomp", "RuntimeDefault", "without it, one pod can use up the kernel's keys of the node"
             )
+        if request.security.unmasked and self.hardening.proc_mount:
+            yield Adjustment("proc_mount", "Default", "it could write the settings of the node's kernel")
+        for key in _cache_classes(request) if self.hardening.cache_classes else ():
+            yield Adjustment("annotations", None, "it chooses a share of the cache, maybe online pods'", key)
         asked = request.security.added_capabilities
         if (kept := self._kept(asked)) != tuple(asked):
             yield Adjustment("add_capabilities", ", ".join(kept), "the others reach past the pod's own namespaces")
@@ -113,6 +142,16 @@ class HardeningHook(Struct, frozen=True):
         if ALL in names:
             return tuple(sorted(allowed))
         return tuple(one for one, name in zip(asked, names, strict=True) if name in allowed)
+
+
+def _cache_classes(request: PodRequest) -> Iterator[str]:
+    """The annotations of the pod's that choose one for this sandbox or container."""
+    keys = [f"{CACHE_CLASS}pod"]
+    if request.operation is Operation.CREATE_CONTAINER:
+        keys.append(f"{CACHE_CLASS}container.{request.container}")
+    elif request.target is not Target.SANDBOX:  # of a pod that is restored, the sandbox's part has them
+        return
+    yield from (key for key in keys if key in request.annotations)
 
 
 def plain(capability: str) -> str:

@@ -79,6 +79,9 @@ TRIES: Final = 3
 GRACE_S: Final = 30.0
 """A pod's own grace period when it says none. Source: core/v1 PodSpec, terminationGracePeriodSeconds."""
 
+MOST_GRACE_S: Final = 900
+"""Longer than a YARN node drains (docs/yarn.md). With a grace period of years, a pod could evade its end."""
+
 _EVICTED: Final = "EvictedByColocation"
 _STOPPED: Final = "StoppedByColocation"
 """The events' reasons."""
@@ -242,7 +245,10 @@ class Evictor:
     async def evict_pod(
         self, pod: PodRef, why: str, *, grace_period_s: int | None = None, still: Callable[[], bool] = lambda: True
     ) -> Eviction:
-        """As `evict`, for a pod of which only the runtime has told us: it first reads the pod's owner and grace."""
+        """As `evict`, for a pod of which only the runtime has told us: it first reads the pod's owner and grace.
+
+        A grace period of its own above `MOST_GRACE_S` counts as that.
+        """
         where = path("namespaces", pod.namespace, "pods", pod.name)
         try:
             answer = await self._client.ask(ApiRequest("GET", where))
@@ -251,10 +257,12 @@ class Evictor:
             return Eviction(pod, Outcome.UNREACHABLE, str(error))
         if answer.status == 404 or (found is not None and found.metadata.uid != pod.uid):
             return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
+        own_s = found.spec.termination_grace_period_seconds if found else None
+        if grace_period_s is None and own_s is not None and own_s > MOST_GRACE_S:
+            grace_period_s = MOST_GRACE_S
         controller = found.controller if found else None
         victim = EvictionTarget(pod, controller.uid if controller else "", grace_period_s)
         made = await self.evict(victim, why, still=still)
-        own_s = found.spec.termination_grace_period_seconds if found else None
         grace_s = grace_period_s if grace_period_s is not None else GRACE_S if own_s is None else own_s
         return replace(made, grace_s=float(grace_s))
 

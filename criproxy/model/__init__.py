@@ -136,7 +136,8 @@ class Security(Struct, frozen=True):
 
     `host_namespaces` are those of the node that it shares: `network`, `pid`, `ipc`. `unconfined`: no seccomp profile is
     set for it. `added_capabilities` are as CRI has them (`SYS_NICE`, `ALL`). `host_paths` are the node's files and
-    folders that it mounts, kubelet's own for it among them.
+    folders that it mounts, kubelet's own for it among them. `host_ports` are those of the node that lead to it.
+    `unmasked`: it sees the kernel's settings in /proc, and may write them, as users of the node's own.
     """
 
     privileged: bool = False
@@ -144,6 +145,8 @@ class Security(Struct, frozen=True):
     unconfined: bool = False
     added_capabilities: tuple[str, ...] = ()
     host_paths: tuple[str, ...] = ()
+    host_ports: tuple[int, ...] = ()
+    unmasked: bool = False
 
 
 class PodRequest(Struct, frozen=True):
@@ -173,8 +176,8 @@ class Adjustment(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
     `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them),
-    `add_capabilities` (all of them, with commas), `seccomp`, or one of LinuxContainerResources. `key` is the entry of a
-    map field (`annotations`, `unified`).
+    `add_capabilities` (all of them, with commas), `seccomp`, `proc_mount` (Kubernetes' name for the masks of /proc), or
+    one of LinuxContainerResources. `key` is the entry of a map field (`annotations`, `unified`).
     """
 
     field: str

@@ -1,6 +1,6 @@
 """Watches the kernel's tables that no cgroup bounds, as only a user namespace would, and names who may fill them.
 
-Each minute. That costs six small files, unless a table is nearly full: then the pods' processes are looked at, too.
+Each minute. That costs a dozen small files, unless a table is nearly full: then the pods' processes are looked at, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -51,15 +51,46 @@ ROWS: Final[Mapping[str, _TableWords]] = {
         "raise fs.aio-max-nr",
     ),
     "inotify": _TableWords(
-        "root's inotify instances",
+        "root's inotify instances or watches",
         "kubelet and others can't watch files any more",
-        "stop it, or raise fs.inotify.max_user_instances",
+        "stop it, or raise fs.inotify.max_user_instances and max_user_watches",
         lambda holding: holding.files,
         "has most files open, of which they may be some",
     ),
+    "epoll": _TableWords(
+        "the files that root's processes may have watched by epoll",
+        "servers that run as root take no connection any more",
+        "stop it, or raise fs.epoll.max_user_watches",
+        lambda holding: holding.files,
+        "has most files open, of which they may be some",
+    ),
+    "signals": _TableWords(
+        "the queue of root's signals and timers",
+        "when it is full, timers and queued signals of root's processes fail",
+        "raise what processes may queue (ulimit -i)",
+    ),
+    "tcp": _TableWords(
+        "the node's memory for TCP, or of its connections that no process has",
+        "when it is used up, connections of all pods are slowed and broken",
+        "stop it, or raise net.ipv4.tcp_mem and tcp_max_orphans",
+        lambda holding: holding.sockets,
+        "has most connections",
+    ),
+    "udp": _TableWords(
+        "the node's memory for UDP",
+        "when it is used up, packets of all pods are dropped",
+        "stop it, or raise net.ipv4.udp_mem",
+        lambda holding: holding.sockets,
+        "has most connections",
+    ),
+    "neighbours": _TableWords(
+        "the node's table of neighbours in its networks",
+        "when it is full, nobody reaches a new address there",
+        "raise net.ipv4.neigh.default.gc_thresh3 and net.ipv6.neigh.default.gc_thresh3",
+    ),
     "ptys": _TableWords(
-        "the node's pseudo-terminals",
-        "when they are used up, nobody can log in",
+        "the pseudo-terminals that pods can have",
+        "when they are used up, `kubectl exec -it` works in no pod",
         "stop it, or raise kernel.pty.max",
         lambda holding: holding.files,
         "has most files open, of which they may be some",

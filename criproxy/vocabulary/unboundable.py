@@ -21,7 +21,11 @@ HOST_PATHS: Final = (
 )
 """Folders of the kernel's, kubelet's and runtimes'."""
 
+SHOWN: Final = 320
+"""Characters of a path that an answer repeats."""
+
 ESCAPE: Final = "by that it could leave every bound of the box"
+TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
 OUTSIDE: Final = "what it does there, no limit of the box holds"
 
 
@@ -35,10 +39,16 @@ def host_namespace(name: str, by: str) -> str:
     return _refused(HOST_NAMESPACES[name], OUTSIDE, by)
 
 
+def host_port(port: int, by: str) -> str:
+    """The same of a pod that a port of the node leads to."""
+    return _refused(f"hostPort {port}", TAKES, by)
+
+
 def host_path(path: str, found: str, by: str) -> str:
     """The same of a hostPath volume that leads to `found`."""
     leads = "" if path == found else f", which leads to {found}"
-    return _refused(f"a hostPath volume of {path}{leads}", ESCAPE, by)
+    shown = path if len(path) <= SHOWN else f"{path[:SHOWN]}..."
+    return _refused(f"a hostPath volume of {shown}{leads}", ESCAPE, by)
 
 
 def related(path: str, other: str) -> bool:

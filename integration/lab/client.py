@@ -121,6 +121,7 @@ class CriClient:
         log_directory: str = "",
         own_network: bool = False,
         privileged: bool = False,
+        host_port: int = 0,
     ) -> Pod:
         """Run a sandbox on the host's network, with its resources as given. `cgroup_parent` as `naming` has it.
 
@@ -132,6 +133,7 @@ class CriClient:
             labels=labels,
             annotations=annotations,
             log_directory=log_directory,
+            port_mappings=[cri.PortMapping(container_port=80, host_port=host_port)] if host_port else [],
             linux=cri.LinuxPodSandboxConfig(
                 cgroup_parent=spelled(cgroup_parent),
                 security_context=cri.LinuxSandboxSecurityContext(

@@ -1,10 +1,11 @@
 """How full the kernel's tables are, and what pods may have of them, in a /proc that is a folder."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.kernel_tables import TABLES, Holding, KernelTables, Use, inotify
+from criproxy.cgroup.kernel_tables import TABLES, Holding, KernelTables, Use, epoll, inotify
 from criproxy.cgroup.tree import Tree
 
 PROC = {
@@ -14,6 +15,14 @@ PROC = {
     "sys/fs/aio-max-nr": "65536\n",
     "sys/kernel/pty/nr": "3\n",
     "sys/kernel/pty/max": "4096\n",
+    "sys/kernel/pty/reserve": "1024\n",
+    "self/status": "Name:\tx\nSigQ:\t90/100\n",
+    "net/sockstat": "sockets: used 9\nTCP: inuse 4 orphan 1 tw 2 alloc 5 mem 70\nUDP: inuse 3 mem 8\nFRAG: inuse 0\n",
+    "sys/net/ipv4/tcp_mem": "50\t100\t150\n",
+    "sys/net/ipv4/tcp_max_orphans": "4096\n",
+    "sys/net/ipv4/udp_mem": "50\t100\t160\n",
+    "net/stat/arp_cache": "entries  allocs\n0000000a  00000100\n0000000a  00000001\n",
+    "sys/net/ipv4/neigh/default/gc_thresh3": "1024\n",
     "self/mountinfo": "1 1 0:1 / {root}/cgroup rw - cgroup2 cgroup2 rw\n",
 }
 STATUS = "Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nFDSize:\t{files}\nSeccomp:\t{seccomp}\n"
@@ -37,7 +46,7 @@ class Node:
 
     @property
     def tables(self) -> KernelTables:
-        counted = {name: read for name, read in TABLES.items() if name != "inotify"}
+        counted = {name: read for name, read in TABLES.items() if name not in ("inotify", "epoll")}
         return KernelTables(Tree(), self.root / "proc", counted)
 
 
@@ -51,8 +60,28 @@ def test_tables_are_read_and_what_this_kernel_has_not_is_left_out(node: Node) ->
         "keys": Use(460, 25_000_000),
         "files": Use(1775, 2_466_177),
         "aio": Use(60_000, 65_536),
-        "ptys": Use(3, 4096),
+        "signals": Use(90, 100),
+        "tcp": Use(70, 100),
+        "udp": Use(8, 160),
+        "neighbours": Use(10, 1024),
+        "ptys": Use(3, 3072),
     }
+
+
+def test_of_two_kinds_of_a_table_the_fuller_one_counts(node: Node) -> None:
+    node.write("proc/net/sockstat", "TCP: inuse 4 orphan 4000 tw 2 alloc 5 mem 70\nUDP: inuse 3\n")
+    node.write("proc/net/stat/ndisc_cache", "entries  allocs\n000003ff  00000100\n")
+    node.write("proc/sys/net/ipv6/neigh/default/gc_thresh3", "1024\n")
+    found = node.tables.read()
+    assert (found["tcp"], found["neighbours"]) == (Use(4000, 4096), Use(1023, 1024))
+    assert "udp" not in found
+
+
+@pytest.mark.parametrize("name", ["self/status", "net/sockstat", "net/stat/arp_cache", "sys/net/ipv4/tcp_mem"])
+@pytest.mark.parametrize("text", ["", "\n", "x", "TCP: inuse\n", "TCP: a b\n", "SigQ:\tx\n"])
+def test_text_of_another_form_is_no_table_and_hides_none(node: Node, name: str, text: str) -> None:
+    node.write(f"proc/{name}", text)
+    assert node.tables.read().keys() >= {"keys", "files", "aio", "ptys"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +115,8 @@ def test_holdings_are_those_of_all_processes_of_a_pod(node: Node) -> None:
     }
 
 
-def test_inotify_of_this_machine_is_not_used_up_and_nothing_stays_open() -> None:
+@pytest.mark.parametrize("probe", [inotify, epoll])
+def test_table_of_this_machine_is_not_used_up_and_nothing_stays_open(probe: Callable[[Path], Use | None]) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert inotify(Path("/proc")) == Use(0, 1)
+    assert probe(Path("/proc")) == Use(0, 1)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -371,6 +371,14 @@ def test_pod_is_evicted_in_its_own_grace_period(bench, api):
     assert 'criproxy_kubernetes_evictions_total{outcome="evicted"} 1' in bench.metrics.registry.render().decode()
 
 
+@pytest.mark.parametrize(("own_s", "has_s"), [(900, None), (901, 900), (2**62, 900)])
+def test_grace_period_that_never_ends_is_cut(bench, api, own_s, has_s):
+    """With one of years, a pod that ignores its signal stays, whatever harm it does."""
+    put_pod(api, terminationGracePeriodSeconds=own_s)
+    assert evicted(bench, api) == 915.0
+    assert api.evictions[0]["deleteOptions"].get("gracePeriodSeconds") == has_s
+
+
 @pytest.mark.parametrize("pod", [PodRef("another", "default", "a"), PodRef("uid-b", "default", "b")])
 def test_pod_that_the_api_server_does_not_know_is_left_to_the_runtime(bench, api, pod):
     """A static pod, whose mirror has another uid."""

@@ -11,7 +11,7 @@ from criproxy.vocabulary.unboundable import HOST_PATHS, related
 POD = Pod(PodRef("1", "batch", "job"), {"app": "job"})
 CONTAINER = PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/pod1", Resources(), "main", pod=POD)
 ALLOWED = Hardening(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
-OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), ())
+OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), (), False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), ())
         pytest.param(Security(host_namespaces=("network",)), "hostNetwork", id="network"),
         pytest.param(Security(host_namespaces=("pid",)), "hostPID", id="pid"),
         pytest.param(Security(host_namespaces=("ipc",)), "hostIPC", id="ipc"),
+        pytest.param(Security(host_ports=(10250, 80)), "hostPort 10250", id="host-port"),
     ],
 )
 def test_what_lets_a_pod_leave_the_box_is_refused_with_its_name_and_the_remedy(asked: Security, named: str) -> None:
@@ -72,6 +73,29 @@ def test_container_without_a_profile_gets_the_runtime_s() -> None:
     assert changes(Hardening(), Security(unconfined=True)) == {"seccomp": "RuntimeDefault"}
     assert changes(Hardening(), Security()) == {}
     assert changes(replace(Hardening(), seccomp=False), Security(unconfined=True)) == {}
+
+
+def test_container_that_sees_all_of_proc_gets_the_default() -> None:
+    assert changes(Hardening(), Security(unmasked=True)) == {"proc_mount": "Default"}
+    assert changes(OPEN, Security(unmasked=True)) == {}
+
+
+def chosen(hardening: Hardening, request: PodRequest) -> set[str]:
+    """The annotations that choose a class of the cache's, of those that are taken away."""
+    keys = ("pod", "container.main", "container.other", "podx")
+    annotations = {f"rdt.resources.beta.kubernetes.io/{key}": "Guaranteed" for key in keys} | {"other": "1"}
+    asking = replace(request, pod=replace(POD, annotations=annotations))
+    found = list(HardeningHook(hardening).adjust(asking))
+    assert {(one.field, one.value) for one in found} <= {("annotations", None)}
+    return {one.key.partition("/")[2] for one in found}
+
+
+def test_class_of_the_cache_is_not_an_author_s_to_choose() -> None:
+    sandbox = replace(CONTAINER, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX, container="")
+    assert chosen(Hardening(), CONTAINER) == {"pod", "container.main"}
+    assert chosen(Hardening(), sandbox) == {"pod"}
+    assert chosen(Hardening(), replace(CONTAINER, operation=Operation.RESTORE_POD)) == set()
+    assert chosen(OPEN, CONTAINER) == set()
 
 
 @pytest.mark.parametrize(

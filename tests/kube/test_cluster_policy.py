@@ -120,9 +120,12 @@ ALL_IN_THE_CLUSTER_S_HAND: dict[str, dict[str, object]] = {
     },
     "hardening": {
         "allow": [{"namespace": True, "prefix": "k"}],
+        "cache_classes": False,
         "capabilities": ["ALL"],
+        "proc_mount": False,
         "refuse_host_namespaces": [],
         "refuse_host_paths": [],
+        "refuse_host_ports": False,
         "refuse_privileged": False,
         "seccomp": False,
         "verified_only": True,

@@ -72,6 +72,9 @@ def test_tables_with_room_are_shown_and_no_pod_is_looked_at() -> None:
         pytest.param("files", {"s1": Holding(900), "s2": Holding(64)}, ONE, "has most of them", id="files"),
         pytest.param("inotify", {"s1": Holding(900), "s2": Holding(64)}, ONE, "has most files open", id="inotify"),
         pytest.param("ptys", {"s1": Holding(1), "s2": Holding(64)}, TWO, "has most files open", id="ptys"),
+        pytest.param("epoll", {"s1": Holding(900), "s2": Holding(64)}, ONE, "has most files open", id="epoll"),
+        pytest.param("tcp", {"s1": Holding(99, 1), "s2": Holding(0, 5)}, TWO, "most connections", id="tcp"),
+        pytest.param("signals", {"s1": Holding(900), "s2": Holding()}, None, "does not tell whose", id="signals"),
         pytest.param("conntrack", {"s1": Holding(99, 1), "s2": Holding(0, 5)}, TWO, "most connections", id="conntrack"),
         pytest.param("aio", {"s1": Holding(900), "s2": Holding()}, None, "does not tell whose", id="aio"),
         pytest.param("keys", {"s1": Holding(9), "s2": Holding(9)}, None, "no offline pod seems", id="keys-of-others"),
@@ -96,7 +99,7 @@ def test_node_without_offline_pods_has_none_to_answer_for_it() -> None:
     bench = Bench(running_pods=())
     assert bench.look({"inotify": Use(1, 1)}) == [("inotify", "")]
     (problem,) = bench.watch.problems()
-    assert "of root's inotify instances all are used" in problem
+    assert "of root's inotify instances or watches all are used" in problem
     assert bench.asked == 0
 
 

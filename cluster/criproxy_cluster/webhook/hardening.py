@@ -38,6 +38,11 @@ def _refusals(spec: Json) -> Iterator[str]:
     for name, field in HOST_NAMESPACES.items():
         if spec.get(field) is True:
             yield unboundable.host_namespace(name, BY)
+    for kind in _LISTS:
+        for container in _tables(spec.get(kind)):
+            for port in _tables(container.get("ports")):
+                if isinstance(number := port.get("hostPort"), int) and number > 0:
+                    yield unboundable.host_port(number, BY)
     for volume in _tables(spec.get("volumes")):
         path = str(_table(volume.get("hostPath")).get("path", ""))
         for listed in HOST_PATHS if path else ():

@@ -1,7 +1,8 @@
 """Reads from a ResourceManager, and writes to it, over its REST interface. It asks nobody for a right to that."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from urllib.parse import quote
 
 import httpx2
@@ -12,11 +13,21 @@ from criproxy_cluster.requests import Trouble
 from criproxy_cluster.yarn.law import Seen, Send, Size
 
 ANSWER_S: Final = 3.0
+"""Of a whole answer, however slowly it comes."""
+
+MOST_BYTES: Final = 64 << 20
+"""Of an answer: some 1 KB for a node, so that of 60,000 nodes."""
+
 NOT_FOUND: Final = 404
 _LIVES: Final = ("RUNNING", "UNHEALTHY", "DECOMMISSIONING")
 """The states of a node whose size counts. Source: Hadoop, NodeState."""
 
-_HEADERS: Final = {"Accept": "application/json"}
+_HEADERS: Final = {"Accept": "application/json", "Accept-Encoding": "identity"}
+"""A packed answer of some kilobytes may hold gigabytes."""
+
+
+_Amount = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 53)]
+"""Java's, and no more than a float takes whole."""
 
 
 class _Node(Struct):
@@ -24,10 +35,10 @@ class _Node(Struct):
 
     state: str = ""
     id: str = ""
-    used_mib: int = msgspec.field(name="usedMemoryMB", default=0)
-    left_mib: int = msgspec.field(name="availMemoryMB", default=0)
-    used_vcores: int = msgspec.field(name="usedVirtualCores", default=0)
-    left_vcores: int = msgspec.field(name="availableVirtualCores", default=0)
+    used_mib: _Amount = msgspec.field(name="usedMemoryMB", default=0)
+    left_mib: _Amount = msgspec.field(name="availMemoryMB", default=0)
+    used_vcores: _Amount = msgspec.field(name="usedVirtualCores", default=0)
+    left_vcores: _Amount = msgspec.field(name="availableVirtualCores", default=0)
 
 
 class _OneNode(Struct):
@@ -86,8 +97,9 @@ class ResourceManager:
         troubles = []
         for address in tuple(self._addresses):
             try:
-                answer = await self._client.request(method, f"{address}/ws/v1/cluster/{path}", json=body)
-            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                async with asyncio.timeout(ANSWER_S):
+                    answer, text = await self._asked(method, f"{address}/ws/v1/cluster/{path}", body)
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:  # TimeoutError is one
                 troubles.append(f"{address} does not answer: {error!r}")
                 continue
             if answer.is_redirect:
@@ -95,18 +107,30 @@ class ResourceManager:
                 continue
             self._addresses.remove(address)
             self._addresses.insert(0, address)
-            return _read(answer, kind, f"{address}: {method} {path}")
+            return _read(answer, text, kind, f"{address}: {method} {path}")
         raise Trouble(f"the ResourceManager: {'; '.join(troubles)}")
 
+    async def _asked(self, method: str, url: str, body: Any) -> tuple[httpx2.Response, bytes]:
+        """The answer as it came over the wire. Raises OSError for one that is too long, or packed."""
+        async with self._client.stream(method, url, json=body) as answer:
+            if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+                raise OSError(f"its answer is packed ({packed[:20]}), which it was not asked for")
+            text = bytearray()
+            async for piece in answer.aiter_bytes():
+                text += piece
+                if len(text) > MOST_BYTES:
+                    raise OSError(f"its answer has more than {MOST_BYTES >> 20} MiB")
+            return answer, bytes(text)
 
-def _read(answer: httpx2.Response, kind: Any, what: str) -> Any:
+
+def _read(answer: httpx2.Response, text: bytes, kind: Any, what: str) -> Any:
     """Raises Trouble."""
     if answer.status_code in (401, 403):
         remedy = "criproxy knows no Kerberos and no password: let it in without, by the network alone (docs/yarn.md)"
         raise Trouble(f"{what}: {answer.status_code}: {remedy}", answer.status_code)
     if answer.status_code != 200:
-        raise Trouble(f"{what}: {answer.status_code} {answer.text[:200]}", answer.status_code)
+        raise Trouble(f"{what}: {answer.status_code} {text[:200].decode(errors='replace')}", answer.status_code)
     try:
-        return msgspec.json.decode(answer.content, type=kind)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Trouble(f"{what}: the answer can't be read: {error}", answer.status_code) from error

@@ -37,6 +37,11 @@ REFUSED = {
     "hostNetwork": ({"hostNetwork": True}, "hostNetwork"),
     "hostPID": ({"hostPID": True}, "hostPID"),
     "hostIPC": ({"hostIPC": True}, "hostIPC"),
+    "a port of the node": (containers(ports=[{"containerPort": 1}, {"hostPort": 10250}]), "hostPort 10250"),
+    "a port of the node for an init container": (
+        {"initContainers": [{"name": "i", "ports": [{"hostPort": 22}]}]},
+        "hostPort 22",
+    ),
     "the cgroups": (volume("/sys/fs/cgroup"), "a hostPath volume of /sys/fs/cgroup, which leads to /sys"),
     "the runtime's socket": (volume("/run/containerd/containerd.sock"), "a hostPath volume of /run/containerd"),
     "the root": (volume("/"), "a hostPath volume of /"),
@@ -55,6 +60,10 @@ def test_an_offline_pod_that_could_leave_the_box_is_refused_with_the_remedy(spec
     assert not asked(spec, settings=HardeningSettings(trusted=frozenset(["other"])))["allowed"]
 
 
+def test_a_long_path_is_not_repeated_as_a_whole():
+    assert len(json.dumps(asked(volume("/a/../" * 300_000)))) < 1000
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -63,6 +72,7 @@ def test_an_offline_pod_that_could_leave_the_box_is_refused_with_the_remedy(spec
         {"volumes": [{"name": "v", "emptyDir": {}}]},
         {"volumes": "nonsense"},
         {"hostNetwork": False},
+        containers(ports=[{"containerPort": 80}, {"hostPort": 0}, {"hostPort": "nonsense"}, None]),
         containers(securityContext={"privileged": False}),
         containers(securityContext=None),
     ],

@@ -1,11 +1,13 @@
 """What a ResourceManager may answer."""
 
 import asyncio
+import gzip
 
 import httpx2
 import pytest
 
 from criproxy_cluster.requests import Trouble
+from criproxy_cluster.yarn import client
 from criproxy_cluster.yarn.client import ResourceManager
 from criproxy_cluster.yarn.law import Seen, Send, Size
 
@@ -53,12 +55,49 @@ def test_a_node_that_is_not_known_is_none():
         (httpx2.Response(500, text="boom"), "500 boom"),
         (httpx2.Response(200, text="<html>"), "can't be read"),
         (httpx2.Response(200, json={"node": {**NODE, "usedMemoryMB": "much"}}), "can't be read"),
+        (httpx2.Response(200, text='{"more":' + "[" * 100_000), "can't be read"),
+        (httpx2.Response(200, content=b'{"node":{"id":"\xff"}}'), "can't be read"),
+        (httpx2.Response(200, text='{"node":{"usedMemoryMB":' + "9" * 400 + "}}"), "can't be read"),
         (httpx2.Response(307, headers={"Location": "http://other"}), "not active"),
     ],
 )
 def test_any_other_answer_is_a_trouble_in_words(answer, words):
     with pytest.raises(Trouble, match=words):
         asked(lambda _: answer)
+
+
+class Bomb(httpx2.AsyncByteStream):
+    """Pieces of two mebibytes without an end, or of a byte with a pause before each."""
+
+    def __init__(self, pause_s=0.0):
+        self.sent, self.pause_s = 0, pause_s
+
+    async def __aiter__(self):
+        while True:
+            self.sent += 1
+            await asyncio.sleep(self.pause_s)
+            yield bytes(2 << 20) if not self.pause_s else b" "
+
+
+def test_an_answer_without_an_end_is_given_up():
+    bomb = Bomb()
+    with pytest.raises(Trouble, match="more than 64 MiB"):
+        asked(lambda _: httpx2.Response(200, stream=bomb))
+    assert bomb.sent == 33
+
+
+def test_an_answer_that_trickles_is_given_up(monkeypatch):
+    monkeypatch.setattr(client, "ANSWER_S", 0.05)
+    with pytest.raises(Trouble, match="does not answer"):
+        asked(lambda _: httpx2.Response(200, stream=Bomb(0.001)))
+
+
+def test_a_packed_answer_is_not_unpacked():
+    packed = httpx2.Response(
+        200, headers={"Content-Encoding": "gzip"}, stream=httpx2.ByteStream(gzip.compress(bytes(1000)))
+    )
+    with pytest.raises(Trouble, match="is packed"):
+        asked(lambda _: packed)
 
 
 def test_no_nodes_at_all_is_an_empty_list():

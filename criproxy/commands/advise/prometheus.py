@@ -11,6 +11,7 @@ import os
 import ssl
 import time
 import urllib.parse
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +111,7 @@ class Prometheus:
                     text = kept.read(MOST_ANSWER + 1)
                 if len(text) <= MOST_ANSWER and json.loads(text).get("status") == "success":
                     return text
-            except (OSError, EOFError, ValueError, AttributeError):  # it is not there, or half of it is
+            except (OSError, EOFError, ValueError, AttributeError, RecursionError, zlib.error):  # it is not whole
                 pass
         text = self._asked("query_range", asked)
         if file is not None:
@@ -160,7 +161,7 @@ class Prometheus:
             )
         try:
             said = str(json.loads(text)["error"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             said = " ".join(text[:200].decode(errors="replace").split())
         raise SimulateError(f"{self.url}: answers {answer.status} to {query}: {said[:300]}")
 

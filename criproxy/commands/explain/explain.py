@@ -126,6 +126,8 @@ def _unbounded(manifest: Manifest) -> Iterator[str]:
     for name, written in unboundable_words.HOST_NAMESPACES.items():
         if any(name in one.host_namespaces for one in asked):
             yield f"it has {written}: {unboundable_words.OUTSIDE}"
+    for port in dict.fromkeys(port for one in asked for port in one.host_ports):
+        yield f"it has hostPort {port}: {unboundable_words.TAKES}"
     for path in dict.fromkeys(path for one in asked for path in one.host_paths):
         if any(unboundable_words.related(path, listed) for listed in unboundable_words.HOST_PATHS):
             yield f"it has a hostPath volume of {path}: {unboundable_words.ESCAPE}"

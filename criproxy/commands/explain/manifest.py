@@ -52,6 +52,7 @@ class _RawSecurityContext(Struct, frozen=True):
     capabilities: _RawCapabilities | None = None
     privileged: bool | None = None
     seccompProfile: _RawSeccompProfile | None = None
+    procMount: str | None = None
 
     @property
     def profile(self) -> str:
@@ -72,8 +73,13 @@ class _RawVolumeMount(Struct, frozen=True):
     name: str = ""
 
 
+class _RawPort(Struct, frozen=True):
+    hostPort: int | None = None
+
+
 class _RawContainer(Struct, frozen=True):
     name: str
+    ports: tuple[_RawPort, ...] | None = None
     resources: _RawResources | None = None
     securityContext: _RawSecurityContext | None = None
     volumeMounts: tuple[_RawVolumeMount, ...] | None = None
@@ -99,6 +105,7 @@ class _RawSpec(Struct, frozen=True):
     hostNetwork: bool | None = None
     hostPID: bool | None = None
     hostIPC: bool | None = None
+    hostUsers: bool | None = None
 
     def security(self, container: _RawContainer | None) -> Security:
         """What kubelet asks for a container, or for the sandbox, which is privileged if any container is."""
@@ -107,7 +114,8 @@ class _RawSpec(Struct, frozen=True):
         if container is None:
             every = (*(self.initContainers or ()), *self.containers)  # ephemeral ones come later
             privileged = any(one.securityContext is not None and one.securityContext.privileged for one in every)
-            return Security(privileged, namespaces)
+            ports = (port.hostPort or 0 for one in every for port in one.ports or ())
+            return Security(privileged, namespaces, host_ports=tuple(port for port in ports if port > 0))
         context = container.securityContext or _RawSecurityContext()
         profile = context.profile or (self.securityContext.profile if self.securityContext else "")
         paths = {one.name: one.hostPath.path for one in self.volumes or () if one.hostPath is not None}
@@ -117,6 +125,7 @@ class _RawSpec(Struct, frozen=True):
             profile in ("", "Unconfined"),
             (context.capabilities.add if context.capabilities else None) or (),
             tuple(paths[mount.name] for mount in container.volumeMounts or () if mount.name in paths),
+            unmasked=context.procMount == "Unmasked" and self.hostUsers is not False and not context.privileged,
         )
 
 
@@ -148,6 +157,8 @@ class ManifestPart(Struct, frozen=True):
                 return ", ".join(self.security.added_capabilities)
             case "seccomp":
                 return "Unconfined"
+            case "proc_mount":
+                return "Unmasked"
             case _:
                 return "kubelet's"
 

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from criproxy.fronts.cri import messages as cri
+from criproxy.hooks.hardening import MASKED_PATHS, READONLY_PATHS
 from criproxy.model import (
     NO_LIMIT_BYTES,
     PLACEMENT_ANNOTATION,
@@ -48,6 +49,12 @@ _NODE: Final = 2
 
 _UNCONFINED: Final = 1
 """Source: CRI SecurityProfile, ProfileType."""
+
+_POD: Final = 0
+"""Source: CRI UserNamespace, NamespaceMode."""
+
+_MASKED: Final = frozenset(one.encode() for one in MASKED_PATHS)
+_READONLY: Final = frozenset(one.encode() for one in READONLY_PATHS)
 
 _NO_PROFILE: Final = (b"", b"unconfined")
 
@@ -87,9 +94,9 @@ class MessagePart(Struct, frozen=True):
                 return _set_entry(self.resources_message.unified, adjustment)
             case "seccomp" if (config := self.container_message or self.sandbox_message) is not None:
                 return _set_seccomp(config.linux.security_context)
-            case "drop_capabilities" | "add_capabilities" if self.container_message is not None:
-                change = _add_dropped if adjustment.field == "drop_capabilities" else _set_added
-                return change(self.container_message, adjustment)
+            case "drop_capabilities" | "add_capabilities" | "proc_mount" if self.container_message is not None:
+                changes = {"drop_capabilities": _add_dropped, "add_capabilities": _set_added, "proc_mount": _mask}
+                return changes[adjustment.field](self.container_message, adjustment)
             case "cgroup_parent" if self.sandbox_message is not None:
                 return _set_scalar(self.sandbox_message.linux, adjustment)
             case _:
@@ -365,7 +372,8 @@ def _resources(message: cri.LinuxContainerResources) -> Resources:
 
 def _sandbox_part(config: cri.PodSandboxConfig) -> MessagePart:
     resources, context = config.linux.resources, config.linux.security_context
-    return MessagePart(Target.SANDBOX, "", _resources(resources), config, resources, None, _security(context))
+    security = _security(context, host_ports=tuple(one.host_port for one in config.port_mappings if one.host_port > 0))
+    return MessagePart(Target.SANDBOX, "", _resources(resources), config, resources, None, security)
 
 
 def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig | None) -> MessagePart:
@@ -374,7 +382,7 @@ def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig |
     asked = context.capabilities
     added = tuple(text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
     paths = tuple(text(mount.host_path) for mount in config.mounts if mount.host_path)
-    security = _security(context, added, paths)
+    security = _security(context, added, paths, unmasked=_is_unmasked(context))
     return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, security)
 
 
@@ -382,10 +390,14 @@ def _security(
     context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext,
     added_capabilities: tuple[str, ...] = (),
     host_paths: tuple[str, ...] = (),
+    host_ports: tuple[int, ...] = (),
+    *,
+    unmasked: bool = False,
 ) -> Security:
     options = context.namespace_options
     shared = tuple(name for name in _NAMESPACES if getattr(options, name) == _NODE)
-    return Security(context.privileged, shared, _is_unconfined(context), added_capabilities, host_paths)
+    unconfined = _is_unconfined(context)
+    return Security(context.privileged, shared, unconfined, added_capabilities, host_paths, host_ports, unmasked)
 
 
 def _is_unconfined(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext) -> bool:
@@ -393,6 +405,14 @@ def _is_unconfined(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainer
     if context.HasField("seccomp"):
         return context.seccomp.profile_type == _UNCONFINED
     return context.seccomp_profile_path in _NO_PROFILE
+
+
+def _is_unmasked(context: cri.LinuxContainerSecurityContext) -> bool:
+    """Not where it has users of its own, who may write none of it; of a privileged one, the runtime masks nothing."""
+    options = context.namespace_options
+    has_own_users = options.HasField("userns_options") and options.userns_options.mode == _POD
+    is_masked = _MASKED.issubset(context.masked_paths) and _READONLY.issubset(context.readonly_paths)
+    return not (is_masked or has_own_users or context.privileged)
 
 
 def _set_scalar(message: Message, adjustment: Adjustment) -> str | int:
@@ -424,6 +444,13 @@ def _set_added(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
         entries.extend(stay)
     asked.add_capabilities.extend(one for one in kept if one not in old)
     return ", ".join(map(text, old))
+
+
+def _mask(config: cri.ContainerConfig, _: Adjustment) -> str:
+    context = config.linux.security_context
+    context.masked_paths.extend(sorted(_MASKED.difference(context.masked_paths)))
+    context.readonly_paths.extend(sorted(_READONLY.difference(context.readonly_paths)))
+    return "Unmasked"
 
 
 def _set_seccomp(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext) -> str:

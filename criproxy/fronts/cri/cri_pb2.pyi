@@ -60,15 +60,23 @@ class SecurityProfile(_message.Message):
     localhost_ref: bytes
     def __init__(self, profile_type: _Optional[int] = ..., localhost_ref: _Optional[bytes] = ...) -> None: ...
 
+class UserNamespace(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: int
+    def __init__(self, mode: _Optional[int] = ...) -> None: ...
+
 class NamespaceOption(_message.Message):
-    __slots__ = ("network", "pid", "ipc")
+    __slots__ = ("network", "pid", "ipc", "userns_options")
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     IPC_FIELD_NUMBER: _ClassVar[int]
+    USERNS_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     network: int
     pid: int
     ipc: int
-    def __init__(self, network: _Optional[int] = ..., pid: _Optional[int] = ..., ipc: _Optional[int] = ...) -> None: ...
+    userns_options: UserNamespace
+    def __init__(self, network: _Optional[int] = ..., pid: _Optional[int] = ..., ipc: _Optional[int] = ..., userns_options: _Optional[_Union[UserNamespace, _Mapping]] = ...) -> None: ...
 
 class LinuxSandboxSecurityContext(_message.Message):
     __slots__ = ("namespace_options", "privileged", "seccomp_profile_path", "seccomp")
@@ -104,17 +112,25 @@ class PodSandboxMetadata(_message.Message):
     namespace: bytes
     def __init__(self, name: _Optional[bytes] = ..., uid: _Optional[bytes] = ..., namespace: _Optional[bytes] = ...) -> None: ...
 
+class PortMapping(_message.Message):
+    __slots__ = ("host_port",)
+    HOST_PORT_FIELD_NUMBER: _ClassVar[int]
+    host_port: int
+    def __init__(self, host_port: _Optional[int] = ...) -> None: ...
+
 class PodSandboxConfig(_message.Message):
-    __slots__ = ("metadata", "labels", "annotations", "linux")
+    __slots__ = ("metadata", "port_mappings", "labels", "annotations", "linux")
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    PORT_MAPPINGS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     LINUX_FIELD_NUMBER: _ClassVar[int]
     metadata: PodSandboxMetadata
+    port_mappings: _containers.RepeatedCompositeFieldContainer[PortMapping]
     labels: _containers.RepeatedCompositeFieldContainer[StringEntry]
     annotations: _containers.RepeatedCompositeFieldContainer[StringEntry]
     linux: LinuxPodSandboxConfig
-    def __init__(self, metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., linux: _Optional[_Union[LinuxPodSandboxConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, metadata: _Optional[_Union[PodSandboxMetadata, _Mapping]] = ..., port_mappings: _Optional[_Iterable[_Union[PortMapping, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., annotations: _Optional[_Iterable[_Union[StringEntry, _Mapping]]] = ..., linux: _Optional[_Union[LinuxPodSandboxConfig, _Mapping]] = ...) -> None: ...
 
 class RunPodSandboxRequest(_message.Message):
     __slots__ = ("config",)
@@ -185,18 +201,22 @@ class Capability(_message.Message):
     def __init__(self, add_capabilities: _Optional[_Iterable[bytes]] = ..., drop_capabilities: _Optional[_Iterable[bytes]] = ..., add_ambient_capabilities: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LinuxContainerSecurityContext(_message.Message):
-    __slots__ = ("capabilities", "privileged", "namespace_options", "seccomp_profile_path", "seccomp")
+    __slots__ = ("capabilities", "privileged", "namespace_options", "seccomp_profile_path", "masked_paths", "readonly_paths", "seccomp")
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     PRIVILEGED_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SECCOMP_PROFILE_PATH_FIELD_NUMBER: _ClassVar[int]
+    MASKED_PATHS_FIELD_NUMBER: _ClassVar[int]
+    READONLY_PATHS_FIELD_NUMBER: _ClassVar[int]
     SECCOMP_FIELD_NUMBER: _ClassVar[int]
     capabilities: Capability
     privileged: bool
     namespace_options: NamespaceOption
     seccomp_profile_path: bytes
+    masked_paths: _containers.RepeatedScalarFieldContainer[bytes]
+    readonly_paths: _containers.RepeatedScalarFieldContainer[bytes]
     seccomp: SecurityProfile
-    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ..., privileged: _Optional[bool] = ..., namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ..., seccomp_profile_path: _Optional[bytes] = ..., seccomp: _Optional[_Union[SecurityProfile, _Mapping]] = ...) -> None: ...
+    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ..., privileged: _Optional[bool] = ..., namespace_options: _Optional[_Union[NamespaceOption, _Mapping]] = ..., seccomp_profile_path: _Optional[bytes] = ..., masked_paths: _Optional[_Iterable[bytes]] = ..., readonly_paths: _Optional[_Iterable[bytes]] = ..., seccomp: _Optional[_Union[SecurityProfile, _Mapping]] = ...) -> None: ...
 
 class LinuxContainerConfig(_message.Message):
     __slots__ = ("resources", "security_context")

@@ -1,5 +1,6 @@
 """The client of Prometheus: pieces, cache, bounds, who may see a token; and which node a series is of."""
 
+import gzip
 import json
 import ssl
 import threading
@@ -101,10 +102,16 @@ def test_who_asks_again_asks_only_for_what_may_have_changed(server, tmp_path):
     assert times_of(Prometheus(PrometheusAddress(server.url), cache), at_s, at_s + 3 * 86400) == first
     assert len(server.asked) == asked
     assert {file.stat().st_mode & 0o777 for file in cache.iterdir()} == {0o600}
-    for file in cache.iterdir():
-        file.write_bytes(file.read_bytes()[:30])
-    assert times_of(Prometheus(PrometheusAddress(server.url), cache), at_s, at_s + 3 * 86400) == first
-    assert len(server.asked) == 2 * asked
+    for spoilt in (
+        lambda whole: whole[:30],
+        lambda whole: whole[:12] + bytes([whole[12] ^ 0xFF]) * 20 + whole[32:],
+        lambda _: gzip.compress(b"[" * 100_000),
+    ):
+        before = len(server.asked)
+        for file in cache.iterdir():
+            file.write_bytes(spoilt(file.read_bytes()))
+        assert times_of(Prometheus(PrometheusAddress(server.url), cache), at_s, at_s + 3 * 86400) == first
+        assert len(server.asked) == before + asked
 
 
 def test_what_may_still_change_is_not_kept(server, tmp_path, monkeypatch):

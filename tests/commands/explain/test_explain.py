@@ -16,7 +16,7 @@ from criproxy.config.settings import Config
 from criproxy.fronts.cri import messages as cri
 from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.bandwidth import EGRESS, Bandwidth
-from criproxy.hooks.hardening import Hardening
+from criproxy.hooks.hardening import MASKED_PATHS, READONLY_PATHS, Hardening
 from criproxy.hooks.offline import DEFAULT_RULE, OfflineRules, Rule, Subject, Test
 from criproxy.pods.admission import AdmissionSettings
 from tests.fronts.cri.test_intercept import V1, Bench
@@ -80,11 +80,13 @@ def test_what_is_said_of_a_pod_is_what_placing_does_to_kubelet_s_calls(hooks: Ho
         linux={"cgroup_parent": b"/kubepods/burstable/podu1", "resources": {"cpu_quota": 50000, "cpu_period": 100000}}
         | {"security_context": {"seccomp": {}}},
     )
+    masks = {"masked_paths": map(str.encode, MASKED_PATHS), "readonly_paths": map(str.encode, READONLY_PATHS)}
+    masked = {"security_context": {key: list(paths) for key, paths in masks.items()}}
     quotas = {b"prep": {"cpu_period": 100000}, b"main": {"cpu_quota": 50000, "cpu_period": 100000}}
     with structlog.testing.capture_logs() as logs:
         bench.run(cri.RunPodSandboxRequest(config=config).SerializeToString())
         for name, resources in quotas.items():
-            container = cri.ContainerConfig(metadata={"name": name}, linux={"resources": resources})
+            container = cri.ContainerConfig(metadata={"name": name}, linux={"resources": resources, **masked})
             request = cri.CreateContainerRequest(pod_sandbox_id=b"s1", config=container, sandbox_config=config)
             bench.send(V1 + "CreateContainer", request.SerializeToString())
 
@@ -134,6 +136,7 @@ def of_main(**of_container: Any) -> dict[str, Any]:
 
 
 SYS_ADMIN = of_main(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}})
+UNMASKED = of_main(securityContext={"procMount": "Unmasked"})
 SYS = {"volumes": [{"name": "v", "hostPath": {"path": "/sys"}}], **of_main(volumeMounts=[{"name": "v"}])}
 
 
@@ -144,6 +147,7 @@ SYS = {"volumes": [{"name": "v", "hostPath": {"path": "/sys"}}], **of_main(volum
         pytest.param({"hostPID": True}, "hostPID", id="hostPID"),
         pytest.param({"hostIPC": True}, "hostIPC", id="hostIPC"),
         pytest.param({"hostNetwork": True}, "hostNetwork", id="hostNetwork"),
+        pytest.param(of_main(ports=[{"containerPort": 80}, {"hostPort": 22}]), "hostPort 22", id="hostPort"),
         pytest.param(SYS, "a hostPath volume of /sys", id="hostPath"),
     ],
 )
@@ -159,11 +163,17 @@ def test_what_would_let_a_pod_leave_the_box_is_said_to_be_refused(spec: dict[str
     ("spec", "row"),
     [
         pytest.param({}, ["seccomp", "Unconfined", "RuntimeDefault"], id="no-profile"),
+        pytest.param(UNMASKED, ["proc_mount", "Unmasked", "Default"], id="procMount"),
         pytest.param(SYS_ADMIN, ["add_capabilities", "SYS_ADMIN", "(none)"], id="capability"),
     ],
 )
 def test_what_is_taken_from_a_pod_is_a_row_of_the_table(spec: dict[str, Any], row: list[str]) -> None:
     assert any(row == [word for word in line.split() if word in row] for line in text(hostile(**spec)).splitlines())
+
+
+def test_pod_with_users_of_its_own_may_see_all_of_proc() -> None:
+    assert ("main", "proc_mount") in changes(explain(hostile(**UNMASKED), NODE))
+    assert ("main", "proc_mount") not in changes(explain(hostile(hostUsers=False, **UNMASKED), NODE))
 
 
 @pytest.mark.parametrize("of", ["pod", "container"])

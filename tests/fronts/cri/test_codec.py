@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from criproxy.cgroup.naming import parse_placement
 from criproxy.fronts.cri import codec
 from criproxy.hooks import HookSettings, offline_chain
-from criproxy.hooks.hardening import CAPABILITIES
+from criproxy.hooks.hardening import CACHE_CLASS, CAPABILITIES, MASKED_PATHS, READONLY_PATHS
 from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Resources, Security
 from criproxy.pods.placing import adjust
 from integration.lab import cri_client_pb2 as whole
@@ -72,9 +72,18 @@ def expect_confined(context: Any) -> None:
         context.seccomp_profile_path = "runtime/default"
 
 
+def expect_masked(context: Any) -> None:
+    """Unless it is privileged, or has users of its own."""
+    users = context.namespace_options
+    if not context.privileged and not (users.HasField("userns_options") and users.userns_options.mode == 0):
+        for paths, least in ((context.masked_paths, MASKED_PATHS), (context.readonly_paths, READONLY_PATHS)):
+            paths.extend(sorted(set(least) - set(paths)))
+
+
 def expect_container(config: Any) -> None:
     expect_resources(config.linux.resources)
     expect_confined(config.linux.security_context)
+    expect_masked(config.linux.security_context)
     capabilities = config.linux.security_context.capabilities
     if config.linux.security_context.HasField("capabilities"):  # two of each, which nobody knows
         capabilities.ClearField("add_capabilities")
@@ -202,6 +211,7 @@ def test_capability_for_real_time_is_dropped_and_nothing_else_of_the_security_co
     capabilities.drop_capabilities.append("SYS_NICE")
     getattr(capabilities, field).remove("SYS_NICE")
     expect_confined(config.linux.security_context)
+    expect_masked(config.linux.security_context)
     assert whole.CreateContainerRequest.FromString(data).config.linux.security_context == config.linux.security_context
     assert [(entry["old"], entry["new"]) for entry in audit if entry["field"] == "drop_capabilities"] == [
         ("MKNOD", "SYS_NICE")
@@ -229,6 +239,50 @@ def asked(**context: Any) -> Security:
 )
 def test_profile_is_given_where_the_runtime_would_apply_none(context: dict[str, Any], unconfined: bool) -> None:
     assert asked(**context).unconfined is unconfined
+
+
+MASKED: dict[str, Any] = {"masked_paths": [*MASKED_PATHS, "/proc/interrupts"], "readonly_paths": READONLY_PATHS}
+
+
+@pytest.mark.parametrize(
+    ("context", "unmasked"),
+    [
+        pytest.param({}, True, id="unmasked"),
+        pytest.param(MASKED, False, id="default"),
+        pytest.param({**MASKED, "readonly_paths": READONLY_PATHS[1:]}, True, id="one-is-writable"),
+        pytest.param({**MASKED, "masked_paths": MASKED_PATHS[1:]}, True, id="one-is-seen"),
+        pytest.param({"privileged": True}, False, id="privileged"),
+        pytest.param({"namespace_options": {"userns_options": {"mode": 0}}}, False, id="users-of-its-own"),
+        pytest.param({"namespace_options": {"userns_options": {"mode": 2}}}, True, id="the-node-s-users"),
+    ],
+)
+def test_container_is_unmasked_where_kubelet_would_mask_more_by_default(
+    context: dict[str, Any], unmasked: bool
+) -> None:
+    assert asked(**context).unmasked is unmasked
+
+
+def test_masks_are_those_of_kubelet_s_default_and_what_was_asked_for() -> None:
+    config = whole.ContainerConfig(linux={"security_context": {"masked_paths": ["/x"]}})
+    data, audit = rewrite(Operation.CREATE_CONTAINER, whole.CreateContainerRequest(config=config).SerializeToString())
+    context = whole.CreateContainerRequest.FromString(data).config.linux.security_context
+    assert list(context.masked_paths) == ["/x", *sorted(MASKED_PATHS)]
+    assert list(context.readonly_paths) == sorted(READONLY_PATHS)
+    assert ("Unmasked", "Default") in [(entry["old"], entry["new"]) for entry in audit]
+
+
+def test_class_of_the_cache_is_taken_from_the_sandbox_s_annotations() -> None:
+    config = whole.PodSandboxConfig(annotations={f"{CACHE_CLASS}pod": "a", f"{CACHE_CLASS}container.m": "b", "x": "y"})
+    request = whole.CreateContainerRequest(config={"metadata": {"name": "m"}}, sandbox_config=config)
+    data, _ = rewrite(Operation.CREATE_CONTAINER, request.SerializeToString())
+    assert "x" in whole.CreateContainerRequest.FromString(data).sandbox_config.annotations
+    assert not [one for one in whole.CreateContainerRequest.FromString(data).sandbox_config.annotations if "rdt" in one]
+
+
+def test_ports_of_the_node_are_read() -> None:
+    config = whole.PodSandboxConfig(port_mappings=[{"container_port": 80}, {"container_port": 1, "host_port": 22}])
+    data = whole.RunPodSandboxRequest(config=config).SerializeToString()
+    assert codec.Request(Operation.RUN_POD_SANDBOX, data).parts[0].security.host_ports == (22,)
 
 
 def test_what_reaches_past_a_pod_s_own_namespaces_is_read() -> None:
