@@ -168,6 +168,8 @@ OF_THE_CRI = Group("of the CRI")
 CPUS = Group("CPUs")
 NUMA = Group("NUMA")
 FROM_THE_API = Group("from the API", joined=True)
+SWAP = Group("swap", joined=True)
+"""By itself, as a kubelet that gives pods swap resizes the memory of none in place; joined, as static pods get none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,7 @@ ROWS: Mapping[str, Row] = {
         differs={r"status\.containerStatuses\.main\.resources\.limits\.cpu": NO_QUOTA} if version() == 1 else {},
     ),
     "NodeSwap": Row(
-        FROM_THE_API,
+        SWAP,
         {r"kernel\.container\.memory\.swap\.max": ANY_NUMBER},
         main={"resources": BURSTABLE},
         settings={"memorySwap": {"swapBehavior": "LimitedSwap"}},
@@ -551,7 +553,11 @@ class Node:
                 wait_until(resized, POD_S, f"{pod} to be resized", self.kubelet.log, POLL_S)
 
     def _is_resized(self, pod: str, row: Row) -> bool:
-        (container,) = self.kubelet.statuses()[pod]["containerStatuses"]
+        """Raises LabError when kubelet says that it never will be."""
+        status = self.kubelet.statuses()[pod]
+        if refused := [one["message"] for one in status.get("conditions", []) if one.get("reason") == "Infeasible"]:
+            raise LabError(f"{pod} is not resized: {refused}")
+        (container,) = status["containerStatuses"]
         return bool(container["resources"]["limits"]["memory"] == row.resized_to["limits"]["memory"])
 
     def _pods(self) -> Iterator[tuple[str, Row]]:
