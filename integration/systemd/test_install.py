@@ -18,6 +18,7 @@ import pytest
 
 from integration.lab import cgroups
 from integration.lab.client import CriClient
+from integration.lab.criproxy import LETS_THE_LAB, toml_file
 from integration.lab.kubelet import find_kubelet, static_pod
 from integration.lab.process import wait_until
 from integration.systemd import package, pods, service
@@ -110,6 +111,7 @@ def told(name: str) -> tuple[str, int] | None:
 def test_removal_without_detach_gives_kubelet_its_runtime_back_and_pods_run_on(node: Path) -> None:
     before = kubelet.files()
     walk("install", node)
+    package.configure(toml_file({"hardening": LETS_THE_LAB}))
     manifest = kubelet.MANIFESTS / "batch.json"
     manifest.write_text(json.dumps(static_pod("batch", labels=pods.LABELS)))
     with in_their_words():
