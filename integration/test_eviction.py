@@ -118,7 +118,7 @@ pods' memory from the runtime.
 CRI_STATS = "PodAndContainerStatsFromCRI"
 
 
-@pytest.fixture(params=FIRST)
+@pytest.fixture(params=[pytest.param(name, marks=() if name == "evict" else pytest.mark.by_command) for name in FIRST])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """By what criproxy does about it: `memory.on_over_limit`, or there is none; by whether online may swap; and by
     where kubelet takes its numbers from.

@@ -64,7 +64,10 @@ def is_squeezed(box: Cgroup) -> bool:
     return high is not None and high < box.memory_limit_bytes()
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["ladder", "guard-alone"])
+@pytest.mark.parametrize(
+    "enabled",
+    [pytest.param(True, id="ladder"), pytest.param(False, id="guard-alone", marks=pytest.mark.by_command)],
+)
 def test_online_pod_that_waits_for_its_own_limit_costs_the_box_nothing(
     node: HarmedNode, say: Say, enabled: bool
 ) -> None:

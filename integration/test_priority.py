@@ -25,9 +25,9 @@ Say = Callable[[str], object]
 
 WELL_S = 60.0
 LEAST_RATIO = 0.95
-BURST_S = 5.0
-ROUNDS = 5
-ATTEMPTS = 15
+BURST_S = 3.0
+ROUNDS = 3
+ATTEMPTS = 9
 SAME_RATIO = 0.03
 """Others' CPU may differ by so much of the machine between the two bursts of a round."""
 CONFIG = static(CPUS, 1 << 30)
@@ -136,6 +136,8 @@ def test_online_burst_among_busy_offline_pods_gets_its_cpu_at_once(node: Node, s
             break
     if len(fair) < ROUNDS:
         pytest.skip(f"others' load changed too much in {ATTEMPTS - len(fair)} of {ATTEMPTS} rounds")
+    for hog in hogs:
+        hog.hold()  # so that their end is quick
     ratio = statistics.median(one.ratio for one in fair)
     say(f"among busy offline pods, online got {ratio:.1%} of what it gets alone (median of {ROUNDS} rounds)")
     assert ratio >= LEAST_RATIO

@@ -20,6 +20,7 @@ NOISE_MS = 20
 
 pytestmark = [
     pytest.mark.alone,
+    pytest.mark.by_command,
     pytest.mark.timeout(1200),  # a control plane takes its time on a busy machine
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
 ]
