@@ -136,8 +136,6 @@ def _parser() -> argparse.ArgumentParser:
     sentry.add_argument("switch", choices=("on", "off"), help="from the runtime's next start on; off: from now on")
     sentry.set_defaults(verb=_sentry)
     _add_hold_offs(verbs, config)
-    version = verbs.add_parser("version", help="print the version")
-    version.set_defaults(verb=_version)
     return parser
 
 
@@ -399,11 +397,6 @@ def _asking(options: argparse.Namespace, job: Callable[[Path], object]) -> int:
         return error.exit_status
     except ValueError as error:
         return _fail(str(error))
-    return 0
-
-
-def _version(_options: argparse.Namespace) -> int:
-    _print(f"criproxy {__version__}")
     return 0
 
 

@@ -56,20 +56,20 @@ class Backfill:
         yield "# EOF\n"
 
 
-def cores_at(number: int, t_s: int, luck: random.Random) -> float:
+def cores_at(number: int, t_s: int, rng: random.Random) -> float:
     """A day with its peak in the afternoon, as services have it."""
     wave = 1.3 - math.cos((t_s % 86400 / 86400 - 0.1) * math.tau + number)
-    return max(0.05, 0.45 * wave + luck.gauss(0.0, 0.06))
+    return max(0.05, 0.45 * wave + rng.gauss(0.0, 0.06))
 
 
 def node(fill: Backfill, cluster: str, number: int, *, start_s: int = START_S, gap: bool = False) -> None:
-    luck = random.Random(number)
+    rng = random.Random(number)
     name, used = f"{cluster}-{number}", 0.0
     for t_s in range(start_s, END_S + 1, STEP_S):
-        used += cores_at(number, t_s, luck) * STEP_S
+        used += cores_at(number, t_s, rng) * STEP_S
         if gap and GAP_S[0] < t_s < GAP_S[1]:
             continue
-        memory = (5.0 + math.sin(t_s / 86400 * math.tau) + luck.gauss(0.0, 0.05)) * GIB
+        memory = (5.0 + math.sin(t_s / 86400 * math.tau) + rng.gauss(0.0, 0.05)) * GIB
         if cluster == "cadvisor":
             labels = f'cluster="cadvisor",instance="10.0.0.{number}:10250",node="{name}",id="/"'
             fill.add("container_cpu_usage_seconds_total", f'{labels},cpu="total"', t_s, used)
@@ -219,8 +219,8 @@ def mean_cores(recording: object) -> list[float]:
 def test_replicas_are_counted_once_and_usage_is_what_was_used(prometheus: Answers) -> None:
     found = ask(prometheus.client, asked("thanos"), quiet)
     assert [one.id for one in found.nodes] == ["thanos-1", "thanos-2"]
-    luck, start_s = random.Random(7), END_S - int(SHORT_DAYS * 86400)
-    real = [cores_at(1, t_s, luck) for t_s in range(start_s, END_S + 1, STEP_S)]
+    rng, start_s = random.Random(7), END_S - int(SHORT_DAYS * 86400)
+    real = [cores_at(1, t_s, rng) for t_s in range(start_s, END_S + 1, STEP_S)]
     assert mean_cores(found)[0] == pytest.approx(sum(real) / len(real), rel=0.03)
     assert any("told apart by prometheus_replica" in one for one in found.notes)
     assert found.pods is None

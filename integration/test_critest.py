@@ -1,7 +1,9 @@
 """critest, Kubernetes' tests of container runtimes: the same outcomes directly, through criproxy, and in its box.
 
-Each of the three arms is a containerd of its own with a network and a registry of its own, and critest in front of it.
-In all three, integration.lab.kubelets_part stands behind critest, as the box takes pods with kubelet's cgroups alone:
+By command, the same where criproxy is the runtime's plugin: `./test integration integration/test_critest.py`.
+
+Each of the arms is a containerd of its own with a network and a registry of its own, and critest in front of it.
+In all of them, integration.lab.kubelets_part stands behind critest, as the box takes pods with kubelet's cgroups alone:
 so what differs between two arms is criproxy, or the label that makes pods offline, and nothing else. What passes
 criproxy then comes from Python's gRPC; kubelet's own (Go) does so in test_kubelet.py.
 """
@@ -21,7 +23,7 @@ from integration.lab import kubelets_part, registry
 from integration.lab.cgroups import version
 from integration.lab.clean import clean, leftovers
 from integration.lab.containerd import REGISTRY, Containerd
-from integration.lab.criproxy import QUICK, UNJUDGED, Config, Criproxy
+from integration.lab.criproxy import QUICK, UNJUDGED, Config, Criproxy, merged
 from integration.lab.directory import cgroup_root, claimed
 from integration.lab.lookout import Lookout
 from integration.lab.process import LabError, Process, tail
@@ -46,12 +48,13 @@ METRICS = (
     "[k8s.io] PodSandbox runtime should support metrics operations"
     " runtime should support listing pod sandbox metrics [Conformance]"
 )
-IN_THE_BOX: Mapping[str, str] = (
-    {METRICS: "criproxy takes the quota and its period off: cgroup v1 refuses a quota above the box's"}
+IN_THE_BOX: Mapping[str, Mapping[str, str]] = {
+    "cri": {METRICS: "criproxy takes the quota and its period off: cgroup v1 refuses a quota above the box's"}
     if version() == 1
-    else {}
-)
-"""The specs with another outcome in the box, with the reason: these, and no others."""
+    else {},
+    "nri": {},  # there the period stays
+}
+"""The specs with another outcome in the box, by the front, with the reason: these, and no others."""
 
 ATTEMPTS = 2
 """A spec that fails runs once more, as containerd 2.4.2 has races: a start that NRI refuses leaves its sandbox when its
@@ -86,12 +89,14 @@ Outcomes = Mapping[str, Outcome]
 
 @dataclass
 class Arm:
-    """One way for critest to the runtime. `wrong`: what of its pods was seen outside the cgroup that they belong in."""
+    """One way for critest to the runtime. `wrong`: what of its pods was seen outside the cgroup that they belong in.
+    `front`: by which criproxy hears of its pods; "": there is none.
+    """
 
     name: str
     directory: Path
     kind: str
-    proxied: bool
+    front: str
     wrong: set[str] = field(default_factory=set)
     _started: list[Process] = field(default_factory=list)
 
@@ -99,13 +104,15 @@ class Arm:
         """Start all of it, critest last."""
         runtime = Containerd(self.directory, programs=build.find("containerd").parent, enclosed=True)
         runtime.start()
-        self._lookout = Lookout(self.directory, runtime.socket, self._place)
+        # By NRI, a sandbox is made in kubelet's cgroup before criproxy is asked.
+        self._lookout = Lookout(self.directory, runtime.socket, self._place, sandboxes=self.front != "nri")
         self._started.append(registry.start(self.directory, REGISTRY, runtime.inside))
         socket = runtime.socket
-        if self.proxied:
-            proxy = Criproxy(self.directory, socket, CONFIG)
+        if self.front:
+            front = {"proxy": {"front": self.front, "nri": str(runtime.nri)}}
+            proxy = Criproxy(self.directory, socket, merged(CONFIG, front))
             proxy.start()
-            socket = proxy.socket
+            socket = proxy.socket if self.front == "cri" else socket
         part, socket = kubelets_part.start(self.directory, socket, cgroup_root(self.directory), self.kind)
         self._started.append(part)
         self._critest = self._start_critest(runtime, socket)
@@ -190,13 +197,14 @@ def differing(one: Outcomes, other: Outcomes) -> dict[str, str]:
 
 
 @pytest.fixture
-def arms() -> Iterator[list[Arm]]:
+def arms(front: str) -> Iterator[list[Arm]]:
+    """Without criproxy, and with the front: for online pods, and for offline ones."""
     with contextlib.ExitStack() as stack:
         directories = [stack.enter_context(claimed()) for _ in range(3)]
         found = [
-            Arm("directly", directories[0], "online", proxied=False),
-            Arm("through criproxy", directories[1], "online", proxied=True),
-            Arm("in the box", directories[2], "offline", proxied=True),
+            Arm("directly", directories[0], "online", ""),
+            Arm("through criproxy", directories[1], "online", front),
+            Arm("in the box", directories[2], "offline", front),
         ]
         for arm in found:
             stack.callback(clean, arm.directory)
@@ -219,7 +227,10 @@ def run(arms: list[Arm], say: Say) -> list[Outcomes]:
     return [arm.outcomes() for arm in arms]
 
 
-def test_critest_comes_out_the_same_directly_through_criproxy_and_in_the_box(arms: list[Arm], say: Say) -> None:
+@pytest.mark.parametrize("front", ["cri", pytest.param("nri", marks=pytest.mark.by_command)])
+def test_critest_comes_out_the_same_directly_through_criproxy_and_in_the_box(
+    front: str, arms: list[Arm], say: Say
+) -> None:
     found = run(arms, say)
     counts = [Counter(one.state for one in outcomes.values()) for outcomes in found]
     for arm, count, outcomes in zip(arms, counts, found, strict=True):
@@ -229,7 +240,7 @@ def test_critest_comes_out_the_same_directly_through_criproxy_and_in_the_box(arm
 
     assert differing(directly, through) == {}
     in_the_box = differing(directly, boxed)
-    assert in_the_box.keys() == IN_THE_BOX.keys(), in_the_box
+    assert in_the_box.keys() == IN_THE_BOX[front].keys(), in_the_box
     assert counts[0]["passed"] >= PASSED_LEAST, [(name, one) for name, one in directly.items() if one.state != "passed"]
     assert [arm.wrong for arm in arms] == [set(), set(), set()]
     assert min(arm.pods() for arm in arms) >= PODS_LEAST

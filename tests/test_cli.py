@@ -59,7 +59,9 @@ def served(config: Path) -> Iterator[Path]:
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
     assert capsys.readouterr().out == f"criproxy {__version__}\n"
 
 

@@ -251,7 +251,7 @@ class Agent:
         node_load: NodeLoad,
         *,
         clock: NodeClock,
-        luck: random.Random,
+        rng: random.Random,
         counter: Counter,
     ) -> None:
         self.name = name
@@ -271,8 +271,8 @@ class Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._seen = asyncio.Event()
         log = counter.log()
-        self._publisher = Publisher(self, name, self, self._settings, clock=clock, luck=luck, log=log)
-        self._watch = NodeWatch(self, name, (self._publisher, self), clock=clock, luck=luck, log=log)
+        self._publisher = Publisher(self, name, self, self._settings, clock=clock, rng=rng, log=log)
+        self._watch = NodeWatch(self, name, (self._publisher, self), clock=clock, rng=rng, log=log)
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
@@ -412,10 +412,10 @@ class Fleet:
         self._plan = plan
         self._counter = Counter()
         self._agents: list[Agent] = []
-        self._luck = random.Random(plan.seed)
+        self._rng = random.Random(plan.seed)
         self._issuer = Issuer(Path(plan.directory), plan.port)
         cpu, memory = courses(plan)
-        self._loads = [NodeLoad(cpu, memory, self._luck) for _ in range(plan.nodes)]
+        self._loads = [NodeLoad(cpu, memory, self._rng) for _ in range(plan.nodes)]
 
     async def run(self) -> None:
         """Until the input ends."""
@@ -445,9 +445,9 @@ class Fleet:
     async def _begun(self, number: int, creator: Creator) -> Agent:
         name, clock = f"node{number}", NodeClock()
         credential = self._issuer.credential(f"system:node:{name}", "system:nodes", name)
-        client = ApiClient(credential, clock, self._luck)
-        agent = Agent(name, client, self._loads[number], clock=clock, luck=self._luck, counter=self._counter)
-        status = await agent.live(PAST_S + MEAN_S * self._luck.random())
+        client = ApiClient(credential, clock, self._rng)
+        agent = Agent(name, client, self._loads[number], clock=clock, rng=self._rng, counter=self._counter)
+        status = await agent.live(PAST_S + MEAN_S * self._rng.random())
         await asyncio.to_thread(creator.create, agent.body(number, status))
         await agent.begin()
         return agent

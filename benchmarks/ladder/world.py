@@ -71,28 +71,28 @@ class World:
 
 
 def world(scenario: Scenario, seed: int) -> World:
-    luck = random.Random(f"{scenario.name} {seed}")
+    rng = random.Random(f"{scenario.name} {seed}")
     steps, noise = int(scenario.seconds / DT_S), scenario.noise
     if scenario.cpus:
-        return _healthy(scenario, luck, steps)
-    usual = [noise.median * math.exp(x) for x in _wandering(luck, steps, 8.0, noise.sigma)]
+        return _healthy(scenario, rng, steps)
+    usual = [noise.median * math.exp(x) for x in _wandering(rng, steps, 8.0, noise.sigma)]
     for step in range(steps):
-        if luck.random() < noise.spikes_per_s * DT_S:
-            height = luck.expovariate(1 / 1.5)
+        if rng.random() < noise.spikes_per_s * DT_S:
+            height = rng.expovariate(1 / 1.5)
             for at in range(step, min(steps, step + round(1.0 / DT_S))):
                 usual[at] += height
     made = World(usual, [0.0] * steps, [0.0] * steps)
-    within = [math.exp(x - noise.within**2 / 2) for x in _wandering(luck, steps, 2.0, noise.within)]
-    made.episodes = list(_episodes(luck, scenario)) if scenario.mean_s else []
+    within = [math.exp(x - noise.within**2 / 2) for x in _wandering(rng, steps, 2.0, noise.within)]
+    made.episodes = list(_episodes(rng, scenario)) if scenario.mean_s else []
     for spell in made.episodes:
-        _add(made.others, spell, max(1.3, _height(luck)), within, luck, gusts=noise.gusts)
+        _add(made.others, spell, max(1.3, _height(rng)), within, rng, gusts=noise.gusts)
     begin_s = scenario.of_s - scenario.guilty_s
     while scenario.guilty_s and begin_s + scenario.guilty_s <= scenario.seconds - 240.0:
         # Somewhere in its turn, so that no probe keeps step with the phases.
-        from_s = begin_s + luck.uniform(-0.2, 0.2) * (scenario.of_s - scenario.guilty_s)
-        spell, height = (from_s, from_s + scenario.guilty_s), max(1.5, _height(luck))
-        _add(made.guilt, spell, height * scenario.part, within, luck)
-        _add(made.others, spell, height * (1.0 - scenario.part), within, luck)
+        from_s = begin_s + rng.uniform(-0.2, 0.2) * (scenario.of_s - scenario.guilty_s)
+        spell, height = (from_s, from_s + scenario.guilty_s), max(1.5, _height(rng))
+        _add(made.guilt, spell, height * scenario.part, within, rng)
+        _add(made.others, spell, height * (1.0 - scenario.part), within, rng)
         made.phases.append(spell)
         begin_s += scenario.of_s
     return made
@@ -110,10 +110,10 @@ def pressure(cpus: int, use: float) -> float:
     return 100.0 * waiting / total / offered
 
 
-def _healthy(scenario: Scenario, luck: random.Random, steps: int) -> World:
+def _healthy(scenario: Scenario, rng: random.Random, steps: int) -> World:
     table = [pressure(scenario.cpus, max(0.005, percent / 100.0)) / 10.0 for percent in range(100)]
     use, usual = [], []
-    for step, noise in enumerate(_wandering(luck, steps, 5.0, 0.25)):
+    for step, noise in enumerate(_wandering(rng, steps, 5.0, 0.25)):
         now = 0.4 + 0.35 * math.sin(2.0 * math.pi * step * DT_S / 86400.0)
         use.append(now)
         low = int(100.0 * now)
@@ -122,38 +122,38 @@ def _healthy(scenario: Scenario, luck: random.Random, steps: int) -> World:
     return World(usual, [0.0] * steps, [0.0] * steps, use=use)
 
 
-def _height(luck: random.Random) -> float:
-    return 3.0 * math.exp(0.6 * luck.gauss(0.0, 1.0))
+def _height(rng: random.Random) -> float:
+    return 3.0 * math.exp(0.6 * rng.gauss(0.0, 1.0))
 
 
-def _wandering(luck: random.Random, steps: int, tau_s: float, sigma: float) -> list[float]:
+def _wandering(rng: random.Random, steps: int, tau_s: float, sigma: float) -> list[float]:
     """A stationary first-order autoregressive series of this sigma."""
     keep = math.exp(-DT_S / tau_s)
-    white, x, out = sigma * math.sqrt(1.0 - keep * keep), luck.gauss(0.0, sigma), []
+    white, x, out = sigma * math.sqrt(1.0 - keep * keep), rng.gauss(0.0, sigma), []
     for _ in range(steps):
-        x = keep * x + white * luck.gauss(0.0, 1.0)
+        x = keep * x + white * rng.gauss(0.0, 1.0)
         out.append(x)
     return out
 
 
-def _episodes(luck: random.Random, scenario: Scenario) -> list[Spell]:
-    found, t_s = [], 30.0 + luck.expovariate(1.0 / scenario.gap_s)
+def _episodes(rng: random.Random, scenario: Scenario) -> list[Spell]:
+    found, t_s = [], 30.0 + rng.expovariate(1.0 / scenario.gap_s)
     while t_s < scenario.seconds:
-        end_s = min(scenario.seconds, t_s + luck.expovariate(1.0 / scenario.mean_s))
+        end_s = min(scenario.seconds, t_s + rng.expovariate(1.0 / scenario.mean_s))
         found.append((t_s, end_s))
-        t_s = end_s + luck.expovariate(1.0 / scenario.gap_s)
+        t_s = end_s + rng.expovariate(1.0 / scenario.gap_s)
     return found
 
 
 def _add(
-    series: list[float], spell: Spell, height: float, within: list[float], luck: random.Random, *, gusts: bool = False
+    series: list[float], spell: Spell, height: float, within: list[float], rng: random.Random, *, gusts: bool = False
 ) -> None:
     begin, end = spell
-    turn_s, on = begin + luck.expovariate(1 / 3.0), True
+    turn_s, on = begin + rng.expovariate(1 / 3.0), True
     for step in range(int(begin / DT_S), min(len(series), math.ceil(end / DT_S))):
         now_s = step * DT_S
         if gusts and now_s >= turn_s:
             on = not on
-            turn_s = now_s + luck.expovariate(1 / (3.0 if on else 2.0))
+            turn_s = now_s + rng.expovariate(1 / (3.0 if on else 2.0))
         covered = (min(now_s + DT_S, end) - max(now_s, begin)) / DT_S
         series[step] += on * height * covered * within[step]

@@ -58,40 +58,40 @@ def sides(plane):
         side.network.close()
 
 
-def freezes(side, luck):
+def freezes(side, rng):
     side.replica.process.signal(signal.SIGSTOP)
-    time.sleep(luck.uniform(3.0, DURATION_S + 6.0))
+    time.sleep(rng.uniform(3.0, DURATION_S + 6.0))
     side.heal()
 
 
-def dies(side, luck):
+def dies(side, rng):
     side.replica.process.kill()
-    time.sleep(luck.uniform(0.0, 3.0))
-    side.start(luck.choice(["", UNREAD, GONE]))
+    time.sleep(rng.uniform(0.0, 3.0))
+    side.start(rng.choice(["", UNREAD, GONE]))
 
 
-def is_cut(side, luck):
+def is_cut(side, rng):
     for _ in range(20):
         side.network.cut()
-        time.sleep(luck.uniform(0.05, 0.6))
+        time.sleep(rng.uniform(0.05, 0.6))
 
 
-def loses_its_network(side, luck):
+def loses_its_network(side, rng):
     side.network.swallows = True
-    time.sleep(luck.uniform(3.0, DURATION_S + 6.0))
+    time.sleep(rng.uniform(3.0, DURATION_S + 6.0))
     side.heal()
 
 
-def is_answered_late(side, luck):
-    side.network.late_s = luck.uniform(1.0, 7.0)
-    time.sleep(luck.uniform(10.0, 20.0))
+def is_answered_late(side, rng):
+    side.network.late_s = rng.uniform(1.0, 7.0)
+    time.sleep(rng.uniform(10.0, 20.0))
     side.heal()
 
 
-def freezes_without_a_network(side, luck):
+def freezes_without_a_network(side, rng):
     side.network.swallows = True
-    time.sleep(luck.uniform(0.0, 4.0))
-    freezes(side, luck)
+    time.sleep(rng.uniform(0.0, 4.0))
+    freezes(side, rng)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def two_at_once(events):
 
 def test_whatever_happens_never_do_two_write_and_all_comes_into_force(plane, sides):
     seed = random.randrange(1 << 32)
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     print(f"seed {seed}")
     nodes = [put_node(plane, f"two-{number}", labels={"pool": "two"}) for number in range(NODES)]
     plane.call("POST", POLICIES, policy("two", {"pool": "two"}, {"cpu": {"reserve_cores": 1}}))
@@ -160,7 +160,7 @@ def test_whatever_happens_never_do_two_write_and_all_comes_into_force(plane, sid
             leads = next((side for side in sides if side.replica.leads()), sides[0])
             evil = EVILS[number % len(EVILS)]
             print(f"{number}: {evil.__name__}")
-            evil(leads if luck.random() < 0.8 else luck.choice(sides), luck)
+            evil(leads if rng.random() < 0.8 else rng.choice(sides), rng)
     settings = {"cpu": {"reserve_cores": ROUNDS + 1}}
     until(lambda: all(told(plane, node) == settings for node in nodes), 2 * DURATION_S + 30.0)
 

@@ -34,7 +34,7 @@ class Together:
         self.fleet = Fleet()
         own = OwnFiles(folder / "config.toml")
         own.load()
-        how: dict[str, Any] = {"clock": Clock(), "luck": random.Random(1), "log": FakeLog()}
+        how: dict[str, Any] = {"clock": Clock(), "rng": random.Random(1), "log": FakeLog()}
         self.follower = PolicyFollower(self, "n1", (own, folder / "policy.json"), self, **how)
 
     def policy_changed(self):

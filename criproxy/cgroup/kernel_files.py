@@ -278,7 +278,7 @@ IO_MAX: Final = KernelFile(v2=Column("io.max", _IO_MAX), optional=True)
 """What is written is the limit of one disk: its number, and a rate or None. What is read are all of them.
 
 Systemd is not told of it: by its source (cgroup.c, cgroup_context_apply) it writes the lines of those disks alone that
-it was told of; not measured. Each look puts back what has gone. On v1 a limit holds for the processes of one cgroup,
+it was given; not measured. Each look puts back what has gone. On v1 a limit holds for the processes of one cgroup,
 not for those below it (blk-throttle.c, throtl_pd_init), so that the box as a whole can't be bounded.
 """
 

@@ -43,15 +43,15 @@ class PressureListener:
         self._armed: str | None = ""
         self._next_s = 0.0
         self._reported = False
-        self._told: Callable[[], None] | None = None
+        self._on_report: Callable[[], None] | None = None
         self.note = "not listening"
 
-    def follow(self, now_s: float, heard: Callable[[], None]) -> None:
+    def follow(self, now_s: float, on_report: Callable[[], None]) -> None:
         """Listen to the present file; looked at again every few seconds, since cgroups come and go.
 
-        `now_s`: by any clock that only grows, always the same one. `heard` is called with each report.
+        `now_s`: by any clock that only grows, always the same one. `on_report` is called with each report.
         """
-        self._told = heard
+        self._on_report = on_report
         if now_s < self._next_s:
             return
         self._next_s = now_s + _RETRY_S
@@ -102,8 +102,8 @@ class PressureListener:
             self.close()  # the cgroup is gone
         else:
             self._reported = True
-            if self._told is not None:
-                self._told()
+            if self._on_report is not None:
+                self._on_report()
 
 
 def _open(file: str) -> tuple[int, int]:

@@ -52,11 +52,11 @@ def choose(
     if not candidates:
         return allowed, "no physical core is left whole, so the box has siblings of online pods' exclusive CPUs"
     wanted = float("inf") if limit_cores is UNLIMITED else float(limit_cores)
-    chosen = _moved(sorted(candidates, key=min), held, wanted)
+    chosen = _adjusted(sorted(candidates, key=min), held, wanted)
     return own.union(*chosen), f"{len(chosen)} of {len(cores)} physical cores, with all their hyperthreads"
 
 
-def _moved(candidates: Sequence[Cpus], held: Cpus, wanted: float) -> list[Cpus]:
+def _adjusted(candidates: Sequence[Cpus], held: Cpus, wanted: float) -> list[Cpus]:
     """`candidates`: by their lowest CPU."""
     kept = [core for core in candidates if core <= held]
     others = [core for core in candidates if not core <= held]

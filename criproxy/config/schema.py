@@ -163,7 +163,7 @@ def _address_conflicts(config: Config) -> Iterator[Conflict]:
 
 
 def _remote_conflicts(config: Config) -> Iterator[Conflict]:
-    """Nothing may be asked over the network without TLS and authentication."""
+    """Nobody may call over the network without TLS and authentication."""
     observe, key = config.observe, "observe.remote_address"
     if observe.remote_host_port is None:
         return

@@ -685,7 +685,7 @@ class ResourceTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Kubernetes(Struct, frozen=True, kw_only=True):
-    """What this node tells the API server, by kubelet's own credential, and what it is told. See docs/kubernetes.md."""
+    """What this node writes to the API server and reads there, by kubelet's own credential. See docs/kubernetes.md."""
 
     enabled: Annotated[
         bool,

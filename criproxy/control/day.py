@@ -78,7 +78,7 @@ class Ring:
         self._last = step
 
     def between(self, first: int, last: int) -> list[float]:
-        """Of these steps. May be asked for from other threads than the one that puts."""
+        """Of these steps. Other threads than the one that puts may call it."""
         values, end = self._values[:], self._last
         return [
             values[step % self.length] if end - self.length < step <= end else _NONE for step in range(first, last + 1)

@@ -40,7 +40,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from criproxy.control.policy import DynamicSettings, ResourceSettings, in_steps, moved
+from criproxy.control.policy import DynamicSettings, ResourceSettings, change_in_words, in_steps
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import CPU, UNLIMITED, Decision, GuardCeiling, ResourceDecision
 
@@ -115,7 +115,7 @@ def _held(decided: ResourceDecision, row: Resource, share: float, floor: float) 
         words = f"{decided.reason}; reclaimed down to {row.words(limit)}: {why}, as online is harmed"
         return replace(decided, high=limit, reason=words)
     before = None if decided.before is UNLIMITED else decided.before
-    words = f"{moved(before, limit, row)}: {why}, as online is harmed ({decided.reason})"
+    words = f"{change_in_words(before, limit, row)}: {why}, as online is harmed ({decided.reason})"
     return replace(decided, limit=row.whole(limit), reason=words)
 
 
@@ -139,7 +139,7 @@ def bound_by_evidence(decided: ResourceDecision, law: ResourceSettings, evidence
     limit, guarded = _guarded(target, law, evidence)
     limit, delay = _approached(limit, decided, law, evidence)
     before = None if decided.before is UNLIMITED else decided.before
-    reason = f"{moved(before, limit, _ROW)}: {guarded}{why}{delay}"
+    reason = f"{change_in_words(before, limit, _ROW)}: {guarded}{why}{delay}"
     return replace(decided, limit=limit, reason=reason, open=evidence.share is None and not guarded)
 
 

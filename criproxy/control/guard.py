@@ -80,9 +80,9 @@ class PressureReports(Protocol):
     @property
     def note(self) -> str: ...
 
-    def follow(self, now_s: float, heard: Callable[[], None]) -> None:
-        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows. `heard` is called
-        with each report; it must not block.
+    def follow(self, now_s: float, on_report: Callable[[], None]) -> None:
+        """Listen where the box is now; cheap, to be called often. `now_s`: a time that only grows. Each report
+        calls `on_report`, which must not block.
         """
 
     def take(self) -> bool:

@@ -40,7 +40,7 @@ class History:
     """Keeps the changes of the box's limits, and of whether they are applied, about one per second, and one
     decision per 10 s; forgets after an hour.
 
-    May be asked from other threads than the one that adds.
+    Other threads than the one that adds may call it.
     """
 
     def __init__(self) -> None:

@@ -176,7 +176,7 @@ class Feedback(Struct, frozen=True):
         part = self.position - low
         return ((1.0 - part) * STEPS[low] + part * STEPS[low + 1]) / self.speed_ratio
 
-    def moved(self, slow_ratio: float, hours: float) -> "Feedback":
+    def adjusted(self, slow_ratio: float, hours: float) -> "Feedback":
         position = self.position + STEPS_PER_HOUR * hours * (MOST_SLOW_RATIO - slow_ratio)
         return Feedback(self.speed_ratio, min(max(position, 0.0), len(STEPS) - 1.0))
 

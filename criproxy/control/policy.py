@@ -224,7 +224,7 @@ def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings
         return UNLIMITED, words, ResourceState()
     if isinstance(settings, StaticSettings) and state.given in (None, limit) and not guarded:
         return limit, words, after
-    return limit, f"{moved(state.given, limit, facts.row)}: {words}", after
+    return limit, f"{change_in_words(state.given, limit, facts.row)}: {words}", after
 
 
 def _stepped(facts: _RowFacts, target: float, state: ResourceState, settings: StaticSettings) -> tuple[float, str]:
@@ -235,7 +235,7 @@ def _stepped(facts: _RowFacts, target: float, state: ResourceState, settings: St
     return state.limit, f", as a raise by less than {facts.row.words(step)} waits"
 
 
-def moved(before: float | None, limit: float, row: Resource) -> str:
+def change_in_words(before: float | None, limit: float, row: Resource) -> str:
     """How a limit comes to what it is, in words: `lowered 2.00 cores -> 1.00 cores`."""
     amount = row.words
     if before is None:

@@ -100,7 +100,7 @@ class Remembers(Protocol):
     def restore(self, predictors: Mapping[str, PredictorState], shift_s: float) -> None: ...
 
     def wait_for_checkpoint(self, waits: bool) -> None:
-        """While it waits, nothing that may have been held back is given back."""
+        """While it waits, no limit that may have been lowered rises."""
 
 
 class CheckpointFile(Struct):

@@ -326,7 +326,7 @@ class Daemon:
         )
 
     def _make_reporter(self, config: Config, driver: CgroupDriver, answering: Sequence[Shows]) -> Reporter:
-        """What knows the state of all parts; `answering` shows how it can be asked for."""
+        """What knows the state of all parts; `answering`: what shows how calls are answered."""
         shared, harm = self._ports.shared, self._loop.harm
         return Reporter(
             meters=self._recorder.metrics,

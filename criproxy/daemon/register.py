@@ -64,4 +64,10 @@ OTHERS: Final[tuple[type[Shows], ...]] = (
     Round,
     KubernetesPart,
 )
-"""What else shows itself. The daemon makes these by hand: others have them for ports, or they take no looks."""
+"""What else shows itself. The daemon makes these by hand: others have them for ports, or they take no looks.
+
+`KubernetesPart` shows what the publisher has published, and why: its section, problems and metrics. The publisher takes
+no looks in the round, as a look at the API server waits for the network for up to 30 s, and pauses after a failure by a
+law of its own (`kube.retry`); as it shares client and watch with evictions, events and policy, which end together; and
+as nothing of `criproxy.kube` is imported before kubelet's credential was found.
+"""

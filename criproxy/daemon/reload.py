@@ -56,7 +56,7 @@ class FileWatch:
         self._known = self._seen = self._look()
 
     def changed(self) -> bool:
-        """Whether the file has changed, and not since the last call. To be asked at intervals."""
+        """Whether the file has changed, and not since the last call. Call it at intervals."""
         now = self._look()
         at_rest, self._seen = now == self._seen, now
         if not at_rest or now == self._known:

@@ -92,11 +92,11 @@ class ApiClient:
     """See `Asks`. It keeps no connection; any number of requests may be under way at once."""
 
     def __init__(
-        self, credential: Credential, clock: Clock, luck: random.Random, timeouts: Timeouts | None = None
+        self, credential: Credential, clock: Clock, rng: random.Random, timeouts: Timeouts | None = None
     ) -> None:
         self._credential = credential
         self._clock = clock
-        self._luck = luck
+        self._rng = rng
         self._timeouts = timeouts or Timeouts()
         self._files = Apart("kube", self._timeouts.files_s)
 
@@ -125,7 +125,7 @@ class ApiClient:
                 if answer.meaning not in (Meaning.AGAIN, Meaning.DENIED):
                     return answer
                 named_s = answer.named_pause_s
-            await self._clock.sleep(pause_s(failures, self._luck.random(), named_s))
+            await self._clock.sleep(pause_s(failures, self._rng.random(), named_s))
         return await self.ask(request)
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:

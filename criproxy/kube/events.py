@@ -1,6 +1,6 @@
 """Events: what criproxy has done, on the pods and on the Node, where people look for it (`kubectl describe node`).
 
-Whoever tells something does not wait for it. What can't be told after a few tries is left: it is in the log as well.
+Whoever tells something does not wait for it. What can't be written after a few tries is left: it is in the log as well.
 
 What may come again and again, as the steps of the ladder, is an Event with a name (`repeats`), and then
 
@@ -71,12 +71,12 @@ class EventWriter:
     """Writes events of the Node `node`."""
 
     def __init__(
-        self, client: Asks, node: Involved, *, clock: Clock, luck: random.Random, log: FilteringBoundLogger
+        self, client: Asks, node: Involved, *, clock: Clock, rng: random.Random, log: FilteringBoundLogger
     ) -> None:
         self.node: Final = node
         self._client = client
         self._clock = clock
-        self._luck = luck
+        self._rng = rng
         self._log = log
         self._untold: deque[Event] = deque(maxlen=MAX_UNTOLD)
         self._some = asyncio.Event()
@@ -93,7 +93,7 @@ class EventWriter:
         if before := self._told.get(repeats):
             made = replace(before, message=message[:MAX_MESSAGE], last_timestamp=now, count=before.count + 1)
         else:
-            name = f"{self._luck.getrandbits(64):016x}"
+            name = f"{self._rng.getrandbits(64):016x}"
             made = event(about, self.node.name, reason, message, at=now, name=name, well=well)
         if repeats:
             self._told[repeats] = made

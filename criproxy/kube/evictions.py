@@ -215,14 +215,14 @@ class Evictor:
         events: EventWriter,
         *,
         clock: Clock,
-        luck: random.Random,
+        rng: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         self._client = client
         self._events = events
         self._node = events.node
         self._clock = clock
-        self._luck = luck
+        self._rng = rng
         self._log = log
         self._version = "v1"
         self._evicted: Entries = {}
@@ -318,7 +318,7 @@ class Evictor:
                     taken = found is Outcome.GONE and unanswered
                     return Eviction(pod, Outcome.EVICTED if taken else found, message)
             if tried < TRIES:
-                await self._clock.sleep(pause_s(tried, self._luck.random(), named_s))
+                await self._clock.sleep(pause_s(tried, self._rng.random(), named_s))
         return Eviction(pod, Outcome.UNREACHABLE, message)
 
     @staticmethod
@@ -371,7 +371,7 @@ class Evictor:
                 if failed.meaning not in (Meaning.AGAIN, Meaning.DENIED):
                     break
             if failures < TRIES:
-                await self._clock.sleep(pause_s(failures, self._luck.random(), named_s))
+                await self._clock.sleep(pause_s(failures, self._rng.random(), named_s))
         self._log.info("eviction_not_marked", path=path("nodes", self._node.name), reason=reason)
 
     def tell_stopped(self, pod: PodRef, why: str) -> None:

@@ -7,7 +7,8 @@ What the node can lend, of CPU and of memory, says `criproxy.control.publication
 - as 0 while nothing is lent (switched off, closed, drained), whatever runs;
 - else as no less than the pods on the node were promised already, or the scheduler and kubelet would hold the node for
   over-committed;
-- as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off;
+- as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off; and as
+  what can be lent as soon as that is over, or the node would lend nothing for a report's interval more;
 - when that is `REPORT_S` old, which is also the sign of life by which the controller knows a node's numbers to be of
   today; and at once when it is so far below what was last published that it can't wait. A rise waits, unless the
   settings that it comes of have changed: an operator, or the clock's next window, is not to wait for a report;
@@ -122,8 +123,8 @@ class Published(Struct, frozen=True):
     """What was last published, from which numbers (`wanted`), and when the next is due (CLOCK_BOOTTIME).
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
-    `raised`: something was published above what is wanted, as pods were promised it. `occupied`, `pods`, `terms`: see
-    `Offer`.
+    `raised`: something was published above what is wanted, as pods were promised it. `held`, `occupied`, `pods`,
+    `terms`: see `Offer`.
     """
 
     quantities: Mapping[str, int]
@@ -134,6 +135,7 @@ class Published(Struct, frozen=True):
     publishes: str | None = None
     raised: bool = False
     withheld: str = ""
+    held: str = ""
     occupied: bool = False
     pods: frozenset[str] = frozenset()
     terms: tuple[OpenBoxSettings, Mapping[str, Bounds]] | None = None
@@ -244,6 +246,8 @@ def _reasons(
         yield f"the names are left to others: {settings.off}"
     if bool(offered.withheld) != bool(last.withheld):
         yield "the node lends again" if last.withheld else f"nothing is lent: {offered.withheld}"
+    if last.held and not offered.held:
+        yield "further pods are let in again"
     if offered.terms != last.terms:
         yield "the settings that it comes of have changed"
     if offered.occupied != last.occupied:
@@ -307,17 +311,18 @@ def publication(
     )
 
 
-def published(made: Publication, offered: Offer, now_s: float, luck: float) -> Published:
-    """The API server has taken it, which was made of `offered`. `luck` is a random number from 0 to 1."""
+def published(made: Publication, offered: Offer, now_s: float, jitter: float) -> Published:
+    """The API server has taken it, which was made of `offered`. `jitter` is a random number from 0 to 1."""
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
         wanted=made.wanted,
         at_s=now_s,
-        due_s=now_s + REPORT_S * (1.0 + LONGER_RATIO * luck),
-        quiet_until_s=now_s + QUIET_S * (1.0 + luck),
+        due_s=now_s + REPORT_S * (1.0 + LONGER_RATIO * jitter),
+        quiet_until_s=now_s + QUIET_S * (1.0 + jitter),
         publishes=made.publishes,
         raised=made.raised,
         withheld=made.withheld,
+        held=offered.held,
         occupied=made.occupied,
         pods=offered.pods,
         terms=offered.terms,

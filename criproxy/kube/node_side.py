@@ -35,16 +35,16 @@ class NodeSide:
         log: FilteringBoundLogger,
     ) -> None:
         """`files`: see `PolicyFollower`."""
-        luck = random.Random()
-        client = ApiClient(credential, clock, luck)
+        rng = random.Random()
+        client = ApiClient(credential, clock, rng)
         self.name = name
-        self.publisher = Publisher(client, name, source, settings, clock=clock, luck=luck, log=log)
+        self.publisher = Publisher(client, name, source, settings, clock=clock, rng=rng, log=log)
         # Kubelet's own events name the Node by its name in the uid's place, and `kubectl describe node` finds both so.
-        self.events = EventWriter(client, Involved("Node", name, name), clock=clock, luck=luck, log=log)
-        self.evictor = Evictor(client, self.events, clock=clock, luck=luck, log=log)
-        self.follower = PolicyFollower(client, name, files, taker, clock=clock, luck=luck, log=log)
+        self.events = EventWriter(client, Involved("Node", name, name), clock=clock, rng=rng, log=log)
+        self.evictor = Evictor(client, self.events, clock=clock, rng=rng, log=log)
+        self.follower = PolicyFollower(client, name, files, taker, clock=clock, rng=rng, log=log)
         observers = (self.publisher, self.evictor, self.follower)
-        self.watch = NodeWatch(client, name, observers, clock=clock, luck=luck, log=log)
+        self.watch = NodeWatch(client, name, observers, clock=clock, rng=rng, log=log)
 
     async def run(self) -> None:
         """Until cancelled. The follower is to have remembered its policy before."""

@@ -46,14 +46,14 @@ class NodeWatch:
         observers: Sequence[SeesNode],
         *,
         clock: Clock,
-        luck: random.Random,
+        rng: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         self._client = client
         self._name = name
         self._observers = observers
         self._clock = clock
-        self._luck = luck
+        self._rng = rng
         self._log = log
         self._state = WatchState()
         self._unread = Unread()
@@ -105,7 +105,7 @@ class NodeWatch:
         if self._state.failures:
             return self._failed(why, named_s)
         self._well()
-        return self._luck.random()
+        return self._rng.random()
 
     async def _listen(self) -> None:
         async with aclosing(self._client.lines(self._path())) as lines:
@@ -124,7 +124,7 @@ class NodeWatch:
 
     def _path(self) -> str:
         chosen = {"fieldSelector": f"metadata.name={self._name}"}
-        return _PATH + urlencode(chosen | watching.asked(self._state, self._luck.random()))
+        return _PATH + urlencode(chosen | watching.asked(self._state, self._rng.random()))
 
     def _rejected(self, answer: ApiAnswer) -> float:
         self._state = watching.refused(self._state, answer.status)
@@ -155,4 +155,4 @@ class NodeWatch:
             if failures == 2:
                 self._log.warning("node_not_watched", node=self._name, reason=why, consequence=_HOLDS)
             self.trouble = why
-        return pause_s(failures, self._luck.random(), named_s)
+        return pause_s(failures, self._rng.random(), named_s)

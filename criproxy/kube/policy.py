@@ -210,7 +210,7 @@ class PolicyFollower:
         taker: TakesPolicy,
         *,
         clock: Clock,
-        luck: random.Random,
+        rng: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         """`files` are the config's, which whoever puts settings in force reads, and where the policy is remembered."""
@@ -220,7 +220,7 @@ class PolicyFollower:
         self._files = Apart("policy", _DISK_S)
         self._taker = taker
         self._clock = clock
-        self._luck = luck
+        self._rng = rng
         self._log = log
         self._newest: Node | None = None
         self._changed = asyncio.Event()
@@ -275,7 +275,7 @@ class PolicyFollower:
             self._changed.clear()
             failed = await self.look()
             failures = failures + 1 if failed else 0
-            left_s = pause_s(failures, self._luck.random()) if failed else None
+            left_s = pause_s(failures, self._rng.random()) if failed else None
 
     async def look(self) -> bool:
         """Judge the newest annotations, keep and report them. Whether something failed that should be tried again."""

@@ -100,7 +100,7 @@ class Publisher:
         settings: PublishSettings,
         *,
         clock: Clock,
-        luck: random.Random,
+        rng: random.Random,
         log: FilteringBoundLogger,
     ) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class Publisher:
         self._source = source
         self._settings = settings
         self._clock = clock
-        self._luck = luck
+        self._rng = rng
         self._log = log
         self._seen: OnNode | None = None
         self._last: Published | None = None
@@ -145,7 +145,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._clock.sleep(LOOK_S * self._luck.random())  # nodes whose policy changes at once go one by one
+        await self._clock.sleep(LOOK_S * self._rng.random())  # nodes whose policy changes at once go one by one
         while True:
             await self.look()
             every_s = SHED_LOOK_S if self._last is not None and self._last.raised else LOOK_S
@@ -201,7 +201,7 @@ class Publisher:
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
-        self._last = published(made, offered, now_s, self._luck.random())
+        self._last = published(made, offered, now_s, self._rng.random())
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
@@ -251,7 +251,7 @@ class Publisher:
 
     def _failed(self, reason: str, named_s: float | None) -> None:
         self._failures += 1
-        wait_s = pause_s(self._failures, self._luck.random(), named_s)
+        wait_s = pause_s(self._failures, self._rng.random(), named_s)
         self._not_before_s = self._clock.boottime_s() + wait_s
         if not self._trouble:
             self._log.warning(

@@ -52,16 +52,16 @@ def meaning(status: int) -> Meaning:
     return Meaning.AGAIN if status >= 500 else Meaning.REFUSED
 
 
-def pause_s(failures: int, luck: float, named_s: float | None = None) -> float:
-    """Seconds to wait after so many failures in a row, 1 or more. `luck` is a random number from 0 to 1.
+def pause_s(failures: int, jitter: float, named_s: float | None = None) -> float:
+    """Seconds to wait after so many failures in a row, 1 or more. `jitter` is a random number from 0 to 1.
 
     `named_s` is what the server asked for; None: it did not.
     """
     grown_s = min(FIRST_S * 2.0 ** min(max(failures, 1) - 1, _MOST_DOUBLINGS), MOST_S)
-    own_s = grown_s * (0.5 + 0.5 * luck)
+    own_s = grown_s * (0.5 + 0.5 * jitter)
     if named_s is None:
         return own_s
-    return max(own_s, min(max(named_s, 0.0), MOST_NAMED_S) * (1.0 + _LONGER_RATIO * luck))
+    return max(own_s, min(max(named_s, 0.0), MOST_NAMED_S) * (1.0 + _LONGER_RATIO * jitter))
 
 
 def named_pause_s(header: str | None) -> float | None:

@@ -41,7 +41,7 @@ def listed(lines: Sequence[str]) -> Iterator[str]:
 
 
 class Shows:
-    """Whoever owns a number or a word says it. All of this may be asked for from any thread."""
+    """Whoever owns a number or a word says it. Any thread may call all of this."""
 
     GAUGES: ClassVar[tuple[Gauge, ...]] = ()
     COUNTERS: ClassVar[tuple[Counter, ...]] = ()

@@ -1,9 +1,12 @@
 """Keeps each offline pod with a CPU limit on as many CPUs; the law is `control.cpu_pins`.
 
 A pod's limit is what kubelet has set on its own cgroup of the pod, or else what the pod's annotations say of the
-containers that run: of its init containers only until these are over. What the
-kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before this one
-has pinned is pinned anew, or freed. The first look only measures.
+containers that run: of its init containers only until these are over. It is read when the pod is new, when one of its
+containers starts, and for `SETTLED_S` after kubelet has resized it, as kubelet may set its own cgroup before or after
+it tells the runtime. What nobody has told is found by turns, `AT_ONCE` pods each minute.
+
+What the kernel holds is compared at each look, so that what systemd has reset is put back, and what a process before
+this one has pinned is pinned anew, or freed. The first look only measures.
 
 A pod that starts is looked at as soon as its sandbox runs: programs may count their CPUs once, as they start. Such a
 look comes too soon after another one to measure anything, so it moves nobody else.
@@ -32,11 +35,11 @@ from criproxy.pods.cpu_assignments import CpusOfBox
 from criproxy.pods.inventory import PodObserver, asked_now
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.runtime import Running
-from criproxy.pods.shared import PodsShared
+from criproxy.pods.shared import PodsShared, Turns
 
-LIMITS_EVERY_S: Final = 60.0
-"""From one look at a pod's limit to the next: kubelet may resize it."""
-
+TURN_EVERY_S: Final = 60.0
+AT_ONCE: Final = 50
+SETTLED_S: Final = 6.0
 
 MEASURES_S: Final = 1.5
 """What was used since the last look says nothing when that is less long ago."""
@@ -69,8 +72,11 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
     """Of the box's CPUs: no pod is pinned there. As of the last look at what they do."""
     _pins: dict[str, Pin] = {}
     _limits: dict[str, float] = {}
-    """In cores, of all pods (paths) that were looked at since `_limits_s`; 0: it has none."""
-    _limits_s: float = -LIMITS_EVERY_S
+    """In cores, of all pods (paths) whose limit was read; 0: it has none."""
+    _unsettled: dict[str, float] = {}
+    """The pods (paths) whose limit is read anew at each look until then (monotonic), and once after it."""
+    _turns: Turns = field(default_factory=Turns)
+    _turn_s: float = -TURN_EVERY_S
     _last: tuple[float, CpuUse] | None = None
     _idle: Mapping[int, float] = {}
     """For which part of the time each CPU was idle, as of the last look that measured."""
@@ -88,6 +94,17 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
     def pod_started(self, running: Running) -> None:
         if not running.container:
             self._wake.set()
+        self._unsettle(running.sandbox, 0.0)
+
+    def resize_asked(self, sandbox: Sandbox) -> None:
+        self._unsettle(sandbox, SETTLED_S)
+
+    def resize_done(self, sandbox: Sandbox) -> None:
+        self._unsettle(sandbox, SETTLED_S)
+
+    def _unsettle(self, sandbox: Sandbox, seconds: float) -> None:
+        path = sandbox.placement or ""
+        self._unsettled[path] = max(self.shared.clock.monotonic_s() + seconds, self._unsettled.get(path, 0.0))
 
     @property
     def wake(self) -> Wake:
@@ -160,10 +177,11 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
 
         A pod whose limit has sunk is pinned anew: what it has beyond it, it has not for want of more.
         """
-        before = self._limits
-        if now_s - self._limits_s >= LIMITS_EVERY_S:
-            self._limits, self._limits_s = {}, now_s
-        known = {path: limit for path, limit in self._limits.items() if path in pods}
+        before, unsettled = self._limits, frozenset(self._unsettled)
+        if now_s - self._turn_s >= TURN_EVERY_S:
+            unsettled |= self._turns.next(pods, AT_ONCE)
+            self._turn_s = now_s
+        known = {path: limit for path, limit in before.items() if path in pods and path not in unsettled}
         unknown: list[PodParent] = [parse_placement(path) for path in pods if path not in known]
         if unknown:
             held = (
@@ -172,6 +190,7 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
             for place in unknown:
                 known[place.in_box] = held.get(place.in_box, self._asked_cores(pods[place.in_box]))
         self._limits = known
+        self._unsettled = {path: until_s for path, until_s in self._unsettled.items() if until_s > now_s}
         sunk = {path for path, limit in known.items() if limit < before.get(path, 0.0)}
         self._pins = {path: pin for path, pin in self._pins.items() if path not in sunk}
         exclusive = self.cpus.state.exclusive

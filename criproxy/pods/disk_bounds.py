@@ -29,7 +29,7 @@ class DisksUse(enum.Enum):
 
 
 class DiskBounds(Part, Struct, eq=False):
-    """See the module. `status` may be asked for from any thread."""
+    """See the module. Any thread may call `status`."""
 
     NAME = "bounding the box on disks"
 

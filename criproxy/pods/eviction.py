@@ -8,14 +8,14 @@ evicts nobody: then nobody goes, and the next request names others first.
 What each would give back is read when one has to go: its memory but for page cache and slab, which stay, less its fair
 share of what all of them have (in proportion to their memory limits, else an equal one), or the CPU or disk IO that it
 uses within a second. Where IO is scarce, the box is at its floor by then: who wants most has most of that. At the same
-time Kubernetes, where it is switched on, is asked for their priorities and owners, and for no longer than that.
+time Kubernetes, where it is switched on, tells their priorities and owners; nobody waits longer for them.
 
 Where pods starve for CPU, none is stopped at the runtime: kubelet would start it here again. It goes to another node by
 its eviction, or stays.
 
 One pod goes, then it is looked again: a pod that was given time to end, by notice or by the grace period of an
 eviction, keeps the next from going until it has ended, or for `VICTIM_HELD_S`. So does one whose stop is waited for.
-Where memory is scarce, none is given any time, and nobody waits. In an emergency Kubernetes is asked for half a second
+Where memory is scarce, none is given any time, and nobody waits. In an emergency Kubernetes has half a second
 which pod may go, and that one's processes are killed then: kubelet's way or the runtime's takes seconds, in which the
 kernel would swap out online's memory, or kubelet evict online pods. No mark of its author protects a pod then.
 

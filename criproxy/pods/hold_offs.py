@@ -87,7 +87,7 @@ class HoldOffs(Shows, Struct):
     # --- what holds -------------------------------------------------------------------------------------------------
 
     def in_force(self) -> tuple[HoldOff, ...]:
-        """May be asked for from any thread."""
+        """Any thread may call it."""
         if not self._all:  # nearly always, and some ask for each pod
             return ()
         now_s = self.clock.boottime_s()

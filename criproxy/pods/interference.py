@@ -119,11 +119,11 @@ class InterferenceState(Struct, frozen=True):
 
 
 class InterferenceWatch(Shows, Struct, eq=False):
-    """See the module. `reader` None: this machine has no cgroups to read. `moved`: to have the state saved soon.
+    """See the module. `reader` None: this machine has no cgroups to read. `save_soon`: to have the state saved soon.
 
     A look of the control loop has `job` read, what it reads judged, and what follows done; `seen` holds in between.
 
-    `closed` and `status` may be asked for from any thread.
+    Any thread may call `closed` and `status`.
     """
 
     GAUGES = (
@@ -171,7 +171,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     services: ServiceChecks
     disks: DiskBounds
     speeds: PodSpeeds
-    moved: Callable[[], object]
+    save_soon: Callable[[], object]
     settings: InterferenceSettings = InterferenceSettings()
     seed: int = field(default_factory=lambda: secrets.randbits(64))
     closed: str = ""
@@ -261,7 +261,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         before, shares = self.seen.shares, judged.decision.shares
         self.seen = self._judge.seen(shares)
         if any(share < before.get(name, 1.01) for name, share in shares.items()):
-            self.moved()
+            self.save_soon()
 
     def _room(self) -> SignalReading | None:
         """The node's memory alone, by what it has in use."""
@@ -329,11 +329,11 @@ class InterferenceWatch(Shows, Struct, eq=False):
         wall_s = self.shared.clock.wall_s()
         self._moves = (*self._moves, *(Move(wall_s, one) for one in decision.transitions))[-_MOVES:]
         self._close(decision.closed)
-        self.services.hurry(judged.accuser)
+        self.services.ask_often(judged.accuser)
         if decision.eviction is not None:
             self._ask_for(decision.eviction)
         if decision.transitions or decision.eviction is not None:
-            self.moved()
+            self.save_soon()
         self._bound_disks(judged)
 
     def _bound_disks(self, judged: JudgedLook) -> None:
@@ -350,7 +350,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     def _ask_for(self, order: EvictionOrder) -> None:
         """One order waits for the other, but an emergency's for none that is less.
 
-        What is called off for that stays in the budget: Kubernetes may have been asked already.
+        What is called off for that stays in the budget: Kubernetes may have begun with it.
         """
         before = self._order
         waits = before is not None and (before.emergency or not order.emergency)
@@ -391,7 +391,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         def chosen(owners: tuple[str, ...]) -> None:
             self._order = self._choice = None
             self._judge.responder.evicted(owners)
-            self.moved()
+            self.save_soon()
 
         try:
             owners = await self.eviction.evict(order, self._setting_of(order), self.relief.excess_bytes, chosen)
@@ -404,12 +404,12 @@ class InterferenceWatch(Shows, Struct, eq=False):
             self._judge.responder.not_evicted()
         elif order.resource == MEMORY:
             self._gone_s = self.shared.clock.boottime_s()
-        self.moved()
+        self.save_soon()
 
     def _rest(self, why: str) -> None:
         """Nothing is restricted."""
         self._forget(why)
-        self.services.hurry("")
+        self.services.ask_often("")
         self._close("")
         self.disks.rest(DisksUse.LIFTED if self.settings.disks is DisksUse.HELD else self.settings.disks)
         self.seen, self._judged = NOTHING_SEEN, None

@@ -190,7 +190,7 @@ class Inventory(Struct, eq=False):
             observer.pods_listed()
 
     def known(self, sandbox_id: str, container_id: str = "") -> Sandbox | None:
-        """The sandbox with this id, or the one of this container, unless the runtime has to be asked for it."""
+        """The sandbox with this id, or the one of this container, unless only the runtime knows it."""
         if not sandbox_id and (container := self._containers.get(container_id)):
             sandbox_id = container.sandbox_id
         return self._sandboxes.get(sandbox_id)
@@ -231,7 +231,7 @@ class Inventory(Struct, eq=False):
         self._tell_started(sandbox, sandbox.id, "")
 
     def sandbox_found(self, sandbox: Sandbox, pod: Pod) -> None:
-        """A sandbox that has started before it was heard of, or whose place was not known until now."""
+        """A sandbox that had started before it was known, or whose place was not known until now."""
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, pod.labels, pod.annotations)
         self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))

@@ -3,7 +3,7 @@
 A front is a codec and a transport. It opens a call, hands it over as a `Call`, does what the `PlacingOutcome` says, and
 tells `done` what the runtime has made of it. For each call, in this order:
 
-1. Facts are gathered: the call's own, what the inventory knows of its sandbox, and whether its pod is held.
+1. Facts are gathered: the call's own, what the inventory knows of its sandbox, and whether a hold keeps its pod out.
 2. `admission.judge` says from them whether the call passes, is refused, or is adjusted to the pod's place in the box.
    There is no rule here on who is placed, refused or left alone.
 3. For a call that is adjusted, the box does its steps: it lets the pod in or resizes it, and the CPUs that are asked
@@ -132,7 +132,7 @@ class Made(Struct, frozen=True):
 class Proceed(Struct, frozen=True):
     """The call goes on to the runtime: as the very bytes that came, or as `message`, unless that is None.
 
-    `learns` is whether `done` is to be told of its success. `place` is that of a pod that starts in the box, `sandbox`
+    `learns` is whether its success goes to `done`. `place` is that of a pod that starts in the box, `sandbox`
     the one that the call was found to be about.
     """
 
@@ -295,6 +295,12 @@ class Placing(Struct, eq=False):
         pod = call.pod.ref if call.pod is not None else _NOBODY if known is None else known.pod
         why = f"the node did not make room for it within {limit_s:g} s; kubelet tries again by itself"
         return self._refuse(call, pod, Refuse(Cause.LATE, why))
+
+    def not_placed(self, call: Call) -> RefusedCall:
+        """A container of an offline pod that the process which hands over to this one has not let in."""
+        assert call.pod is not None
+        why = "criproxy hands over to a new process, and the old one was too slow for it; kubelet tries again by itself"
+        return self._refuse(call, call.pod.ref, Refuse(Cause.LATE, why))
 
     def start(self, call: Call) -> PlacingOutcome | Awaitable[PlacingOutcome]:
         """RunPodSandbox, RestorePod; at once, where nothing is to be waited for."""

@@ -20,7 +20,6 @@ What nobody has told is found by turns: each listing is followed by a look at so
 on a node with 1,000 of them.
 """
 
-from bisect import bisect_right
 from collections.abc import Collection
 from functools import partial
 from typing import Final
@@ -37,7 +36,7 @@ from criproxy.model import Asked, LimitChange, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import Part, Ports
 from criproxy.pods.runtime import Running
-from criproxy.pods.shared import PodsShared
+from criproxy.pods.shared import PodsShared, Turns
 
 SOON_S: Final = 0.5
 AGAIN_S: Final = 5.0
@@ -78,8 +77,8 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
     shared: PodsShared
     box: Box
     _listed: bool = False
-    _last: str | None = None
-    """The sandbox that was the last one to have its turn; None: all are due."""
+    _turns: Turns | None = None
+    """None: all are due."""
     _failed: frozenset[str] = frozenset()
     """The sandboxes of a look that has not succeeded."""
     _due: set[str] = set()
@@ -151,12 +150,10 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
 
     def _turn(self, placed: Collection[str]) -> frozenset[str]:
         """Those whose turn it is, and those that failed."""
-        turn = ids = sorted(placed)
-        if self._last is not None and len(ids) > AT_ONCE:
-            first = bisect_right(ids, self._last)
-            turn = (ids[first:] + ids[:first])[:AT_ONCE]
-        self._last = turn[-1] if turn else ""
-        return self._failed.intersection(placed).union(turn)
+        if self._turns is None:
+            self._turns = Turns()
+            return frozenset(placed)
+        return self._failed.intersection(placed) | self._turns.next(placed, AT_ONCE)
 
     async def _carry(self, pods: dict[str, Sandbox]) -> None:
         places = [parse_placement(one.placement) for one in pods.values() if one.placement]

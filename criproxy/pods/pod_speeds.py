@@ -109,7 +109,7 @@ class PodSpeeds(Part, Struct, eq=False):
                 "slow_pod_seconds", f"{ratio:g}", by=counted * seconds * below(self.speeds, ratio)
             )
         slow = below(self.speeds, self.feedback.speed_ratio)
-        self.feedback = self.feedback.moved(slow, seconds / 3600.0)
+        self.feedback = self.feedback.adjusted(slow, seconds / 3600.0)
 
     def _report(self, starved: Mapping[str, Sandbox]) -> None:
         """Each to the log once, until it gets more."""

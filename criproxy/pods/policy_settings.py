@@ -40,7 +40,7 @@ def policy(
 ) -> PolicySettings:
     """What holds in a `window` of the schedule (None: outside of all), by its `mode`; `words` describe both.
 
-    Without a mode, what holds without a schedule; with one, what is safe until it has been asked.
+    Without a mode, what holds without a schedule; with one, what is safe until the first look at it.
     """
     mode = mode or ("static" if config.control.policy == "static" else "dynamic")
     return PolicySettings({name: _resource(config, row, mode, window) for name, row in RESOURCES.items()}, words)

@@ -5,8 +5,8 @@ long as its check says, and an answer of more than `MOST_BYTES` puts its check o
 due, the one that has waited longest comes first, so that some that never answer keep no other waiting. Nobody waits for
 an answer, and there are no checks while no offline pod runs: there is no harm to be seen then.
 
-While an experiment waits for a service's word, which is over within seconds, it has a check each second (`hurry`),
-also when `AT_ONCE` others are being asked.
+While an experiment waits for a service's word, which is over within seconds, it has a check each second (`ask_often`),
+also while `AT_ONCE` others are under way.
 """
 
 import asyncio
@@ -122,11 +122,11 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
     _services: Mapping[str, AskedService] = {}
     """By sandbox. Replaced as a whole: the status reads it from its thread."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _hurried: str = ""
+    _asked_often: str = ""
     _anew: bool = True
-    """Whether there may be pods that want to be asked and are not among `_services`."""
+    """Whether there may be pods with a check that are not among `_services`."""
     _known_well: frozenset[str] = frozenset()
-    """Sandboxes whose service was well before they were asked for the first time, or again: by a process before this
+    """Sandboxes whose service was well before its first check, or its next: by a process before this
     one, or before a while without checks.
     """
 
@@ -159,9 +159,9 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
             and now_s - one.read_s <= 2.0 * one.check.every_s + one.check.timeout_s + EVERY_S
         )
 
-    def hurry(self, pod_uid: str) -> None:
+    def ask_often(self, pod_uid: str) -> None:
         """An experiment waits for this one's word; "": none does (any more)."""
-        self._hurried = pod_uid
+        self._asked_often = pod_uid
 
     @property
     def well(self) -> frozenset[str]:
@@ -173,7 +173,7 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         self._known_well = frozenset(well)
 
     def services(self) -> tuple[AskedService, ...]:
-        """All that want to be asked. May be called from any thread."""
+        """All that have a check. Any thread may call it."""
         return tuple(self._services.values())
 
     # --- at work ----------------------------------------------------------------------------------------------------
@@ -208,16 +208,16 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
             if service.check is not None and (why := unprovable(service.check, settings.measured_s)):
                 service.problem, service.percent = why, None
                 continue
-            hurried = self._is_hurried(service)
-            due = hurried or (now_s >= service.due_s and len(self._asking) < AT_ONCE)
+            often = self._is_asked_often(service)
+            due = often or (now_s >= service.due_s and len(self._asking) < AT_ONCE)
             if service.check is not None and due and id not in self._asking:
                 service.due_s = now_s + service.check.every_s
                 self._asking[id] = task = asyncio.create_task(self._ask(id, service, service.check))
                 task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
 
-    def _is_hurried(self, service: AskedService) -> bool:
+    def _is_asked_often(self, service: AskedService) -> bool:
         """One whose word is not known, as its answers are too large, is not."""
-        return service.pod.uid == self._hurried and service.percent is not None
+        return service.pod.uid == self._asked_often and service.percent is not None
 
     def _new(self, id: str, pod: Pod, queries: Mapping[str, str]) -> AskedService | None:
         try:

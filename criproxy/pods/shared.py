@@ -1,6 +1,7 @@
 """What the parts that look after pods share, so that each is given it as one thing."""
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -21,6 +22,21 @@ class TellsLadder(Protocol):
 
     def transition(self, one: Transition) -> None:
         """A resource has changed its rung. Neither blocks nor raises."""
+
+
+class Turns(Struct):
+    """Takes pods by turns, so that to look at some each time costs the same however many there are."""
+
+    _last: str = ""
+
+    def next(self, ids: Collection[str], most: int) -> frozenset[str]:
+        """The next `most` of these, or all where there are no more."""
+        turn = sorted(ids)
+        if len(turn) > most:
+            first = bisect_right(turn, self._last)
+            turn = (turn[first:] + turn[:first])[:most]
+        self._last = turn[-1] if turn else ""
+        return frozenset(turn)
 
 
 class PodReadings(Struct):

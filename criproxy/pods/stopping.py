@@ -178,7 +178,7 @@ class PodStopper(Struct):
         return self._evicted.get(sandbox_id, math.inf)
 
     def stands(self, one: Leave) -> bool:
-        """Whether it is to go, still. May be asked for from any thread."""
+        """Whether it is to go, still. Any thread may call it."""
         return self.holds.stops(one.setting, one.pod, held_off_too=one.held_off_too)
 
     async def stop_all(self, wanted: Mapping[str, Leave], patient: Collection[str] = ()) -> None:
@@ -223,7 +223,7 @@ class PodStopper(Struct):
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
 
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
-        """What Kubernetes knows of this node's pods, by uid; none, where it can't be asked, or does not answer."""
+        """What Kubernetes knows of this node's pods, by uid; none, where it can't be reached, or does not answer."""
         return {} if self.evicts is None else await self.evicts.known(within_s=within_s)
 
     async def evict_first(
@@ -353,7 +353,7 @@ class Holds(Struct):
     _held: dict[tuple[str, str], tuple[float, str]] = {}
 
     def stops(self, setting: str, pod: PodRef, *, held_off_too: bool = False) -> bool:
-        """Whether this pod is stopped by that setting now. May be asked for from any thread."""
+        """Whether that setting stops this pod now. Any thread may call it."""
         if self.resting or setting not in self.stops_by:
             return False
         return held_off_too or not self.hold_offs.covers(pod)
@@ -381,7 +381,7 @@ class Holds(Struct):
         self.resting = False
 
     def held(self, pod: PodRef) -> str:
-        """Why the pod may not start in the box now; "" when it may. May be asked for from any thread."""
+        """Why the pod may not start in the box now; "" when it may. Any thread may call it."""
         return self.held_itself(pod) or ("" if self.resting else self.closed)
 
     def held_itself(self, pod: PodRef) -> str:

@@ -131,7 +131,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
         return self._wake
 
     def pods(self) -> dict[str, PodRef]:
-        """Who they are, by sandbox id. May be asked for from any thread."""
+        """Who they are, by sandbox id. Any thread may call it."""
         stopped = self.stopper.stopped
         return {sandbox_id: ref for sandbox_id, (ref, _) in self._found().items() if sandbox_id not in stopped}
 

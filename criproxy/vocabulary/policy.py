@@ -51,7 +51,7 @@ NODES_OWN: Final = (
     "pids.max_ratio",
 )
 """Keys that a policy can't set, though a change of them needs no restart: which pods are offline, which are stopped as
-they run outside the box, what is kept from offline pods, what a Prometheus may be asked, and what holds while criproxy
+they run outside the box, what is kept from offline pods, which queries a Prometheus gets, and what holds while criproxy
 is down. A node's own file has them. What a policy says there has no effect, and the rest of it holds: refused as a
 whole, a policy of before would take its switch with it.
 """

@@ -14,8 +14,9 @@ How it works
   that the connection lives: one that has said nothing for `SILENCE_S` is dead, and the watch begins again.
 - A version counts once its event was handed on. So no change is skipped; one may come twice, which does no harm, as
   each event carries the whole object.
-- A watch of `LASTED_S` was one, however it ended. One that ended before is a failure, or a broken server would be asked
-  without a pause. After `LIST_AFTER` failures in a row all is heard by lists: what the watch says may never come.
+- A watch of `LASTED_S` was one, however it ended. One that ended before is a failure, or a broken server would get
+  requests without a pause. After `LIST_AFTER` failures in a row only lists count: what the watch says may
+  never come.
 - Whatever the server refuses, it may refuse as of the version: the next look is a list. 429 alone says to wait.
 
 Source: Kubernetes API concepts, "Efficient detection of changes", "410 Gone responses", "Watch bookmarks".
@@ -295,8 +296,8 @@ class LineReader:
 # --- what to ask next ------------------------------------------------------------------------------------------------
 
 
-def asked(state: WatchState, luck: float) -> dict[str, str]:
-    """What the query of the next request has of a watch. `luck` is a random number from 0 to 1.
+def asked(state: WatchState, jitter: float) -> dict[str, str]:
+    """What the query of the next request has of a watch. `jitter` is a random number from 0 to 1.
 
     A list without a version asks for the present, not for what a cache has: nothing must go back in time.
     """
@@ -306,7 +307,7 @@ def asked(state: WatchState, luck: float) -> dict[str, str]:
         "watch": "1",
         "resourceVersion": state.version,
         "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(round(WATCH_S * (1.0 + luck))),
+        "timeoutSeconds": str(round(WATCH_S * (1.0 + jitter))),
     }
 
 
@@ -351,7 +352,7 @@ class Unread:
         self._problems: dict[str, str] = {}
 
     def is_news(self, item: Item[T]) -> bool:
-        """Whether it can't be read, and this has not been told."""
+        """Whether it can't be read, and nobody has said so yet."""
         if not item.problem:
             self._problems.pop(item.name, None)
             return False

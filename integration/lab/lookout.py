@@ -31,8 +31,16 @@ class Lookout(threading.Thread):
     were looked at, `looks` how often.
     """
 
-    def __init__(self, directory: Path, socket: Path, place: Callable[[str], str], program: str = "busybox") -> None:
-        """`directory` is the lab's, `socket` its containerd's."""
+    def __init__(
+        self,
+        directory: Path,
+        socket: Path,
+        place: Callable[[str], str],
+        program: str = "busybox",
+        *,
+        sandboxes: bool = True,
+    ) -> None:
+        """`directory` is the lab's, `socket` its containerd's. `sandboxes`: whether pods' pause processes count."""
         super().__init__(name="lookout", daemon=True)
         self.wrong: list[str] = []
         self.seen: set[tuple[str, int, str]] = set()
@@ -41,6 +49,7 @@ class Lookout(threading.Thread):
         self._socket = str(socket)
         self._place = place
         self._program = program
+        self._sandboxes = sandboxes
         self._uids: dict[str, str] = {}
         self._ended = threading.Event()
 
@@ -76,6 +85,8 @@ class Lookout(threading.Thread):
             if _stat(pid).exiting:  # the kernel tells "/" of those, on cgroup v1
                 return ""
         except (FileNotFoundError, ProcessLookupError):
+            return ""
+        if not self._sandboxes and {os.path.basename(path) for path in cgroups.values()} == {sandbox}:
             return ""
         self.seen.add((uid, pid, started))
         place = f"{self._place(uid)}/"

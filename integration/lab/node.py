@@ -13,7 +13,7 @@ from integration.lab.cgroups import Tree, of_process
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy
+from integration.lab.criproxy import QUICK, Config, Criproxy, merged
 from integration.lab.directory import cgroup_root, claimed
 from integration.lab.kubelet import Kubelet, PodStatus
 from integration.lab.naming import told
@@ -146,10 +146,12 @@ class KubeletNode:
         proxied: bool = True,
         starts: bool = True,
         programs: Path | None = None,
+        nri: bool = False,
     ) -> Iterator[Self]:
         """A node in a lab of its own, started unless `starts` is False; nothing of it is left at the end.
 
-        `config` is criproxy's, beside colocation; `settings` kubelet's; `programs` containerd's directory.
+        `config` is criproxy's, beside colocation; `settings` kubelet's; `programs` containerd's directory. `nri`:
+        criproxy is the runtime's plugin, and kubelet asks the runtime itself.
         """
         with claimed() as lab:
             try:
@@ -158,8 +160,10 @@ class KubeletNode:
                 if proxied:
                     kubelets = {"root_dir": str(Kubelet(lab, socket).root_dir)}
                     own: Config = {"colocation": {"enabled": True}, "control": QUICK, "kubelet": kubelets}
+                    if nri:
+                        own = merged(own, {"proxy": {"front": "nri", "nri": str(containerd.nri)}})
                     criproxy = Criproxy(lab, socket, {**own, **(config or {})})
-                    socket = criproxy.socket
+                    socket = socket if nri else criproxy.socket
                 with CriClient(containerd.socket) as client:
                     node = cls(containerd, criproxy, Kubelet(lab, socket, settings=settings), client)
                     if starts:

@@ -191,19 +191,19 @@ def test_feedback_begins_at_the_speed_that_is_promised(speed_ratio, factor):
 
 
 def test_hour_of_starving_ends_it_and_a_day_of_calm_gives_back_two_steps_and_a_half():
-    assert Feedback(0.5).moved(1.0, 1.0).factor == 0.0
-    assert Feedback(0.5).moved(0.0, 24.0).position == pytest.approx(START + 2.4)
+    assert Feedback(0.5).adjusted(1.0, 1.0).factor == 0.0
+    assert Feedback(0.5).adjusted(0.0, 24.0).position == pytest.approx(START + 2.4)
 
 
 def test_feedback_stands_still_where_it_measures_what_it_aims_at():
-    assert Feedback(0.5, 3.3).moved(MOST_SLOW_RATIO, 100.0) == Feedback(0.5, 3.3)
+    assert Feedback(0.5, 3.3).adjusted(MOST_SLOW_RATIO, 100.0) == Feedback(0.5, 3.3)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 50.0))), st.floats(0.1, 1.0))
 def test_feedback_stays_within_its_steps_and_moves_the_right_way(steps, speed_ratio):
     feedback = Feedback(speed_ratio)
     for slow, hours in steps:
-        after = feedback.moved(slow, hours)
+        after = feedback.adjusted(slow, hours)
         assert after.is_sane
         assert 0.0 <= after.factor <= STEPS[-1] / speed_ratio
         if slow > MOST_SLOW_RATIO:

@@ -49,7 +49,7 @@ class KubeBench:
 
     @property
     def how(self):
-        return {"clock": self.clock, "luck": random.Random(5), "log": self.log}
+        return {"clock": self.clock, "rng": random.Random(5), "log": self.log}
 
     def node(self):
         return self.api.nodes["node1"]

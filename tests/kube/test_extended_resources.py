@@ -54,9 +54,9 @@ def offered(cores=4.0, size=8 * GIB, **fields):
     return Offer({CPU: Lendable(cores, "because"), MEMORY: Lendable(float(size), "because")}, **fields)
 
 
-def taken(one, last=None, now_s=0.0, allocated=(), luck=0.0):
+def taken(one, last=None, now_s=0.0, allocated=(), jitter=0.0):
     made = publication(one, dict(allocated), last, SETTINGS, "")
-    return published(made, one, now_s, luck)
+    return published(made, one, now_s, jitter)
 
 
 # --- how much --------------------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def test_fall_by_more_than_a_tenth_is_due_and_a_rise_waits(cores, expected):
     assert bool(ask(offered(cores), taken(offered(4.0)))) is expected
 
 
-@pytest.mark.parametrize(("luck", "due_s"), [(0.0, 300.0), (1.0, 390.0)])
-def test_report_is_due_after_its_time_and_by_chance_later(luck, due_s):
-    last = taken(offered(), luck=luck)
+@pytest.mark.parametrize(("jitter", "due_s"), [(0.0, 300.0), (1.0, 390.0)])
+def test_report_is_due_after_its_time_and_by_chance_later(jitter, due_s):
+    last = taken(offered(), jitter=jitter)
     assert ask(offered(), last, due_s - 1.0) == ""
     assert ask(offered(), last, due_s) == f"the last report is {due_s:.0f} s old"
 
@@ -158,13 +158,13 @@ def test_nothing_but_lending_nothing_breaks_the_quiet_after_a_patch():
 
 
 @given(st.lists(st.tuples(st.floats(0, 64), st.booleans()), max_size=60), st.floats(0, 1))
-def test_two_writers_never_patch_in_circles(steps, luck):
+def test_two_writers_never_patch_in_circles(steps, jitter):
     """However the numbers jump, and whatever somebody else writes: with a look each second, a patch each 10 s."""
     last, patches = None, []
     for now_s, (cores, other) in enumerate(steps):
         one = offered(cores)
         if ask(one, last, float(now_s), seen={} if other else None):
-            last = taken(one, last, float(now_s), luck=luck)
+            last = taken(one, last, float(now_s), jitter=jitter)
             patches.append(now_s)
     assert all(later - earlier >= QUIET_S for earlier, later in pairwise(patches))
 
@@ -216,7 +216,7 @@ def test_pods_are_asked_for_when_a_name_comes_anew_as_they_may_have_been_promise
 
 
 def test_number_that_pods_hold_up_is_looked_at_again_when_one_has_ended():
-    last = taken(offered(1.0, pods=PODS), taken(offered(4.0)), allocated={BATCH_CPU: 3000}.items(), luck=1.0)
+    last = taken(offered(1.0, pods=PODS), taken(offered(4.0)), allocated={BATCH_CPU: 3000}.items(), jitter=1.0)
     fewer, others, then_s = offered(1.0, pods=frozenset({"a"})), offered(1.0, pods=PODS | {"c"}), SHED_S + 1.0
     assert ask(offered(1.0, pods=PODS), last, then_s) == ask(others, last, then_s) == ""
     assert ask(fewer, last, then_s) == "a pod has ended while more is published than can be lent"
@@ -240,8 +240,18 @@ def test_rise_waits_for_the_report_unless_its_settings_have_changed():
     assert [ask(one, last, 60.0) for one in offers] == ["", "", why, why]
 
 
+@pytest.mark.parametrize("allocated", [{}, {BATCH_CPU: 200}], ids=["empty", "pods"])
+def test_end_of_a_hold_is_due_at_once_as_nothing_more_is_lent_until_then(allocated):
+    held = taken(offered(held="online suffers"), allocated=allocated.items())
+    assert held.quantities == {BATCH_CPU: 0, BATCH_MEMORY: 0, **allocated}
+    assert ask(offered(held="online suffers still"), held) == ""
+    assert ask(offered(), held, QUIET_S - 1.0) == ""
+    assert ask(offered(), held, QUIET_S) == "further pods are let in again"
+    assert ask(offered(), taken(offered(), held, QUIET_S), 60.0) == ""
+
+
 def test_end_of_a_pod_waits_until_the_last_report_is_of_some_age():
-    last = taken(offered(1.0, pods=PODS), allocated={BATCH_CPU: 3000}.items(), luck=1.0)
+    last = taken(offered(1.0, pods=PODS), allocated={BATCH_CPU: 3000}.items(), jitter=1.0)
     assert ask(offered(1.0), last, SHED_S - 1.0) == ""
     assert ask(offered(1.0), last, SHED_S)
 

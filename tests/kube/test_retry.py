@@ -10,14 +10,14 @@ LUCK = st.floats(0, 1)
 
 
 @given(st.integers(-1, 10**9), LUCK)
-def test_pause_grows_to_its_most_and_is_never_nothing(failures, luck):
-    assert 0.5 <= pause_s(failures, luck) <= MOST_S
-    assert pause_s(failures, luck) <= pause_s(failures + 1, luck)
+def test_pause_grows_to_its_most_and_is_never_nothing(failures, jitter):
+    assert 0.5 <= pause_s(failures, jitter) <= MOST_S
+    assert pause_s(failures, jitter) <= pause_s(failures + 1, jitter)
 
 
 @given(st.integers(1, 100), LUCK, st.floats(-1e9, 1e9))
-def test_pause_is_at_least_what_the_server_names_within_reason(failures, luck, named_s):
-    found = pause_s(failures, luck, named_s)
+def test_pause_is_at_least_what_the_server_names_within_reason(failures, jitter, named_s):
+    found = pause_s(failures, jitter, named_s)
     assert min(named_s, MOST_NAMED_S) <= found <= max(MOST_S, MOST_NAMED_S * 1.25)
 
 

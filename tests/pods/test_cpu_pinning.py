@@ -12,7 +12,7 @@ from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.naming import BoxPath
 from criproxy.model import UNLIMITED, Asked, ContainerKind, PodRef, Sandbox
 from criproxy.pods.cpu_assignments import CpuAssignments, CpusOfBox
-from criproxy.pods.cpu_pinning import LIMITS_EVERY_S, CpuPinning
+from criproxy.pods.cpu_pinning import AT_ONCE, SETTLED_S, TURN_EVERY_S, CpuPinning
 from criproxy.pods.runtime import ListedContainer, Running
 from tests.fakes.bench import PartBench
 from tests.fakes.driver import FakeDriver
@@ -158,7 +158,7 @@ def test_limit_that_kubelet_lowers_is_taken_up_within_a_minute(bench: Bench) -> 
     bench.looks()
     bench.resize("a", 1.0)
 
-    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+    bench.looks(round(TURN_EVERY_S / LOOK_S) + 1)
 
     assert bench.pinned() == {"a": 1}
 
@@ -170,7 +170,7 @@ def test_limit_of_an_init_container_pins_until_the_others_run(bench: Bench) -> N
     at_first = bench.pinned()
     bench.inventory.containers = {"a": (ListedContainer("c1", "a", "main", running=True),)}
 
-    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+    bench.looks(round(TURN_EVERY_S / LOOK_S) + 1)
 
     assert (at_first, bench.pinned()) == ({"a": 3}, {"a": 1})
 
@@ -183,7 +183,7 @@ def test_init_container_without_a_limit_pins_nothing_until_the_others_run(bench:
     at_first = bench.pinned()
     bench.inventory.containers = {"a": (ListedContainer("c1", "a", "main", running=True),)}
 
-    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+    bench.looks(round(TURN_EVERY_S / LOOK_S) + 1)
 
     assert (at_first.get("a"), bench.pinned()) == (None, {"a": 1})
 
@@ -214,9 +214,44 @@ def test_limit_that_kubelet_changes_is_taken_up_within_a_minute(bench: Bench) ->
     bench.looks()
     bench.resize("a", 2.0)
 
-    bench.looks(round(LIMITS_EVERY_S / LOOK_S) + 1)
+    bench.looks(round(TURN_EVERY_S / LOOK_S) + 1)
 
     assert bench.pinned() == {"a": 2}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it tells", "after it tells"])
+def test_limit_of_a_resize_is_taken_up_at_once(bench: Bench, late: bool) -> None:
+    bench.runs("a", 1.0)
+    bench.looks()
+    sandbox = bench.inventory.placed[0]
+    if not late:
+        bench.resize("a", 2.0)
+    bench.part.resize_asked(sandbox)
+    bench.part.resize_done(sandbox)
+    bench.looks(1)
+    bench.resize("a", 2.0)
+
+    bench.looks(round(SETTLED_S / LOOK_S) - 1)
+
+    assert bench.pinned() == {"a": 2}
+
+
+def test_limits_of_many_pods_are_read_by_turns_and_of_a_started_container_at_once(bench: Bench) -> None:
+    for number in range(2 * AT_ONCE + 1):
+        bench.runs(f"{number:03}", 1.0)
+    bench.looks()
+
+    def read(looks: int) -> set[str]:
+        bench.driver.log.clear()
+        bench.looks(looks)
+        return {path for name, *(path,) in bench.driver.log if name == "cpu_limit" and "burstable" in path}
+
+    minutes = [read(round(TURN_EVERY_S / LOOK_S)) for _ in range(3)]
+    bench.part.pod_started(Running(bench.inventory.placed[7], "c1", "main"))
+
+    assert [len(one) for one in minutes] == [AT_ONCE] * 3
+    assert len(set.union(*minutes)) == 2 * AT_ONCE + 1
+    assert read(1) == {"/kubepods/burstable/pod007"}
 
 
 def test_pod_that_waits_is_moved_and_counted(bench: Bench) -> None:

@@ -199,7 +199,7 @@ class Bench:
         self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
         self.words: tuple[ServiceSignal, ...] = ()
         self.asked: tuple[AskedService, ...] = ()
-        self.hurried: list[str] = []
+        self.often: list[str] = []
         self.been_well: frozenset[str] = frozenset()
         self.innocent: list[bool] = []
         self.eviction_state = EvictionState()
@@ -242,8 +242,8 @@ class Bench:
     def services(self) -> tuple[AskedService, ...]:
         return self.asked
 
-    def hurry(self, pod_uid: str) -> None:
-        self.hurried.append(pod_uid)
+    def ask_often(self, pod_uid: str) -> None:
+        self.often.append(pod_uid)
 
     def count(self, *names: str) -> None:
         self.counted.append(names)
@@ -656,7 +656,7 @@ def test_restart_gives_nothing_back_of_what_was_squeezed_since_the_conviction() 
     bench.looks(2)
     bench.node.waits = by_the_box
     saves = []
-    bench.save = bench.watch.moved = lambda: saves.append(bench.watch.checkpoint())  # type: ignore[method-assign]
+    bench.save = bench.watch.save_soon = lambda: saves.append(bench.watch.checkpoint())  # type: ignore[method-assign]
     while bench.rung(CPU) != "squeezed":
         bench.looks(1)
     again = bench.made(ON)
@@ -986,7 +986,7 @@ WEB = PodRef("u-web", "shop", "web")
 def services_look(bench: Bench, percent: Callable[[Mapping[str, float]], float], every_s: int, seconds: int) -> None:
     """A service is asked each `every_s`, or each second while an experiment waits for it; a look follows."""
     for second in range(seconds):
-        if second % every_s == 0 or bench.hurried[-1:] == ["u-web"]:
+        if second % every_s == 0 or bench.often[-1:] == ["u-web"]:
             now_s = bench.clock.boottime_s() + 0.5
             bench.words = (ServiceSignal(WEB, percent(bench.node.seen.shares), 250.0, 3.0, now_s),)
         bench.looks(1)
@@ -1000,7 +1000,7 @@ def test_service_that_says_it_is_harmed_has_the_cause_tried_and_squeezed() -> No
 
     assert before == [(CPU, "tried")], "it is high for its 3 s only by the second answer, 10 s later"
     assert bench.moves() == [(CPU, "tried"), (CPU, "squeezed")]
-    assert bench.hurried[9:16] == [""] + ["u-web"] * 6, "asked each second while it is tried"
+    assert bench.often[9:16] == [""] + ["u-web"] * 6, "asked each second while it is tried"
     (shown,) = [one for one in bench.watch.status().signals if one.name == "service_check"]
     assert (shown.here, shown.note, shown.bar) == (True, "said by shop/web", 100.0)
 
@@ -1056,10 +1056,10 @@ def test_nobody_is_hurried_any_more_once_the_limits_are_not_ours() -> None:
     bench = Bench()
     bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
     bench.looks(1)
-    hurried = bench.hurried[-1]
+    often = bench.often[-1]
     bench.watch.set_to(replace(ON, acts=False))
 
-    assert (hurried, bench.hurried[-1]) == ("u-web", "")
+    assert (often, bench.often[-1]) == ("u-web", "")
 
 
 def test_evidence_for_cpu_is_as_old_as_the_last_value() -> None:

@@ -147,10 +147,10 @@ def test_service_that_an_experiment_waits_for_is_asked_each_second() -> None:
         bench = Bench({"s1": pod("web"), "s2": pod("shop")})
         await bench.seconds(2)
         bench.asked.clear()
-        bench.checks.hurry("u-web")
+        bench.checks.ask_often("u-web")
         await bench.seconds(3)
         assert bench.asked == [("s1", "")] * 3
-        bench.checks.hurry("")
+        bench.checks.ask_often("")
         await bench.seconds(5)
         assert bench.asked.count(("s1", "")) == 4
 
@@ -222,7 +222,7 @@ def test_accuser_is_asked_while_as_many_as_can_be_never_answer() -> None:
         await bench.seconds(5)
         assert bench.under_way == AT_ONCE
         bench.asked.clear()
-        bench.checks.hurry(f"u-p{AT_ONCE}")
+        bench.checks.ask_often(f"u-p{AT_ONCE}")
         await bench.seconds(1)
         assert bench.asked == [(f"s{AT_ONCE}", "")]
 
@@ -324,7 +324,7 @@ def test_service_that_was_well_before_a_while_without_offline_pods_is_believed_a
 def test_service_whose_answers_are_too_large_is_not_hurried() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")}, TooLargeError())
-        bench.checks.hurry("u-web")
+        bench.checks.ask_often("u-web")
         await bench.seconds(5)
         assert len(bench.asked) == 1
 

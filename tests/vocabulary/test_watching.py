@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_told_of_once():
 
 def test_a_watch_is_asked_for_with_bookmarks_and_for_a_random_time():
     assert watching.asked(WatchState(), 0.5) == {}
-    times = [watching.asked(WatchState("9"), luck)["timeoutSeconds"] for luck in (0.0, 1.0)]
+    times = [watching.asked(WatchState("9"), jitter)["timeoutSeconds"] for jitter in (0.0, 1.0)]
     assert times == ["300", "600"]
     assert (
         watching.asked(WatchState("9"), 0.0).items() >= {"resourceVersion": "9", "allowWatchBookmarks": "true"}.items()

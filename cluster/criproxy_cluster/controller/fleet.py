@@ -234,7 +234,7 @@ class Fleet:
         return set(self._policies)
 
     def touch(self, name: str) -> None:
-        """The status of this policy is to be told again."""
+        """The status of this policy is to be written again."""
         self._changed.add(name)
 
     def changed_policies(self) -> list[str]:

@@ -32,7 +32,7 @@ class Hearing:
         self._before_s = 0.0
         self._lost_s: float | None = None
 
-    def heard(self, now_s: float) -> None:
+    def reached(self, now_s: float) -> None:
         self._before_s, self._lost_s = self.deaf_s(now_s), None
 
     def lost(self, now_s: float) -> None:
@@ -136,7 +136,7 @@ class Follower(Generic[T]):
     async def _watch(self) -> None:
         response = await self._ask(watching.asked(self._state, random.random()))
         self._began_s = time.monotonic()
-        self._hearing.heard(self._began_s)
+        self._hearing.reached(self._began_s)
         async with aclosing(response):
             lines, chunks = LineReader(), aiter(response.aiter_bytes())
             while True:

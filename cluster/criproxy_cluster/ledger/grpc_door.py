@@ -42,7 +42,7 @@ class HasPair(Protocol):
 
 
 class Changes:
-    """Which nodes each listener has not been told of."""
+    """Which nodes each listener has not got yet."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -76,7 +76,7 @@ class LedgerAnswers:
         return _wrong(500, f"{type(error).__name__}: {error}")
 
     def _ready(self, ending: bool) -> Reply:
-        """Only who decides is to be asked."""
+        """Only who decides answers."""
         if ending or not self._desk.ready:
             return _wrong(503, "this replica ends" if ending else self._desk.abstains())
         return Reply(200, b"ok\n") if self._certificate.ready else _wrong(503, "there is no certificate yet")

@@ -285,7 +285,7 @@ class OwnersKeeper:
         return overflows(rule.spec.overflow, self._book.past(pod.owner, wall_s), Asked(), wall_s)
 
     async def _evict(self, pod: OwnedPod) -> bool:
-        """Whether it goes. One that has a node meanwhile stays: the version of the pod is told. Raises Trouble."""
+        """Whether it goes. One that has a node meanwhile stays: the request names the pod's version. Raises Trouble."""
         precondition = {"uid": pod.uid, "resourceVersion": pod.version}
         meta = Meta(name=pod.name, namespace=pod.owner.namespace)
         return await self._done(

@@ -49,7 +49,7 @@ class Surplus:
         self._suspended_s: deque[float] = deque()
 
     def chosen(self, workloads: Iterable[Workload], lent: Mapping[str, Amounts], now_s: float) -> list[Workload]:
-        """Those to suspend now, the newest first. Each that is, is to be told by `suspended`."""
+        """Those to suspend now, the newest first. Call `suspended` after each that is."""
         holding = [one for one in workloads if one.reserved and one.active]
         found: dict[tuple[str, str], Workload] = {}
         for flavor, pool in lent.items():

@@ -5,7 +5,7 @@
 | is offline | allowed, with the patch that converts it |
 | is offline, and is to overflow (`overflow`) | allowed, with the patch that leaves it for virtual nodes; a warning |
 | is not, or nothing is to change | allowed |
-| is offline, with a quantity that can't be meant | refused, 422, with the remedy |
+| is offline, with a quantity that makes no sense | refused, 422, with the remedy |
 | is offline, and could leave every bound (`hardening`) | refused, 403, with the remedy |
 
 A question that can't be read raises `ReviewError`; then, as when nobody answers, the API server does what the webhook's

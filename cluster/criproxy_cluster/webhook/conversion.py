@@ -14,7 +14,7 @@ How it works
   which is what a LimitRange adds: to its requests, to its limits or to both.
 - Of CPU and memory themselves, nothing is left; huge pages stay, with a request of 0 beside them that makes them valid.
 - A pod that asks for nothing asks for the least, or it would be placed on nodes that lend nothing.
-- A quantity that can't be meant is refused, with what to write instead.
+- A quantity that makes no sense is refused, with what to write instead.
 - It gets our priority class, unless it has one of the priorities for offline pods: with a high one it
   could preempt online pods. The API server fills in the number.
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
@@ -302,7 +302,7 @@ def _convert_resources(meta: Json, spec: Json, settings: ConversionSettings) -> 
 
 
 def _ask_plainly(meta: Json, spec: Json, settings: ConversionSettings) -> None:
-    """What is asked for in what nodes lend is asked for in CPU and memory."""
+    """Turns requests of what nodes lend back into requests of CPU and memory."""
     annotations = _table(meta.get("annotations"), "metadata.annotations")
     by_annotation = _recorded(annotations.get(EXTENDED_SPEC), EXTENDED_SPEC)
     for kind in _LISTS:

@@ -1,4 +1,4 @@
-"""What is asked of a ResourceManager, and told to it, over its REST interface. It asks nobody for a right to that."""
+"""Reads from a ResourceManager, and writes to it, over its REST interface. It asks nobody for a right to that."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Self

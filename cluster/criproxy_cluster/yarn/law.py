@@ -6,7 +6,7 @@ How it works
 
 | the ResourceManager's size is | what is sent |
 |---|---|
-| more than wanted | `wanted`, with the grace: ApplicationMasters are told at once, containers are killed at its end |
+| more than wanted | `wanted`, with the grace: YARN tells ApplicationMasters at once, and kills containers at its end |
 | the same, during a grace | less CPU at once; less memory after it, so that each container has all of its notice |
 | less than wanted | `wanted`, each `RISE_S`; at once where that spares containers that are to be killed |
 | not what was sent | the same again, each `AGAIN_S`: the ResourceManager or the NodeManager has been away |
@@ -112,7 +112,7 @@ class NodeLaw:
 
     @property
     def is_giving_back(self) -> bool:
-        """Whether containers were told that they are to end."""
+        """Whether YARN has told containers to end."""
         return self._deadline_s is not None
 
     def see(self, seen: Seen, now_s: float) -> None:

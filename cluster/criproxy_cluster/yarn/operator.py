@@ -25,7 +25,7 @@ HOLDER: Final = "yarn"
 NODEMANAGERS: Final = "NodeManagers"
 LOOK_S: Final = 1.0
 REFRESH_S: Final = 10.0
-"""A node of which nothing is wanted is asked as often: its NodeManager may have come back with another size."""
+"""A node of which nothing is wanted is read as often: its NodeManager may have come back with another size."""
 
 MOST_ASKED: Final = 100
 """Nodes a look, and so a second: those that are to shrink first."""
@@ -33,7 +33,7 @@ MOST_ASKED: Final = 100
 AT_ONCE: Final = 16
 CONFIRMS: Final = 10
 CONFIRM_S: Final = 0.1
-"""So often, from one to the next, the ResourceManager is asked whether it has what was sent."""
+"""From one look to the next at whether the ResourceManager has what was sent."""
 
 LIST_S: Final = 30.0
 """From one list of the ResourceManager's nodes to the next, while one is looked for in it."""
@@ -194,7 +194,7 @@ class YarnOperator:
             one.law, one.asked_s = NodeLaw(), float("-inf")
 
     async def look(self) -> None:
-        """All that is due now. A ResourceManager that fails is asked again after a pause that grows."""
+        """All that is due now. A ResourceManager that fails has pauses that grow."""
         self._hold_unknown()
         now_s = time.monotonic()
         if now_s >= self._next_try_s:

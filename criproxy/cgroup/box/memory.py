@@ -163,5 +163,5 @@ class BoxMemory:
 
 
 def _below(held: float | Unlimited, wanted: float | Unlimited) -> int | None:
-    """The wanted limit when the one that is held is above it, else None."""
+    """The wanted limit when the one in force is above it, else None."""
     return None if wanted is UNLIMITED or (held is not UNLIMITED and held <= wanted) else int(wanted)

@@ -46,7 +46,7 @@ _REMEDY: Final = (
 
 
 class UnitError(CgroupError):
-    """Systemd refused, or could not be asked. `name` is the D-Bus error's name, "" when there was no answer."""
+    """Systemd refused, or could not be reached. `name` is the D-Bus error's name, "" when there was no answer."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)

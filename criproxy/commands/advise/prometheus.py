@@ -206,7 +206,7 @@ def _no_password() -> str:
 
 
 def _made(cache: Path) -> Path | None:
-    """The folder, without what is old; None: there can be none, and all is asked for each time."""
+    """The folder, without what is old; None: there can be none, and every query goes out each time."""
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in cache.glob("*.json.gz"):

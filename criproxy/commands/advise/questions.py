@@ -1,4 +1,4 @@
-"""What a Prometheus is asked for: online's use of each node, what each has, and the largest pods. From the answers to
+"""The queries to a Prometheus: online's use of each node, what each has, and the largest pods. From the answers to
 nodes as `simulate` replays them.
 
 Which of two exporters says it is found out: node_exporter, or else kubelet's cAdvisor; one of them for all, as each
@@ -31,7 +31,7 @@ MOST_SAMPLES: Final = 20_000_000
 """Of all nodes; one takes some 40 bytes."""
 
 SLOW_STEP_S: Final = 3600
-"""How often capacities and largest pods are asked for."""
+"""How often capacities and largest pods are queried."""
 
 _SCRAPES_S: Final = 60
 """A rate needs two scrapes, which are a minute apart at most where nothing else is said."""

@@ -297,7 +297,7 @@ class Host(Struct):
         return ""
 
     def help_text(self, program: str) -> list[str]:
-        """The lines of what a kubelet's --help says; none when it cannot be asked."""
+        """The lines of what a kubelet's --help says; none when it does not run."""
         if not program or not os.access(self.at(program), os.X_OK):
             return []
         with contextlib.suppress(NodeError):

@@ -113,7 +113,7 @@ class TableReading(Struct):
     """An example of each kind of amount."""
 
     def add(self, node_id: str, group: str, t: tuple[float, str], usage: tuple[Amount, str], number: int) -> None:
-        """A sample, with the texts that its time and usage were. Raises SimulateError for what can't be meant."""
+        """A sample, with the texts that its time and usage were. Raises SimulateError for what makes no sense."""
         self.total += 1
         (t_s, t_text), (found, text) = t, usage
         if math.isnan(t_s) and t_text.strip().casefold() not in ("", "nan", "null"):

@@ -74,7 +74,7 @@ class Detector(Struct, frozen=True):
     """A signal, and when it is an alarm; `threshold`, `hysteresis`, `most`, `rest` and `emergency` are in its `unit`.
 
     `words` name the signal in sentences. From `emergency` on, the first suspect is evicted from without an experiment;
-    None: this signal knows no emergency. `stock`: it says how much is held (memory, processes), not how fast
+    None: this signal knows no emergency. `stock`: it says how much is in use (memory, processes), not how fast
     something goes, so that a squeeze does not bring it down and no experiment proves anything. `by_use`: what is usual
     depends on how much CPU online uses; `queues`: and there is pressure by online's own queueing. `slow`: its values
     come seconds apart, so that a phase of an experiment for it takes longer (`LadderSettings.slow_phase_s`). `evicts`:

@@ -34,12 +34,12 @@ from criproxy.control.interference.responder import Responder, ResponderState, S
 from criproxy.control.interference.service_checks import (
     ANNOTATION,
     SERVICE_CHECK,
-    Hearing,
+    ServiceRecord,
     ServiceSignal,
     at_rest,
-    excused,
-    heard,
+    exempt,
     in_a_case,
+    recorded,
     worst_of,
 )
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, pod_waits, values
@@ -105,7 +105,7 @@ class Judge(Struct, eq=False):
     _responder: Responder = field(default_factory=lambda: Responder(LadderSettings()))
     _before: SignalReading | None = None
     _found: Sequence[SignalValue] = ()
-    _hearing: Hearing = Hearing()
+    _services: ServiceRecord = ServiceRecord()
     _pods: PodMeter = field(default_factory=PodMeter)
     _cpi: CpiMeter = field(default_factory=CpiMeter)
     _bystanders: Bystanders = field(default_factory=Bystanders)
@@ -145,12 +145,12 @@ class Judge(Struct, eq=False):
         if POD_PRESSURE in decision.explained:
             self._pods.explain(look.t_s, decision.explained[POD_PRESSURE])
         if SERVICE_CHECK in decision.exonerated:
-            self._hearing = excused(look.services, self._hearing, self._responder.detectors[SERVICE_CHECK].rest)
+            self._services = exempt(look.services, self._services, self._responder.detectors[SERVICE_CHECK].rest)
         tried = self._responder.trial_counts_from_s(SERVICE_CHECK) is not None
         return JudgedLook(
             replace(decision, shares=self._spared(decision.shares)),
             innocent,
-            self._hearing.accuser if tried else "",
+            self._services.accuser if tried else "",
             self._is_calm_at_disks(),
             self._is_innocent_of_io(decision),
         )
@@ -183,8 +183,8 @@ class Judge(Struct, eq=False):
         responder = self._responder
         self._found = found = (
             *values(self._before, reading, look.hard),
-            *self._pods_word(look, reading, use),
-            *self._services_word(look),
+            *self._pod_signal(look, reading, use),
+            *self._service_signal(look),
             *self._processors_word(look, reading),
         )
         self._before, self._cpu_idle = reading, reading.cpu_idle
@@ -204,26 +204,26 @@ class Judge(Struct, eq=False):
         innocent = not harmed and any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu)
         return self._without_others_io(shown), innocent
 
-    def _pods_word(self, look: Look, reading: SignalReading, use: OnlineUse | None) -> Iterator[SignalValue]:
+    def _pod_signal(self, look: Look, reading: SignalReading, use: OnlineUse | None) -> Iterator[SignalValue]:
         """How long the pod waits that waits most for what is usual for it."""
         if POD_PRESSURE in self._responder.detectors:
             self._pods.take(look.t_s, pod_waits(self._before, reading), look.online, use)
             yield self._pods.of_accused() if self._responder.answers(POD_PRESSURE) else self._pods.at_rest()
 
-    def _services_word(self, look: Look) -> Iterator[SignalValue]:
+    def _service_signal(self, look: Look) -> Iterator[SignalValue]:
         """What online services say of themselves, as the one signal that there is of it."""
         responder, name, signals = self._responder, SERVICE_CHECK, look.services
         if name not in responder.detectors:
             return
         bar, case = responder.bars()[name], responder.ladder.case
         counts_from_s = responder.trial_counts_from_s(name)
-        self._hearing = heard(signals, self._hearing, bar, bar - responder.detectors[name].hysteresis)
+        self._services = recorded(signals, self._services, bar, bar - responder.detectors[name].hysteresis)
         if counts_from_s is not None or (case is not None and case.detector == name):
-            word, self._hearing = in_a_case(signals, self._hearing, counts_from_s)
+            word, self._services = in_a_case(signals, self._services, counts_from_s)
             yield word
         elif signals:
             law = worst_of if responder.answers(name) else at_rest
-            word, self._hearing = law(signals, self._hearing)
+            word, self._services = law(signals, self._services)
             yield word
         elif look.unanswered:
             yield SignalValue(name, "%", gap=look.unanswered)
@@ -277,7 +277,7 @@ class Judge(Struct, eq=False):
     def forget(self) -> None:
         """No signal is known, nor what it was before."""
         self._before, self._found, self.asks_own_limits, self._cpu_seen_s = None, (), False, None
-        self._hearing = Hearing()
+        self._services = ServiceRecord()
 
     # --- what is known ----------------------------------------------------------------------------------------------
 

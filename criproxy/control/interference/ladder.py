@@ -460,7 +460,8 @@ class LadderState(Struct, frozen=True):
 
     `pauses`: for how many more seconds a detector opens no case. `spent_s`: how much of its budget for experiments a
     resource has spent. `emergency_s`: for how long there has been an emergency without a break. `irreducible_s`: the
-    same of each resource of which the box holds too much that can't be taken back. `luck`: what is random comes of it.
+    same of each resource of which the box holds too much that can't be taken back.
+    `random_state`: what is random comes of it; files call it luck.
     """
 
     t_s: float | None = None
@@ -472,7 +473,7 @@ class LadderState(Struct, frozen=True):
     ordered_s: float | None = None
     emergency_s: float = 0.0
     irreducible_s: dict[str, float] = field(default_factory=dict)
-    luck: int = 0
+    random_state: int = field(default=0, name="luck")
 
     def of(self, resource: str) -> RungState:
         return self.resources.get(resource, _AT_REST)
@@ -709,7 +710,7 @@ class _Step:
         self._pauses = {name: left - seconds for name, left in state.pauses.items() if left > seconds and not nobody}
         saved_s = settings.trial_ratio * seconds
         self._spent_s = {name: spent - saved_s for name, spent in state.spent_s.items() if spent > saved_s}
-        self._luck = state.luck
+        self._random_state = state.random_state
         self._accused = ""
         self._accounted: dict[str, str] = {}
         self._ended = self._by_itself = False
@@ -741,9 +742,9 @@ class _Step:
 
     def _random_s(self, of: Phases) -> float:
         """How long a phase takes: the shortest, and a random number of looks."""
-        self._luck = (self._luck * 6364136223846793005 + 1442695040888963407) % 2**64
+        self._random_state = (self._random_state * 6364136223846793005 + 1442695040888963407) % 2**64
         choices = 1 + round((of.longest_s - of.shortest_s) / LOOK_S)
-        return of.shortest_s + LOOK_S * ((self._luck >> 32) * choices >> 32)
+        return of.shortest_s + LOOK_S * ((self._random_state >> 32) * choices >> 32)
 
     # clocks
 
@@ -1204,7 +1205,7 @@ class _Step:
             ordered_s=self._before.ordered_s if order is None else self._t_s,
             emergency_s=self._emergency_s,
             irreducible_s=self._irreducible_s,
-            luck=self._luck,
+            random_state=self._random_state,
         )
 
 

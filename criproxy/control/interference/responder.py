@@ -120,7 +120,7 @@ class Responder:
         self._settings = settings
         self._detectors = by_name(tuple(detectors))
         self._monitors = {name: Monitor(one, settings.longest_gap_s) for name, one in self._detectors.items()}
-        self._ladder = LadderState(luck=seed % 2**64)
+        self._ladder = LadderState(random_state=seed % 2**64)
         self._unused: Mapping[str, MonitorState] = {}
         """Of detectors that are not at work now, what they had learned."""
         self._high = False

@@ -33,8 +33,8 @@ of the others counts.
     convicted       the worst, held or not
 
 A service that is unwell for a reason of its own, whatever the box does, must not outshout all others for as long as it
-is. So whose word the box was found not to be the cause of is *excused*: until it is within its threshold again, it is
-heard only when it is more than twice as far above the detector's `rest`.
+is. So one whose word the box was found not to be the cause of is *exempt*: until it is within its threshold again, its
+word counts only when it is more than twice as far above the detector's `rest`.
 
 Pure.
 """
@@ -241,77 +241,79 @@ class ServiceSignal(Struct, frozen=True):
     asked_s: float
 
 
-class Hearing(Struct, frozen=True):
-    """What is remembered of services from look to look. Pods are named by their UIDs.
+class ServiceRecord(Struct, frozen=True):
+    """What is known of services from look to look. Pods are named by their UIDs.
 
     `high_since_s`: the pods whose word is high, and since when (boottime). `accuser`: the pod whose word was shown last
     before a case began; "": none was. `said_by`: the pod whose word was shown last, in a case or not; "": none was.
-    `excused`: the pods that are excused, and up to which percentage each is not heard.
+    `exempt`: the pods that are exempt, and up to which percentage the word of each does not count.
     """
 
     high_since_s: Mapping[str, float] = {}
     accuser: str = ""
     said_by: str = ""
-    excused: Mapping[str, float] = {}
+    exempt: Mapping[str, float] = {}
 
 
-def heard(signals: Sequence[ServiceSignal], before: Hearing, bar: float, level: float) -> Hearing:
-    """What is remembered after these signals. A service becomes high above the bar, and stays so down to the level."""
+def recorded(signals: Sequence[ServiceSignal], before: ServiceRecord, bar: float, level: float) -> ServiceRecord:
+    """What is recorded after these signals. A service becomes high above the bar, and stays so down to the level."""
     since = {
         one.pod.uid: before.high_since_s.get(one.pod.uid, one.asked_s)
         for one in signals
         if one.percent > bar or (one.percent >= level and one.pod.uid in before.high_since_s)
     }
     unwell = {one.pod.uid for one in signals if one.percent > 100.0}
-    still = {uid: percent for uid, percent in before.excused.items() if uid in unwell}
-    return replace(before, high_since_s=since, excused=still)
+    still = {uid: percent for uid, percent in before.exempt.items() if uid in unwell}
+    return replace(before, high_since_s=since, exempt=still)
 
 
-def at_rest(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
+def at_rest(signals: Sequence[ServiceSignal], record: ServiceRecord) -> tuple[SignalValue, ServiceRecord]:
     """The word that is shown while nothing is tried nor convicted; whose it is becomes the accuser."""
-    count = _that_count(signals, hearing)
-    waiting = [one for one in count if one.asked_s - hearing.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
+    count = _that_count(signals, record)
+    waiting = [one for one in count if one.asked_s - record.high_since_s.get(one.pod.uid, -math.inf) < one.hold_s]
     known = [one for one in count if one not in waiting]
     if known:
         worst = max(known, key=_percent)
-        return _word_of(worst), replace(hearing, accuser=worst.pod.uid, said_by=worst.pod.uid)
+        return _word_of(worst), replace(record, accuser=worst.pod.uid, said_by=worst.pod.uid)
     if not waiting:
-        return _all_excused(signals), hearing
+        return _all_exempt(signals), record
     one = max(waiting, key=_percent)
     gap = f"{one.pod} says {one.percent:.0f} %, and not for {one.hold_s:g} s yet"
-    return SignalValue(SERVICE_CHECK, "%", gap=gap), hearing
+    return SignalValue(SERVICE_CHECK, "%", gap=gap), record
 
 
-def in_a_case(signals: Sequence[ServiceSignal], hearing: Hearing, since_s: float | None) -> tuple[SignalValue, Hearing]:
+def in_a_case(
+    signals: Sequence[ServiceSignal], record: ServiceRecord, since_s: float | None
+) -> tuple[SignalValue, ServiceRecord]:
     """What the accuser says when asked after `since_s` (boottime); None: at all, as no experiment is made now."""
-    word = next((one for one in signals if one.pod.uid == hearing.accuser), None)
+    word = next((one for one in signals if one.pod.uid == record.accuser), None)
     if word is None:
-        return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more"), hearing
+        return SignalValue(SERVICE_CHECK, "%", gap="the service that raised the alarm is not known any more"), record
     if since_s is not None and word.asked_s < since_s:
-        return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began"), hearing
-    return _word_of(word), replace(hearing, said_by=word.pod.uid)
+        return SignalValue(SERVICE_CHECK, "%", gap=f"{word.pod} has not answered since the experiment began"), record
+    return _word_of(word), replace(record, said_by=word.pod.uid)
 
 
-def worst_of(signals: Sequence[ServiceSignal], hearing: Hearing) -> tuple[SignalValue, Hearing]:
+def worst_of(signals: Sequence[ServiceSignal], record: ServiceRecord) -> tuple[SignalValue, ServiceRecord]:
     """The word of the worst service, whether or not it has been high for its hold; there must be a service."""
-    count = _that_count(signals, hearing)
+    count = _that_count(signals, record)
     if not count:
-        return _all_excused(signals), hearing
+        return _all_exempt(signals), record
     worst = max(count, key=_percent)
-    return _word_of(worst), replace(hearing, said_by=worst.pod.uid)
+    return _word_of(worst), replace(record, said_by=worst.pod.uid)
 
 
-def excused(signals: Sequence[ServiceSignal], hearing: Hearing, rest: float) -> Hearing:
+def exempt(signals: Sequence[ServiceSignal], record: ServiceRecord, rest: float) -> ServiceRecord:
     """The box was found not to be the cause of the word that was shown last. `rest`: the detector's."""
-    found = {one.pod.uid: rest + 2.0 * (one.percent - rest) for one in signals if one.pod.uid == hearing.said_by}
-    return replace(hearing, excused={**hearing.excused, **found})
+    found = {one.pod.uid: rest + 2.0 * (one.percent - rest) for one in signals if one.pod.uid == record.said_by}
+    return replace(record, exempt={**record.exempt, **found})
 
 
-def _that_count(signals: Sequence[ServiceSignal], hearing: Hearing) -> list[ServiceSignal]:
-    return [one for one in signals if one.percent > hearing.excused.get(one.pod.uid, -math.inf)]
+def _that_count(signals: Sequence[ServiceSignal], record: ServiceRecord) -> list[ServiceSignal]:
+    return [one for one in signals if one.percent > record.exempt.get(one.pod.uid, -math.inf)]
 
 
-def _all_excused(signals: Sequence[ServiceSignal]) -> SignalValue:
+def _all_exempt(signals: Sequence[ServiceSignal]) -> SignalValue:
     one = max(signals, key=_percent)
     gap = f"{one.pod} says {one.percent:.0f} %, and the box was found not to be the cause"
     return SignalValue(SERVICE_CHECK, "%", gap=gap)

@@ -45,7 +45,7 @@ _OBSERVED: Final[Mapping[str, Callable[[Inventory, str], None]]] = {
 
 
 def code_of(cause: Cause) -> Code:
-    """How a front's client is told of a refusal."""
+    """How a front refuses a call to its client."""
     return _CODES.get(cause, Code.FAILED_PRECONDITION)
 
 

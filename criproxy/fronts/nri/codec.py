@@ -61,7 +61,7 @@ class NriPart(Struct):
         value, now, resources = adjustment.value, self.resources, self.wanted.resources
         match adjustment.field:
             case "cgroup_parent":
-                self.wanted.cgroups_path = wire(moved(self.cgroups_path, str(value)))
+                self.wanted.cgroups_path = wire(path_below(self.cgroups_path, str(value)))
                 return self.cgroups_path
             case "oom_score_adj":
                 self.wanted.oom_score_adj.value = int(value or 0)
@@ -173,7 +173,7 @@ class NriCall:
         return b""
 
 
-def moved(cgroups_path: str, parent: str) -> str:
+def path_below(cgroups_path: str, parent: str) -> str:
     """A container's cgroup below another parent, named as the runtime has named it.
 
     `/kubepods/podA/ID` (cgroupfs) or `kubepods-podA.slice:cri-containerd:ID` (systemd). Raises ValueError where the
@@ -193,7 +193,7 @@ def moved(cgroups_path: str, parent: str) -> str:
 def lies_in(cgroups_path: str, placement: str) -> bool:
     """Whether a container's cgroup is right below that of its pod in the box."""
     try:
-        return moved(cgroups_path, directory_of(placement)) == cgroups_path
+        return path_below(cgroups_path, directory_of(placement)) == cgroups_path
     except ValueError:
         return False
 

@@ -8,7 +8,8 @@ offline pod's call that takes longer than ours is refused, and what was begun fo
 online pod's call is answered before the event loop does anything else.
 
 Two processes may be registered at a time, under one name: in a hand-over, the new one registers before it takes over
-and answers nothing until then; the old one leaves once its calls have ended.
+and answers nothing until then, but for containers that the old one was too slow for; the old one leaves once its calls
+have ended.
 """
 
 import asyncio

@@ -10,9 +10,12 @@
 | Synchronize                    | placements are found again: a pod is in the box if its cgroup there exists          |
 | the end of pods and containers | the inventory learns it                                                             |
 
-A pod whose start nobody was told of (the runtime had started before us, or had thrown us out) is let in with its next
+A pod whose start we missed (the runtime had started before us, or had thrown us out) is let in with its next
 container; what of it runs already stays outside, and the placement check finds it. What ran before this process did
 stays where it is: it may have been online when it started.
+
+A process that waits for its turn in a hand-over places no pod. What the other one was too slow for comes to it alone:
+then it has the containers of pods in the box made there, and refuses those of offline pods that nobody has judged.
 
 An online pod's call is answered at once: nothing is waited for, no file is read.
 """
@@ -48,7 +51,7 @@ _EVENTS: Final[Mapping[str, int]] = {
     "RemoveContainer": 11,
     "UpdatePodSandbox": 12,
 }
-"""Those that are asked for, with their numbers. Source: containerd/nri, api.proto, Event."""
+"""Those that we subscribe to, with their numbers. Source: containerd/nri, api.proto, Event."""
 
 _NAMES: Final = {number: name for name, number in _EVENTS.items()}
 
@@ -140,9 +143,9 @@ class NriPlugin(Struct, eq=False):
     _heard: set[str] = field(default_factory=set)
     """The sandboxes of the runtime whose start was judged, or that ran before us."""
     _unplaced: dict[str, Pod] = field(default_factory=dict)
-    """Of offline pods, those that were not in the box when they were heard of."""
+    """Of offline pods, those that were not in the box when the runtime first named them."""
     _told: set[str] = field(default_factory=set)
-    """The containers outside the box that were told of."""
+    """The containers outside the box that the runtime has named."""
     _synchronized: bool = False
 
     # --- calls ------------------------------------------------------------------------------------------------------
@@ -207,13 +210,11 @@ class NriPlugin(Struct, eq=False):
                 self._unplaced.pop(sandbox_id, None)
             return _NOTHING
         if method == "RunPodSandbox":
-            self._heard.add(sandbox_id)
-            if not self.acts:
-                self._find(sandbox)
-                return _NOTHING
-            return self._start(NriCall(Operation.RUN_POD_SANDBOX, sandbox))
-        if method == "CreateContainer" and self.acts:
-            return self._create(sandbox, container)
+            if self.acts or self._find(sandbox):
+                self._heard.add(sandbox_id)
+            return self._start(NriCall(Operation.RUN_POD_SANDBOX, sandbox)) if self.acts else _NOTHING
+        if method == "CreateContainer":
+            return self._create(sandbox, container) if self.acts else self._stand_in(sandbox, container)
         return _NOTHING
 
     # --- starts and what follows ------------------------------------------------------------------------------------
@@ -236,6 +237,20 @@ class NriPlugin(Struct, eq=False):
         if isinstance(begun, NriRefusal):
             return begun
         return Pending(self._create_later(begun, call, sandbox), lambda limit_s: self._late(call, limit_s))
+
+    def _stand_in(self, sandbox: nri.NriPodSandbox, container: nri.NriContainer) -> NriAnswer | Pending:
+        """Before our turn: for what the process whose turn it is has not placed. It was too slow, so the runtime has
+        thrown it out, and asks nobody but us.
+        """
+        call, sandbox_id = NriCall(Operation.CREATE_CONTAINER, sandbox, container), codec.text(sandbox.id)
+        if self._find(sandbox):
+            known = self.placing.inventory.known(sandbox_id)
+            placement = None if known is None else known.placement
+            placed = placement is not None and codec.lies_in(codec.text(container.linux.cgroups_path), placement)
+            return _NOTHING if placed else self._follow(call, sandbox)
+        if self.placing.settings.admission.dry_run or sandbox_id not in self._unplaced or sandbox_id in self._heard:
+            return _NOTHING
+        return self._verdict(self.placing.not_placed(call))
 
     async def _create_later(self, begun: Pending, call: NriCall, sandbox: nri.NriPodSandbox) -> NriAnswer:
         if isinstance(answer := await begun.outcome, NriRefusal):

@@ -58,7 +58,7 @@ class RelayConnection:
         self.peer: PeerIds = (0, 0)
         self._calls: dict[int, tuple[float, str]] = {}
         self._asking: dict[int, asyncio.Task[None] | None] = {}
-        """The calls that wait for a verdict; None: the interceptor has not been asked yet."""
+        """The calls that wait for a verdict; None: the interceptor has had no call yet."""
         self._connecting: asyncio.Task[None] | None = None
         self._closed = False
         self.client = Side(

@@ -6,7 +6,7 @@ from criproxy.fronts.relay.actions import Action, Close, ToClient, ToRuntime
 
 
 class FallbackPipe:
-    """As `core.Relay`, but without hooks and counts, to an HTTP/2 server of our own, whose client can be asked to go.
+    """As `core.Relay`, but without hooks and counts, to an HTTP/2 server of our own, which can send its client away.
 
     GOAWAY goes between two frames of the server's, and not amid a header block: so these are followed, and nothing else
     is. It names no call, so those under way end here; a client that is done with them closes. Source: RFC 9113, 6.8.

@@ -41,7 +41,7 @@ SENTRY = "criproxy-sentry"
 """By this name the runtime starts the sentry; by any other the launcher."""
 
 CREATE_CONTAINER = 1 << 3
-"""The one event that is asked for. Every runtime knows it."""
+"""The one event that it subscribes to. Every runtime knows it."""
 
 FAILED_PRECONDITION = 9
 UNIMPLEMENTED = 12

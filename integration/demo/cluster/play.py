@@ -20,7 +20,7 @@ QUIET_PER_CORE: Final = 5.0
 BURST_PER_CORE: Final = 40.0
 """Requests per s, for each core of this machine."""
 
-_START_S: Final = 120.0
+_START_S: Final = 300.0
 _PRESSURE_S: Final = 90.0
 _KNOWN_S: Final = 70.0
 _LAST_S: Final = 3.0

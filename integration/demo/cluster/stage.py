@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from criproxy.model import CPU
 from criproxy.observe.status import from_json
-from integration.demo.cluster.objects import BATCH_CPU, Sizes
+from integration.demo.cluster.objects import BATCH_CPU, PODS, Sizes
 from integration.demo.place import step
 from integration.lab import kubelet_cgroup
 from integration.lab.client import CriClient
@@ -105,12 +105,12 @@ def start(labs: Sequence[Path], sizes: Sizes) -> Cluster:
         "the controller": replica.process.controller,
     }
     (signals := labs[0] / "signals").mkdir()
-    nodes = []
+    nodes: list[ClusterNode] = []
     # On one machine, the control plane and node 2's box must not take from node 1's online pod.
-    for number, (lab, shares) in enumerate(zip(labs, (FAVOURED, 1024), strict=True), 1):
-        with step(f"node {number}: a containerd in {lab}, criproxy before it, and a real kubelet, which joins"):
+    for title, lab, shares in zip(("node 1", "node 2"), labs, (FAVOURED, 1024), strict=True):
+        with step(f"{title}: a containerd in {lab}, criproxy before it, and a real kubelet, which joins"):
             kubelet_cgroup.make(cgroup_root(lab), shares=shares)
-            nodes.append(_node(f"node {number}", lab, plane, sizes.room_mib if number == 1 else None, parts))
+            nodes.append(_node(title, lab, plane, sizes, parts, evicts=not nodes))
     first, second = nodes
     on = Cluster(plane, parts, (first, second), signals, free_ports(1)[0])
     with step(f"{first.title} to lend what it can, as {BATCH_CPU} in its status"):
@@ -124,10 +124,16 @@ def _node(
     title: str,
     lab: Path,
     plane: ControlPlane,
-    room_mib: int | None,
+    sizes: Sizes,
     parts: dict[str, Process | Containerd | Criproxy | Kubelet],
+    *,
+    evicts: bool,
 ) -> ClusterNode:
-    """`room_mib`: its kubelet evicts pods when it has given away so much of the memory that is free now."""
+    """`evicts`: its kubelet evicts pods when it has given away `room_mib` of the memory that is free now.
+
+    Its box has memory enough for all offline pods' requests: what a node lends less of, after a burst, it lends again
+    with its next report, minutes later.
+    """
     (lab / "cni").mkdir()  # with a network of any kind a node is ready; no pod uses it
     network = {"cniVersion": "0.4.0", "name": "host-network-only", "plugins": [{"type": "loopback"}]}
     (lab / "cni" / "10-none.conflist").write_text(json.dumps(network))
@@ -135,11 +141,12 @@ def _node(
     containerd.start()
     credential = plane.node_kubeconfig(Kubelet(lab, Path("/")).node)  # for its name
     kubernetes = {"enabled": True, "kubeconfig": str(credential)}
-    proxy = Criproxy(lab, containerd.socket, {**_CONFIG, "kubernetes": kubernetes})
+    memory = {"min_bytes": PODS * sizes.requested_mib << 20}
+    proxy = Criproxy(lab, containerd.socket, {**_CONFIG, "memory": memory, "kubernetes": kubernetes})
     proxy.start(until_ready=False)
     settings: dict[str, Any] = {"nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "4s"}
-    if room_mib is not None:
-        hard = str(available_bytes() - (room_mib << 20))
+    if evicts:
+        hard = str(available_bytes() - (sizes.room_mib << 20))
         settings["evictionHard"] = {**dict.fromkeys(EVICTION_SIGNALS, "0%"), "memory.available": hard}
     kubelet = Kubelet(lab, proxy.socket, settings=settings, kubeconfig=credential)
     kubelet.start(until_ready=False)  # at once: criproxy reads kubelet's threshold after 2 s, and then each minute

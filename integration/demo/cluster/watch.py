@@ -31,11 +31,15 @@ _NOTABLE_RATIO: Final = 0.15
 
 @dataclass
 class OfflinePod:
-    """What is known of one pod of the Job; times are of the play. `node` "": it is not bound yet."""
+    """What is known of one pod of the Job; times are of the play.
+
+    `node` "": it is not bound yet, and `waits` is why, in the scheduler's words.
+    """
 
     name: str
     seen_s: float
     node: str = ""
+    waits: str = ""
     running_s: float | None = None
     ending_s: float | None = None
 
@@ -76,7 +80,7 @@ class Watch:
         end_s = self.now_s + longest_s
         while not condition():
             if self.now_s > end_s:
-                pods = [f"{pod.name} ({self._on.title(pod.node) or 'not placed'})" for pod in self.pods.values()]
+                pods = [f"{pod.name} ({self._on.title(pod.node) or pod.waits})" for pod in self.pods.values()]
                 raise DemoError(
                     f"Waited {longest_s:.0f} s in vain for {what}. Offline pods: {', '.join(pods) or 'none'}. What "
                     "other programs on this machine use, no node lends: run the demo again when it is quieter."
@@ -115,6 +119,8 @@ class Watch:
             self.pods[name] = OfflinePod(name, self.now_s)
             self.tell(f"Kubernetes makes the pod {name}{_converted(spec) if len(self.pods) == 1 else ''}.")
         known = self.pods[name]
+        why = [one.get("message", "") for one in status.get("conditions", []) if one["type"] == "PodScheduled"]
+        known.waits = f"not placed: {why[0]}" if why else "not placed"
         if not known.node and spec.get("nodeName"):
             known.node = spec["nodeName"]
             self.tell(f"The scheduler has placed {name} on {self._on.title(known.node)}, by {BATCH_CPU}.")

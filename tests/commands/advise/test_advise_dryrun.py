@@ -31,14 +31,14 @@ def lived(days, *, tick_s=60, burst_s=300, wrong=1.0):
     """Histories of so many days, each as it was at its end, of a daemon that looked each `tick_s`; its forecasts times
     `wrong`. Each half hour or so, online bursts by a quarter of the node for `burst_s`.
     """
-    day, histories, luck, bursts_until_s = Day(), [], random.Random(5), 0
+    day, histories, rng, bursts_until_s = Day(), [], random.Random(5), 0
     predictors = {of: make_predictor(forecast._HOUR, RESOURCES[of].sampling.buckets) for of in ("cpu", "memory")}
     for t_s in range(0, days * DAY_S + 1, tick_s):
         wave = math.cos((t_s % DAY_S / DAY_S - 0.6) * math.tau)
-        bursts_until_s = t_s + burst_s if luck.random() < tick_s / 1800 else bursts_until_s
+        bursts_until_s = t_s + burst_s if rng.random() < tick_s / 1800 else bursts_until_s
         burst = 4.0 if t_s < bursts_until_s else 0.0
-        cpu = min(CORES, max(0.0, 6.0 + 3.0 * wave + burst + luck.gauss(0.0, 0.4)))
-        memory = (24.0 + 2.0 * wave + luck.gauss(0.0, 0.1)) * GIB
+        cpu = min(CORES, max(0.0, 6.0 + 3.0 * wave + burst + rng.gauss(0.0, 0.4)))
+        memory = (24.0 + 2.0 * wave + rng.gauss(0.0, 0.1)) * GIB
         one = snapshot(float(t_s), (CORES, cpu, 0.0, cpu), (BYTES, memory, 0.0, memory))
         found = {
             of: ResourcePrediction(None, hour=wrong * predictors[of].observe(float(t_s), WALL_S + t_s, used, capacity))

@@ -284,7 +284,7 @@ def test_command_line_that_is_wrong_is_status_2(arguments, capsys):
 
 def test_other_verbs_still_refuse_what_they_do_not_know(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["version", "--capacity", "4"])
+        main(["upgrade", "--capacity", "4"])
     assert ended.value.code == 2
     assert "unrecognized arguments: --capacity 4" in capsys.readouterr().err
 

@@ -45,9 +45,9 @@ def test_lasting_harm_is_not_the_boxs_by_the_record_alone():
 
 
 def test_hours_of_others_harm_of_a_second_each_hold_back_almost_nothing():
-    luck = random.Random(7)
-    usual = [2.0 * luck.lognormvariate(0.0, 0.6) for _ in range(2 * 3600)]
-    found = replayed(record([30.0 if luck.random() < 1 / 60 else value for value in usual]))
+    rng = random.Random(7)
+    usual = [2.0 * rng.lognormvariate(0.0, 0.6) for _ in range(2 * 3600)]
+    found = replayed(record([30.0 if rng.random() < 1 / 60 else value for value in usual]))
     held_s = sum(seconds for rung, seconds in found.rungs_s["cpu"].items() if rung is not OPEN)
     assert held_s < 0.01 * found.span_s
     assert SQUEEZED not in path(found)

@@ -10,20 +10,20 @@ from criproxy.control.interference.service_checks import (
     ANNOTATION,
     ExecCheck,
     GrpcCheck,
-    Hearing,
     HttpCheck,
     PrometheusCheck,
     ServiceAnswer,
     ServiceCheck,
+    ServiceRecord,
     ServiceSignal,
     at_rest,
     check_of,
-    excused,
+    exempt,
     fair_places,
-    heard,
     in_a_case,
     percent_of,
     problem_of,
+    recorded,
     worst_of,
 )
 from criproxy.model import PodRef
@@ -160,10 +160,10 @@ def said(name: str, percent: float, asked_s: float, hold_s: float = 3.0) -> Serv
 
 def shown(*moments: list[ServiceSignal]) -> list[float | None]:
     """What is shown after each of these, at rest, with a bar of 100."""
-    hearing, found = Hearing(), []
+    record, found = ServiceRecord(), []
     for signals in moments:
-        hearing = heard(signals, hearing, 100.0, 98.0)
-        word, hearing = at_rest(signals, hearing)
+        record = recorded(signals, record, 100.0, 98.0)
+        word, record = at_rest(signals, record)
         found.append(word.value)
     return found
 
@@ -195,8 +195,8 @@ def test_worst_service_counts_once_it_was_high_for_its_own_hold(
 
 
 def test_service_that_waits_is_named() -> None:
-    word, hearing = at_rest([said("a", 150, 0)], heard([said("a", 150, 0)], Hearing(), 100.0, 98.0))
-    assert (word.gap, word.absent, hearing.accuser) == ("shop/a says 150 %, and not for 3 s yet", "", "")
+    word, record = at_rest([said("a", 150, 0)], recorded([said("a", 150, 0)], ServiceRecord(), 100.0, 98.0))
+    assert (word.gap, word.absent, record.accuser) == ("shop/a says 150 %, and not for 3 s yet", "", "")
 
 
 @pytest.mark.parametrize(
@@ -213,33 +213,33 @@ def test_service_that_waits_is_named() -> None:
 def test_experiment_is_judged_by_what_the_one_that_raised_the_alarm_says_meanwhile(
     signals: list[ServiceSignal], value: float | None, gap: str
 ) -> None:
-    found, _ = in_a_case(signals, Hearing(accuser="u-a"), 10.0)
+    found, _ = in_a_case(signals, ServiceRecord(accuser="u-a"), 10.0)
     assert (found.value, found.most, found.gap) == (value, value, gap)
 
 
 def test_worst_counts_at_once_after_a_conviction() -> None:
-    found, _ = worst_of([said("a", 300, 0), said("b", 80, 0)], Hearing())
+    found, _ = worst_of([said("a", 300, 0), said("b", 80, 0)], ServiceRecord())
     assert (found.value, found.note) == (300, "said by shop/a")
 
 
 def test_between_two_experiments_of_a_case_only_the_accuser_counts() -> None:
-    found, hearing = in_a_case([said("a", 150, 1.0), said("b", 400, 1.0)], Hearing(accuser="u-a"), None)
-    assert (found.value, hearing.said_by) == (150, "u-a")
+    found, record = in_a_case([said("a", 150, 1.0), said("b", 400, 1.0)], ServiceRecord(accuser="u-a"), None)
+    assert (found.value, record.said_by) == (150, "u-a")
 
 
 def test_excused_service_is_heard_when_it_is_far_worse_or_was_well_again() -> None:
     loud, others = said("a", 200, 0, 0.0), said("b", 70, 0, 0.0)
-    _, hearing = at_rest([loud, others], Hearing())
-    hearing = excused([loud, others], hearing, 50.0)
-    still = at_rest([loud, others], heard([loud, others], hearing, 150.0, 148.0))[0]
-    alone = at_rest([loud], hearing)[0]
-    worse = at_rest([said("a", 360, 0, 0.0), others], hearing)[0]
-    again = at_rest([loud, others], heard([said("a", 90, 0), others], hearing, 150.0, 148.0))[0]
+    _, record = at_rest([loud, others], ServiceRecord())
+    record = exempt([loud, others], record, 50.0)
+    still = at_rest([loud, others], recorded([loud, others], record, 150.0, 148.0))[0]
+    alone = at_rest([loud], record)[0]
+    worse = at_rest([said("a", 360, 0, 0.0), others], record)[0]
+    again = at_rest([loud, others], recorded([said("a", 90, 0), others], record, 150.0, 148.0))[0]
 
     assert [one.value for one in (still, alone, worse, again)] == [70, None, 360, 200]
     assert alone.gap == "shop/a says 200 %, and the box was found not to be the cause"
-    assert worst_of([loud, others], hearing)[0].value == 70
-    assert worst_of([loud], hearing)[0].value is None
+    assert worst_of([loud, others], record)[0].value == 70
+    assert worst_of([loud], record)[0].value is None
 
 
 A, B, C = ("shop", "web"), ("shop", "api"), ("bank", "core")

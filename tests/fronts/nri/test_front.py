@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.nri.plugin import RuntimeSeen
+from tests.fakes.nri import BOXED, KUBELET, ONLINE, AsyncNri, AsyncPlugins, call, container, event, registered, sandbox
 from tests.fakes.waiting import until
-from tests.fronts.nri.runtime import ONLINE, Answer, answers, call, container, event, registered, sandbox
 from tests.fronts.nri.test_plugin import PluginBench
 
 pytestmark = pytest.mark.usefixtures("runner", "quick")
@@ -31,41 +31,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "DEADLINE_S", 30.0)
 
 
-class HandmadeNri:
-    """The runtime's end of one connection."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self.end.setblocking(False)
-
-    async def register(self, version: bytes = b"v0.12.3", *pods: Any) -> None:
-        """Take the registration, configure and synchronize."""
-        assert (await self.answer()).connection == 2
-        self.send(registered())
-        asked = nri.ConfigureRequest(runtime_name=b"containerd", runtime_version=b"2.4", NRI_version=version)
-        await self.ask(1, "Configure", asked.SerializeToString())
-        await self.ask(3, "Synchronize", nri.SynchronizeRequest(pods=pods).SerializeToString())
-
-    def send(self, data: bytes) -> None:
-        self.end.send(data)
-
-    async def ask(self, stream: int, method: str, payload: bytes = b"") -> Answer:
-        self.send(call(stream, method, payload))
-        return await self.answer()
-
-    async def answer(self) -> Answer:
-        loop = asyncio.get_running_loop()
-        (one,) = answers(await asyncio.wait_for(loop.sock_recv(self.end, 65536), 5))
-        return one
-
-    async def is_closed(self) -> bool:
-        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.end, 65536), 5) == b""
-
-
 class NriRig:
     """A front, and the socket that it dials."""
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
         self.path = directory / "nri.sock"
         self.bench = PluginBench()
         self.listed = 0
@@ -85,14 +55,14 @@ class NriRig:
         self.listener.listen()
         self.listener.setblocking(False)
 
-    async def accept(self) -> HandmadeNri:
+    async def accept(self) -> AsyncNri:
         assert self.listener is not None
         end, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self.listener), 5)
-        return HandmadeNri(end)
+        return AsyncNri(end)
 
-    async def registered(self, *pods: Any) -> HandmadeNri:
+    async def registered(self, *pods: Any, containers: Sequence[Any] = ()) -> AsyncNri:
         runtime = await self.accept()
-        await runtime.register(b"v0.12.3", *pods)
+        await runtime.register(b"v0.12.3", *pods, containers=containers)
         await asyncio.wait_for(self.front.registered.wait(), 5)
         return runtime
 
@@ -150,7 +120,7 @@ async def test_an_offline_pods_call_has_an_answer_in_its_time_and_an_online_ones
 
         one.bench.box.admit = admit  # type: ignore[method-assign]
         runtime.send(call(5, "RunPodSandbox", event(sandbox())))
-        first = await runtime.ask(7, "RunPodSandbox", event(sandbox("s2", ONLINE, "/kubepods/pod2")))
+        first = await runtime.ask(7, "RunPodSandbox", event(sandbox("s2", labels=ONLINE, parent="/kubepods/pod2")))
         assert (first.stream, first.response.HasField("status")) == (7, False)
         second = await runtime.answer()
         assert second.stream == 5
@@ -209,7 +179,7 @@ async def test_a_connection_that_is_handed_over_is_served_and_the_socket_is_not_
             said = {"plugin_name": "criproxy", "plugin_index": "50", "runtime": "containerd"}
             with theirs:
                 socket.send_fds(launcher, [json.dumps(said).encode()], [theirs.fileno()])
-            runtime = HandmadeNri(ours)
+            runtime = AsyncNri(ours)
             await runtime.register()
             await asyncio.wait_for(one.front.registered.wait(), 5)
             assert one.front.section()["nri"].by == "launcher"
@@ -242,6 +212,61 @@ async def test_one_that_waits_for_its_turn_is_registered_and_places_nothing(tmp_
         assert not answer.response.HasField("status")
         assert one.bench.box.admitted == []
         assert not (tmp_path / NAME).exists()
+
+
+LATER = "c2"
+"""Another container of the pod, when both are back."""
+
+
+@pytest.mark.parametrize("in_time", ["the start", "nothing"])
+async def test_a_container_that_both_of_a_hand_over_are_late_for_is_made_outside_and_told_by_both(
+    tmp_path: Path, in_time: str
+) -> None:
+    """As on a node without CPU: the runtime asks the old one, and then the new, 2 s each, and makes the container."""
+    async with rig(tmp_path / "old") as old, rig(tmp_path / "new", acts=False) as new:
+        plugins = AsyncPlugins(*(ends := [await old.registered(), await new.registered()]))
+        new.bench.cgroups.has = old.bench.cgroups.has  # one node
+        if in_time == "the start":
+            assert await plugins.run(sandbox()) == ""
+            old.bench.cgroups.has |= {BOXED}
+            made, refusal = await plugins.create(sandbox(), container(), late=ends)
+        else:
+            assert await plugins.run(sandbox(), late=ends) == ""
+            made, refusal = await plugins.create(sandbox(), container())
+        assert (made.linux.cgroups_path.decode(), refusal) == (f"{KUBELET}/c1", "")
+
+        with capture_logs() as logs:
+            plugins = AsyncPlugins(*[await one.registered(sandbox(), containers=[made]) for one in (old, new)])
+        told = [log for log in logs if log["event"] == "nri_missed"]
+        assert [log["containers"] for log in told] == [["batch/job, container main"]] * 2
+        assert (old.front.missed, new.front.missed) == (1, 1)
+        await until(lambda: old.listed == 2)  # and so the placement is checked, and what is outside is stopped
+
+        new.front.act()
+        made, _ = await plugins.create(sandbox(), container(LATER))
+        assert made.linux.cgroups_path.decode() == f"{BOXED}/{LATER}"
+
+
+async def test_a_container_that_the_old_one_alone_is_late_for_is_placed_by_the_new_one(tmp_path: Path) -> None:
+    async with rig(tmp_path / "old") as old, rig(tmp_path / "new", acts=False) as new:
+        plugins = AsyncPlugins(end := await old.registered(), await new.registered())
+        new.bench.cgroups.has = old.bench.cgroups.has
+        assert await plugins.run(sandbox()) == ""
+        old.bench.cgroups.has |= {BOXED}
+        made, _ = await plugins.create(sandbox(), container(), late=[end])
+        assert made.linux.cgroups_path.decode() == f"{BOXED}/c1"
+        assert new.bench.box.admitted == []
+
+
+async def test_a_container_whose_start_the_old_one_was_late_for_waits_for_the_new_ones_turn(tmp_path: Path) -> None:
+    async with rig(tmp_path / "old") as old, rig(tmp_path / "new", acts=False) as new:
+        plugins = AsyncPlugins(end := await old.registered(), await new.registered())
+        assert await plugins.run(sandbox(), late=[end]) == ""
+        _, refusal = await plugins.create(sandbox(), container())
+        assert "the old one was too slow for it; kubelet tries again by itself" in refusal
+        new.front.act()
+        made, refusal = await plugins.create(sandbox(), container())
+        assert (made.linux.cgroups_path.decode(), refusal) == (f"{BOXED}/c1", "")
 
 
 @pytest.mark.parametrize(

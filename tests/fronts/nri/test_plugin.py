@@ -14,10 +14,11 @@ from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
 from criproxy.hooks import HookSettings
 from criproxy.model import Resources
 from criproxy.model.cpulist import parse_cpus
+from tests.fakes.nri import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
 from tests.fakes.placing import DRY, OFF, ON, FakeCgroups, PlacingBench
-from tests.fronts.nri.runtime import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
 
 PATH = f"{BOXED}/c1"
+OTHERS = "/kubepods/podu2"
 
 
 def decided(pending: Pending) -> NriAnswer:
@@ -251,7 +252,9 @@ def test_a_resize_of_a_pod_goes_to_the_box() -> None:
 
 def test_placements_are_found_again_without_a_record() -> None:
     bench = acting(cgroups=FakeCgroups({BOXED}))
-    bench.synchronize([sandbox(), sandbox("s2", ONLINE, "/kubepods/pod2")], [container(path=PATH, state=3)])
+    bench.synchronize(
+        [sandbox(), sandbox("s2", labels=ONLINE, parent="/kubepods/pod2")], [container(path=PATH, state=3)]
+    )
     assert [one.id for one in bench.inventory.placed] == ["s1"]
     assert bench.inventory.known("", "c1").placement == BOXED
     assert bench.create(sandbox(), container("c2")).cgroups_path.decode() == f"{BOXED}/c2"
@@ -341,12 +344,64 @@ def test_the_ends_of_pods_and_containers_are_learned() -> None:
 def test_a_process_that_waits_for_its_turn_answers_nothing_and_then_knows_what_the_other_has_placed() -> None:
     bench = PluginBench()
     bench.synchronize([])
-    assert bench.run(sandbox()) == b""
-    assert bench.call("CreateContainer", event(sandbox(), container())) == b""
-    assert bench.box.admitted == []
     bench.cgroups.has = {BOXED}  # the other has
+    assert bench.run(sandbox()) == b""
+    assert bench.call("CreateContainer", event(sandbox(), container(path=PATH))) == b""
+    assert bench.run(sandbox("s2", labels=ONLINE, parent=OTHERS)) == b""
+    assert bench.call("CreateContainer", event(sandbox("s2", labels=ONLINE, parent=OTHERS), container())) == b""
+    assert bench.box.admitted == []
     bench.plugin.act()
     assert [one.id for one in bench.inventory.placed] == ["s1"]
+    assert bench.create(sandbox(), container("c2")).cgroups_path.decode() == f"{BOXED}/c2"
+
+
+def test_before_its_turn_it_places_a_container_of_the_box_that_the_other_was_too_slow_for() -> None:
+    bench = PluginBench()
+    bench.synchronize([])
+    bench.cgroups.has = {BOXED}
+    bench.run(sandbox())
+    assert bench.create(sandbox()).cgroups_path.decode() == PATH
+    assert bench.create(sandbox(), container("c2", path=f"{BOXED}/c2")).cgroups_path == b""
+    assert bench.box.admitted == []
+
+
+def test_before_its_turn_it_refuses_a_container_whose_pod_the_other_was_too_slow_for_and_places_it_then() -> None:
+    bench = PluginBench()
+    bench.synchronize([])
+    assert bench.run(sandbox()) == b""
+    refused = bench.create(sandbox())
+    assert isinstance(refused, NriRefusal)
+    assert "the old one was too slow for it; kubelet tries again by itself" in refused.words
+    assert bench.box.admitted == []
+    bench.plugin.act()
+    assert bench.create(sandbox()).cgroups_path.decode() == PATH
+
+
+@pytest.mark.parametrize("admission", [OFF, DRY], ids=["off", "dry run"])
+def test_before_its_turn_it_refuses_nothing_while_nothing_is_placed(admission: Any) -> None:
+    bench = PluginBench(admission=admission)
+    bench.synchronize([])
+    bench.run(sandbox())
+    assert bench.call("CreateContainer", event(sandbox(), container())) == b""
+
+
+def test_before_its_turn_it_refuses_nothing_of_pods_that_ran_before_it() -> None:
+    bench = PluginBench()
+    bench.synchronize([sandbox()], [container("c0", state=3)])
+    assert bench.call("CreateContainer", event(sandbox(), container())) == b""
+
+
+def test_a_container_that_both_processes_of_a_hand_over_were_too_slow_for_is_told() -> None:
+    """The pod started while neither had the CPU for it: the runtime has thrown out the one, and then the other."""
+    bench = PluginBench()
+    bench.synchronize([])
+    assert bench.run(sandbox()) == b""
+    bench.plugin.act()
+    with capture_logs() as logs:
+        bench.synchronize([sandbox()], [container(state=3)])
+    (missed,) = [log for log in logs if log["event"] == "nri_missed"]
+    assert missed["containers"] == ["batch/job, container main"]
+    assert bench.plugin.missed == 1
     assert bench.create(sandbox(), container("c2")).cgroups_path.decode() == f"{BOXED}/c2"
 
 

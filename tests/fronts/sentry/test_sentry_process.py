@@ -16,7 +16,7 @@ from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.rules import SentryOrders
 from criproxy.hooks.offline import DEFAULT_RULE
 from criproxy.vocabulary.names import CLASS, OFFLINE
-from tests.fakes.nri import FakeNri, create
+from tests.fakes.nri import BlockingNri, create
 
 OFFLINE_JOB = create(labels={CLASS: OFFLINE})
 ONLINE = create(namespace="shop")
@@ -33,7 +33,7 @@ class Place:
         self.rules.write_bytes(SentryOrders((DEFAULT_RULE,)).encode())
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, runtime: FakeNri, name: str, index: str = "99") -> subprocess.Popen[bytes]:
+    def start(self, runtime: BlockingNri, name: str, index: str = "99") -> subprocess.Popen[bytes]:
         """As the runtime does: three variables, no PATH, the socket as descriptor 3."""
         number = runtime.plugins.fileno()
         environment = {"NRI_PLUGIN_SOCKET": str(number), "NRI_PLUGIN_NAME": name, "NRI_PLUGIN_IDX": index}
@@ -53,13 +53,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def runtime() -> Iterator[FakeNri]:
-    made = FakeNri()
+def runtime() -> Iterator[BlockingNri]:
+    made = BlockingNri()
     yield made
     made.close()
 
 
-def registered(place: Place, runtime: FakeNri) -> subprocess.Popen[bytes]:
+def registered(place: Place, runtime: BlockingNri) -> subprocess.Popen[bytes]:
     sentry = place.start(runtime, plugin.SENTRY)
     runtime.registration()
     assert runtime.ask("Configure") == b"\x12\x02\x10\x08"
@@ -67,7 +67,7 @@ def registered(place: Place, runtime: FakeNri) -> subprocess.Popen[bytes]:
     return sentry
 
 
-def test_the_sentry_lives_as_long_as_its_runtime(place: Place, runtime: FakeNri) -> None:
+def test_the_sentry_lives_as_long_as_its_runtime(place: Place, runtime: BlockingNri) -> None:
     sentry = registered(place, runtime)
     assert b"criproxy has not placed" in runtime.ask("CreateContainer", OFFLINE_JOB)
     assert runtime.ask("CreateContainer", ONLINE) == b""
@@ -78,20 +78,20 @@ def test_the_sentry_lives_as_long_as_its_runtime(place: Place, runtime: FakeNri)
     assert sentry.stderr.read() == b""
 
 
-def test_a_killed_sentry_hangs_up_so_that_the_runtime_goes_on(place: Place, runtime: FakeNri) -> None:
+def test_a_killed_sentry_hangs_up_so_that_the_runtime_goes_on(place: Place, runtime: BlockingNri) -> None:
     registered(place, runtime).send_signal(signal.SIGKILL)
 
     assert runtime.closed() is not None
 
 
-def test_a_sentry_that_can_write_nothing_goes_on(place: Place, runtime: FakeNri) -> None:
+def test_a_sentry_that_can_write_nothing_goes_on(place: Place, runtime: BlockingNri) -> None:
     resource.prlimit(registered(place, runtime).pid, resource.RLIMIT_FSIZE, (0, 0))
 
     assert b"criproxy has not placed" in runtime.ask("CreateContainer", OFFLINE_JOB)
     assert runtime.ask("CreateContainer", ONLINE) == b""
 
 
-def test_a_sentry_keeps_its_rules_while_the_disk_fails(place: Place, runtime: FakeNri) -> None:
+def test_a_sentry_keeps_its_rules_while_the_disk_fails(place: Place, runtime: BlockingNri) -> None:
     registered(place, runtime)
     assert b"criproxy has not placed" in runtime.ask("CreateContainer", OFFLINE_JOB)
 
@@ -112,7 +112,7 @@ def test_started_by_hand_it_says_whose_it_is(place: Place) -> None:
 # --- the launcher -----------------------------------------------------------------------------------------------------
 
 
-def test_the_launcher_without_a_criproxy_ends_at_once(place: Place, runtime: FakeNri) -> None:
+def test_the_launcher_without_a_criproxy_ends_at_once(place: Place, runtime: BlockingNri) -> None:
     launcher = place.start(runtime, "criproxy", "95")
 
     assert runtime.closed() is not None
@@ -128,7 +128,7 @@ def listening(path: Path) -> socket.socket:
     return listener
 
 
-def test_the_launcher_hands_its_socket_over_and_leaves_with_criproxy(place: Place, runtime: FakeNri) -> None:
+def test_the_launcher_hands_its_socket_over_and_leaves_with_criproxy(place: Place, runtime: BlockingNri) -> None:
     with listening(place.handed) as listener:
         launcher = place.start(runtime, "criproxy", "95")
         criproxy, _ = listener.accept()
@@ -145,7 +145,7 @@ def test_the_launcher_hands_its_socket_over_and_leaves_with_criproxy(place: Plac
     assert launcher.wait(30) == 0
 
 
-def handed_over(place: Place, runtime: FakeNri, monkeypatch: pytest.MonkeyPatch) -> int:
+def handed_over(place: Place, runtime: BlockingNri, monkeypatch: pytest.MonkeyPatch) -> int:
     """In this process, with a short time-out."""
     monkeypatch.setattr(plugin, "_ANSWERS_S", 0.02)
     monkeypatch.setattr(plugin, "HANDED", str(place.handed))
@@ -153,7 +153,7 @@ def handed_over(place: Place, runtime: FakeNri, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_criproxy_that_hangs_keeps_the_runtime_no_longer_than_its_time(
-    place: Place, runtime: FakeNri, monkeypatch: pytest.MonkeyPatch
+    place: Place, runtime: BlockingNri, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds a copy of the socket, which nobody reads."""
     with listening(place.handed):
@@ -164,7 +164,7 @@ def test_a_criproxy_that_hangs_keeps_the_runtime_no_longer_than_its_time(
 
 @pytest.mark.parametrize("answer", [b"", b"0"], ids=["half-open", "another answer"])
 def test_a_criproxy_that_does_not_take_it(
-    place: Place, runtime: FakeNri, monkeypatch: pytest.MonkeyPatch, answer: bytes
+    place: Place, runtime: BlockingNri, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     def refuse(listener: socket.socket) -> None:
         criproxy, _ = listener.accept()
@@ -182,7 +182,7 @@ def test_a_criproxy_that_does_not_take_it(
     assert runtime.closed(5) is not None
 
 
-def test_a_criproxy_whose_socket_nobody_accepts_any_more(place: Place, runtime: FakeNri) -> None:
+def test_a_criproxy_whose_socket_nobody_accepts_any_more(place: Place, runtime: BlockingNri) -> None:
     """It was killed: the path is still there."""
     listening(place.handed).close()
 

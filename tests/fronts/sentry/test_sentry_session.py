@@ -15,7 +15,7 @@ from criproxy.fronts.sentry.rules import SentryOrders
 from criproxy.hooks.offline import CONFIG_SOURCE, OfflineRules
 from criproxy.model import Pod, PodRef
 from criproxy.vocabulary.names import CLASS, OFFLINE, RESOURCES
-from tests.fakes.nri import PLUGIN, RUNTIME, call, chunk, create
+from tests.fakes.nri import PLUGIN, RUNTIME, call, chunk, create, frame
 
 OF_ALL_KINDS = Colocation(
     presets=("koordinator", "caelus"),
@@ -37,7 +37,7 @@ def session(path: Path, rules: OfflineRules | None = OF_ALL_KINDS, *let_by: str)
 
 
 def response(one: SentrySession, payload: bytes, method: str = "CreateContainer") -> bytes:
-    answer = one.receive(chunk(PLUGIN, call(1, method, payload)))
+    answer = one.receive(call(1, method, payload))
     assert answer[:4] == PLUGIN.to_bytes(4, "big")
     return answer[18:]
 
@@ -156,7 +156,7 @@ def test_chunks_and_reads_may_be_cut_anywhere(seed: int, tmp_path_factory: pytes
     chance, path = random.Random(seed), tmp_path_factory.getbasetemp() / f"rules-{os.getpid()}"
     whole, torn = session(path), session(path)
     frames = b"".join(
-        call(1 + 2 * n, "CreateContainer", create(labels=MARKED if n % 2 else {}, name="x" * chance.randrange(300)))
+        frame(1 + 2 * n, "CreateContainer", create(labels=MARKED if n % 2 else {}, name="x" * chance.randrange(300)))
         for n in range(4)
     )
     pieces = b""

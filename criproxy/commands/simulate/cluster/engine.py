@@ -118,8 +118,8 @@ class _Replay:
         count = len(nodes)
         self.steps = max(1, round(self.grid.cell_s / STEP_S))
         self.step_s = self.grid.cell_s / self.steps
-        self.luck = np.random.default_rng(part.seed)
-        self.queue = Endless(self.luck) if part.jobs is None else Backlog(part.jobs, self.luck)
+        self.rng = np.random.default_rng(part.seed)
+        self.queue = Endless(self.rng) if part.jobs is None else Backlog(part.jobs, self.rng)
         self.cores = np.array([node.capacity_cores for node in nodes])
         self.cpu = _by_cell([node.cpu for node in nodes])
         self.lent_cpu = _by_cell([node.lent_cpu[part.law] for node in nodes])
@@ -204,7 +204,7 @@ class _Replay:
             return
         ratios = self.slow_s / np.maximum(self.run_s, 1e-9)
         for node in np.flatnonzero(self.run_s > 0.0):
-            self.feedbacks[node] = self.feedbacks[node].moved(float(ratios[node]), self.grid.cell_s / 3600.0)
+            self.feedbacks[node] = self.feedbacks[node].adjusted(float(ratios[node]), self.grid.cell_s / 3600.0)
         known_at = cell - 1
         self.lent_cpu[known_at] = [
             box.lent(known_at, cores, feedback.factor)
@@ -232,7 +232,7 @@ class _Replay:
         if want_memory is not None:
             self.published_memory[now] = want_memory[now]
         every_s = math.inf if self.law.every_s is None else self.law.every_s
-        self.due_s[now] = t_s + every_s * (1.0 + self.law.longer_ratio * self.luck.random(int(now.sum())))
+        self.due_s[now] = t_s + every_s * (1.0 + self.law.longer_ratio * self.rng.random(int(now.sum())))
         if counts:
             self.counted.reports += int((now & known).sum())
 

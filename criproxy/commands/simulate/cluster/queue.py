@@ -71,8 +71,8 @@ class Endless:
 
     finite: Final = False
 
-    def __init__(self, luck: np.random.Generator) -> None:
-        self._luck = luck
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
 
     def place(self, t_s: float, room: Room) -> Placed | None:
         counts = room.fits(ENDLESS_CORES, 0.0)
@@ -83,7 +83,7 @@ class Endless:
             np.repeat(np.arange(len(counts)), counts),
             np.full(total, ENDLESS_CORES),
             np.zeros(total),
-            np.maximum(self._luck.exponential(ENDLESS_MEAN_S, total), LEAST_S),
+            np.maximum(self._rng.exponential(ENDLESS_MEAN_S, total), LEAST_S),
             np.full(total, t_s),
             np.full(total, np.nan),
         )
@@ -107,10 +107,10 @@ class Backlog:
 
     finite: Final = True
 
-    def __init__(self, jobs: Sequence[PodsToCome], luck: np.random.Generator) -> None:
+    def __init__(self, jobs: Sequence[PodsToCome], rng: np.random.Generator) -> None:
         self._to_come = deque(sorted(jobs, key=lambda job: job.arrival_s))
         self._shapes: dict[tuple[float, float], deque[_Lot]] = {}
-        self._luck = luck
+        self._rng = rng
 
     def place(self, t_s: float, room: Room) -> Placed | None:
         while self._to_come and self._to_come[0].arrival_s <= t_s:
@@ -139,7 +139,7 @@ class Backlog:
             return None
         room.take(counts, *shape)
         nodes = np.repeat(np.arange(len(counts)), counts)
-        self._luck.shuffle(nodes)
+        self._rng.shuffle(nodes)
         taken = list[tuple[float, float, float, int]]()
         left = total
         while left:
@@ -163,7 +163,7 @@ class Backlog:
     def _spread(self, wanted: int, fits: Ints, shape: tuple[float, float], room: Room) -> Ints:
         """Which nodes get how many: in turns, the best of those that have room first; equals by lot."""
         counts = np.zeros_like(fits)
-        score = room.score() + 1e-9 * self._luck.random(len(fits))
+        score = room.score() + 1e-9 * self._rng.random(len(fits))
         step = shape[0] / np.maximum(room.lent_cpu, _LEAST)
         if shape[1] and room.lent_memory is not None:
             step = step + shape[1] / np.maximum(room.lent_memory, _LEAST)
