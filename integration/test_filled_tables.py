@@ -9,6 +9,7 @@ import errno
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -43,7 +44,10 @@ class FillNode(Node):
     def said(self, container: Container, word: str) -> int:
         """With which errno it stopped to fill."""
         log = self.folder / f"{container.pod.id}.log"
-        found = lambda: [line.split() for line in log.read_text().splitlines() if f" {word} " in line]  # noqa: E731
+
+        def found() -> list[list[str]]:
+            return [line.split() for line in log.read_text().splitlines() if f" {word} " in line]
+
         wait_until(lambda: log.exists() and bool(found()), WAIT_S, f"the pod to say {word}", self.proxy.log)
         return int(found()[0][-1])
 
@@ -100,10 +104,13 @@ def test_pod_without_a_profile_fills_root_s_keys_and_is_named(containerd: Contai
         with node_with(containerd, folder, seccomp=False) as node:
             filler = node.fill("keys", str(ROOM - 50_000), "/fill/go")
             assert node.said(filler, "some") == 0
-            named = lambda: [one for one in node.proxy.events("kernel_table_full") if one["table"] == "keys"]  # noqa: E731
-            wait_until(lambda: bool(named()), WATCH_S, "the watch to tell", node.proxy.log)
-            assert filler.pod.config.metadata.uid in named()[0]["pod"]
-            assert "no container starts on this node" in named()[0]["reason"]
+
+            def told() -> list[dict[str, Any]]:
+                return [one for one in node.proxy.events("kernel_table_full") if one["table"] == "keys"]
+
+            wait_until(lambda: bool(told()), WATCH_S, "the watch to tell", node.proxy.log)
+            assert filler.pod.config.metadata.uid in told()[0]["pod"]
+            assert "no container starts on this node" in told()[0]["reason"]
             node.remove(filler)
             assert node.start_fails() == ""
 

@@ -58,9 +58,9 @@ def test_simulated_nodes_lend_by_the_publishers_law():
 
 
 def test_simulated_node_has_published_by_the_time_that_it_is_there():
-    luck, counter = random.Random(1), Counter()
-    load, client = NodeLoad(*courses(Plan("", 0, 1)), luck), cast("ApiClient", None)  # the past has a server of its own
-    agent = Agent("node0", client, load, clock=NodeClock(), luck=luck, counter=counter)
+    rng, counter = random.Random(1), Counter()
+    load, client = NodeLoad(*courses(Plan("", 0, 1)), rng), cast("ApiClient", None)  # the past has a server of its own
+    agent = Agent("node0", client, load, clock=NodeClock(), rng=rng, counter=counter)
     status = asyncio.run(agent.live(600.0))
     assert counter.troubles == []
     assert int(status["capacity"]["kubernetes.io/batch-cpu"]) > 0

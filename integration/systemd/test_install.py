@@ -3,6 +3,7 @@
 The commands are README's own: the code block after `<!-- install -->`, and the one after `<!-- uninstall -->`.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,12 +11,14 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.lab import cgroups
 from integration.lab.client import CriClient
+from integration.lab.criproxy import LETS_THE_LAB, toml_file
 from integration.lab.kubelet import find_kubelet, static_pod
 from integration.lab.process import wait_until
 from integration.systemd import package, pods, service
@@ -25,6 +28,7 @@ from integration.systemd.slice_lab import V1
 
 ANCHOR = "kubepods-besteffort-criproxy.slice"
 WALK_S = 600
+JOURNAL_CHARACTERS = 6000
 KUBELET_LOOKS_S = 75
 """Kubelet looks at each pod, and at the cgroups of each, once a minute at least."""
 
@@ -82,6 +86,18 @@ def test_readme_installs_attaches_and_takes_away_again(node: Path) -> None:
     assert kubelet.told_pod() == pod
 
 
+@contextlib.contextmanager
+def in_their_words() -> Iterator[None]:
+    """On a failure, what criproxy and kubelet say is printed."""
+    try:
+        yield
+    except Exception:
+        print(package.criproxy("status").stdout)
+        for unit in ("criproxy*", "kubelet.service"):
+            print(f"{unit}:\n{service.journal(unit)[-JOURNAL_CHARACTERS:]}")
+        raise
+
+
 def told(name: str) -> tuple[str, int] | None:
     """The container of kubelet's pod of this name, and its restarts; None: it does not run."""
     with urllib.request.urlopen("http://127.0.0.1:10255/pods", timeout=30) as answer:
@@ -95,9 +111,11 @@ def told(name: str) -> tuple[str, int] | None:
 def test_removal_without_detach_gives_kubelet_its_runtime_back_and_pods_run_on(node: Path) -> None:
     before = kubelet.files()
     walk("install", node)
+    package.configure(toml_file({"hardening": LETS_THE_LAB}))
     manifest = kubelet.MANIFESTS / "batch.json"
     manifest.write_text(json.dumps(static_pod("batch", labels=pods.LABELS)))
-    batch = wait_until(lambda: told("batch"), kubelet.WELL_S, "the offline pod to run", poll_s=1)
+    with in_their_words():
+        batch = wait_until(lambda: told("batch"), kubelet.WELL_S, "the offline pod to run", poll_s=1)
     assert batch is not None
     web = told("web")
     with CriClient(service.RUNTIME) as client:
