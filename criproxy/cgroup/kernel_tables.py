@@ -133,7 +133,7 @@ def neighbours(proc: Path) -> Use | None:
     uses = []
     for protocol, table in (("ipv4", "arp_cache"), ("ipv6", "ndisc_cache")):
         with contextlib.suppress(FileNotFoundError):
-            used = int(_text(proc / "net/stat" / table).splitlines()[1].split()[0], 16)
+            used = int(_text(proc / "net/stat" / table).split("\n")[1].split()[0], 16)
             uses.append(Use(used, int(_text(proc / f"sys/net/{protocol}/neigh/default/gc_thresh3"))))
     return max(uses, key=lambda use: use.ratio, default=None)
 
