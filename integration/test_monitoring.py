@@ -36,9 +36,6 @@ EMPTY: Mapping[str, str] = {
     "criproxy_thread_stuck{…} > 0": "no thread hangs",
     "criproxy_refusals_total": "no request of an offline pod was refused",
     "criproxy_evictions_total": "no offline pod was stopped",
-    "criproxy_nri_connected": "the front of this node is CRI's",
-    "criproxy_nri_connections_lost": "the front of this node is CRI's",
-    "criproxy_nri_missed_containers": "the front of this node is CRI's",
 }
 """What expressions have that no node like this has an answer to, and why."""
 
