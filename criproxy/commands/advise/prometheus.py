@@ -87,11 +87,12 @@ class Prometheus:
     def pieces(
         self, query: str, start_s: float, end_s: float, step_s: int, series: int
     ) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """The matrix of each piece of the time in turn, of so many `series`. Times are multiples of `step_s`."""
+        """The matrix of each piece of the time in turn, of so many `series`. Times are multiples of `step_s`, `end_s`
+        included."""
         length_s = next((one for one in LENGTHS_S if one / step_s * series <= PIECE_SAMPLES), LENGTHS_S[-1])
         length_s = max(step_s, min(length_s, MOST_POINTS * step_s) // step_s * step_s)
         at_s = int(start_s // length_s * length_s)
-        while at_s < end_s:
+        while at_s <= end_s:
             first = max(at_s, -int(-start_s // step_s) * step_s)
             last = min(at_s + length_s - step_s, int(end_s // step_s) * step_s)
             if first <= last:

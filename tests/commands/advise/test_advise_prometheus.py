@@ -94,6 +94,15 @@ def test_pieces_have_each_moment_once_however_many_nodes(server, series, pieces)
     assert all((int(one["end"]) - int(one["start"])) / 60 <= prometheus.MOST_POINTS for one in server.asked)
 
 
+def test_record_that_ends_where_a_piece_begins_has_its_last_moment(server):
+    end_s = 86400 * 100
+    assert times_of(Prometheus(PrometheusAddress(server.url), None), end_s - 120, end_s) == [
+        end_s - 120,
+        end_s - 60,
+        end_s,
+    ]
+
+
 def test_who_asks_again_asks_only_for_what_may_have_changed(server, tmp_path):
     cache = tmp_path / "cache"
     at_s = 86400 * 100
