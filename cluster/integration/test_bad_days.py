@@ -307,7 +307,7 @@ def test_api_server_away_for_longer_than_a_node_may_be_makes_no_node_away_that_l
     try:
         replica.serve()
         until(lambda: told(plane, lives) == {"cpu": {"reserve_cores": 1}})
-        until(converted)
+        until(converted, 90)
 
         led, lost = (times_logged(replica, event) for event in ("leads", "leads_no_more"))
         plane.kill_api()
@@ -366,7 +366,7 @@ def test_api_server_takes_the_certificate_of_a_job_with_a_wrong_clock(plane, hou
     replica.start()
     try:
         replica.serve()
-        requests = until(converted)
+        requests = until(converted, 90)
         assert requests[CPU] == "1500"
     finally:
         replica.process.stop()
