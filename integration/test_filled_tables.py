@@ -28,18 +28,21 @@ pytestmark = pytest.mark.by_command
 WAIT_S = 60
 WATCH_S = 150
 PROC = Path("/proc")
+FILL = Path("/fill")
 ROOM = 1_000_000
 """Bytes of keys beyond those that the machine has; 50,000 stay free, so that others' containers start."""
 
 
 class FillNode(Node):
-    folder: Path
+    @property
+    def folder(self) -> Path:
+        """Where the program that fills is, and the pods' logs."""
+        return self.mounts[FILL]
 
     def fill(self, *words: str) -> Container:
         pod = self.run_pod("offline", log_directory=str(self.folder))
-        command = ["/fill/fill", *words]
-        mounts = {Path("/fill"): self.folder}
-        return self.client.run_container(pod, "main", command, mounts=mounts, log_path=f"{pod.id}.log")
+        command = [str(FILL / "fill"), *words]
+        return self.client.run_container(pod, "main", command, mounts=self.mounts, log_path=f"{pod.id}.log")
 
     def said(self, container: Container, word: str) -> int:
         """With which errno it stopped to fill."""
@@ -75,8 +78,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def node_with(containerd: Containerd, folder: Path, *, seccomp: bool) -> Iterator[FillNode]:
     lets = {"refuse_host_namespaces": LETS_THE_LAB["refuse_host_namespaces"]}
-    with FillNode.before(containerd, static(0.5, hardening={**lets, "seccomp": seccomp})) as node:
-        object.__setattr__(node, "folder", folder)
+    config = static(0.5, hardening={**lets, "seccomp": seccomp})
+    with FillNode.before(containerd, config, mounts={FILL: folder}) as node:
         yield node
 
 

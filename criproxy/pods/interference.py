@@ -178,9 +178,9 @@ class InterferenceWatch(Shows, Struct, eq=False):
     seen: HarmSeen = NOTHING_SEEN
     _judge: Judge = field(default_factory=lambda: Judge(LadderSettings()))
     _judged: JudgedLook | None = None
-    _named: tuple[Mapping[str, Pod], Mapping[str, str]] = ({}, {})
-    """The pods outside the box, and their names by uid: they change seldom, and are asked for with each look."""
     """By the look that is not yet followed."""
+    _named: tuple[Mapping[str, Pod], Mapping[str, str]] = ({}, {})
+    """The pods outside the box, and their names by uid, which each look needs and which seldom change."""
     _resting: str = _FIRST
     _moves: tuple[Move, ...] = ()
     _order: EvictionOrder | None = None

@@ -44,6 +44,10 @@ def put_manager(kube, name="nm", node="n", annotations=None, labels=None, **stat
     kube.put("pods", {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running", **status}}, "yarn")
 
 
+def put_node(kube, labels=None):
+    kube.put("nodes", {"metadata": {"name": "n", "labels": labels or {}}})
+
+
 class Term:
     def __init__(self, operator, ledger, seen):
         self.operator, self.ledger, self.seen = operator, ledger, seen
@@ -144,7 +148,7 @@ def notes(kube):
 
 def test_node_is_told_what_its_box_waits_for_and_when_that_was_given_back(kube, stepped, yarn, lines):
     put_manager(kube)
-    kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+    put_node(kube)
 
     async def scenario():
         async with operating(kube, yarn, lines) as term:
@@ -170,7 +174,7 @@ def test_node_is_told_what_its_box_waits_for_and_when_that_was_given_back(kube, 
 
 def test_node_is_told_that_nothing_is_to_be_waited_for_where_yarn_is_overdue_or_has_it_idle(kube, stepped, yarn, lines):
     put_manager(kube)
-    kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+    put_node(kube)
 
     async def scenario():
         async with operating(kube, yarn, lines) as term:
@@ -210,12 +214,12 @@ def test_a_node_that_is_switched_off_is_drained_with_the_longer_grace(kube, step
         async with operating(kube, yarn, lines, drain_grace_s=900.0) as term:
             await until(lambda: yarn.sizes[ID] == [4096, 4])
             yarn.used[ID] = [2048, 2]
-            kube.put("nodes", {"metadata": {"name": "n", "labels": {"colocation.criproxy.io/switch": "off"}}})
+            put_node(kube, {"colocation.criproxy.io/switch": "off"})
             await until(lambda: yarn.sizes[ID] == [0, 0], 12.0)
             assert yarn.sent[-1][1]["overCommitTimeout"] == 900_000 and term.held()[MEMORY] == 2 * GIB
             yarn.used[ID] = [0, 0]
             await until(lambda: term.held() == {CPU: 0, MEMORY: 0}, 12.0)
-            kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+            put_node(kube)
             await until(lambda: yarn.sizes[ID] == [4096, 4], 22.0)
 
     stepped(scenario())
@@ -544,7 +548,7 @@ def test_an_operator_that_is_killed_at_any_write_leaves_nothing_that_the_next_do
             yarn = FakeYarn()
             yarn.node(ID, 16384, 16)
             put_manager(kube)
-            kube.put("nodes", {"metadata": {"name": "n", "labels": {}}})
+            put_node(kube)
             if await one_life(kube, yarn, lines, Mortal(at, after), monkeypatch):
                 return at
         raise AssertionError("it has no end")

@@ -185,7 +185,7 @@ class Judge(Struct, eq=False):
             *values(self._before, reading, look.hard),
             *self._pod_signal(look, reading, use),
             *self._service_signal(look),
-            *self._processors_word(look, reading),
+            *self._processor_signal(look, reading),
         )
         self._before, self._cpu_idle = reading, reading.cpu_idle
         bars = responder.bars()
@@ -230,7 +230,7 @@ class Judge(Struct, eq=False):
         else:
             yield SignalValue(name, "%", absent=f"no online pod asks for it by the annotation {ANNOTATION}")
 
-    def _processors_word(self, look: Look, reading: SignalReading) -> Iterator[SignalValue]:
+    def _processor_signal(self, look: Look, reading: SignalReading) -> Iterator[SignalValue]:
         """How many cycles online pods take for their instructions; nothing, where it is not asked for."""
         work, since_s = reading.work, self._responder.trial_counts_from_s(CPI)
         if work is None:
