@@ -301,14 +301,17 @@ def test_program_that_is_not_built_is_named_with_the_remedy(tmp_path: Path, monk
         build.find("kube-scheduler")
 
 
-@pytest.mark.parametrize("chosen", build.VERSIONS)
-def test_kubernetes_is_the_version_that_is_asked_for(
-    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("project", "chosen"), [(project, chosen) for project, there in build.VERSIONS.items() for chosen in there]
+)
+def test_project_is_of_the_version_that_is_asked_for(
+    project: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBERNETES", chosen)
+    monkeypatch.setenv(project.upper(), chosen)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(LabError, match=f"/kubernetes-{re.escape(chosen)}-[0-9a-f]+/kubectl is not there"):
-        build.find("kubectl")
+    program = {"kubernetes": "kubectl", "containerd": "ctr"}[project]
+    with pytest.raises(LabError, match=f"/{project}-{re.escape(chosen)}-[0-9a-f]+/{program} is not there"):
+        build.find(program)
 
 
 def test_built_kubectl_says_its_version() -> None:
@@ -317,7 +320,8 @@ def test_built_kubectl_says_its_version() -> None:
     assert f"Client Version: v{build.version()}." in said
 
 
-def test_kubernetes_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBERNETES", "1.20")
-    with pytest.raises(LabError, match=r"KUBERNETES=1\.20: set it to 1\.37 or 1\.34"):
+@pytest.mark.parametrize(("variable", "there"), [("KUBERNETES", "1.37 or 1.34"), ("CONTAINERD", "2.4 or 2.1 or 1.7")])
+def test_version_that_is_not_here_is_refused(variable: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1.20")
+    with pytest.raises(LabError, match=re.escape(f"{variable}=1.20: set it to {there}, or unset it")):
         build.find("kubectl")

@@ -1,7 +1,7 @@
 """Launcher and sentry before a real containerd of today: no offline container gets by, and no fault of theirs harms it.
 
-By command: `./test integration integration/test_sentry.py`, seven minutes, once `python -m integration.programs.build
-containerd-2.4` has built containerd. RESTARTS=5 makes it two.
+By command: `./test integration integration/test_sentry.py`, seven minutes; RESTARTS=5 makes it two. CONTAINERD=2.1 or
+1.7 before it: of an older containerd.
 """
 
 import contextlib

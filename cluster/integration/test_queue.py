@@ -5,6 +5,8 @@ than what pods there were promised, as criproxy does. Times are a tenth of those
 seconds, and a pod that waits for 6 s stands for one that waits for a minute.
 """
 
+import re
+import shlex
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ from integration.lab.kueue import Kueue
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
 EXAMPLES = CHECKOUT / "examples" / "kueue"
+PAGE = CHECKOUT / "docs" / "kueue.md"
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 COHORT = f"{KUEUE}/cohorts/lent"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
@@ -274,6 +277,31 @@ def test_what_is_admitted_keeps_to_what_is_lent_and_few_pods_wait(plane, served,
     assert max(fixed.above) > 0, "or the course shows nothing"
     assert len(follows.waits_s) >= 30 and len(fixed.waits_s) >= 30
     assert follows.late_share <= fixed.late_share / 10
+
+
+def test_commands_of_the_page_as_they_are_written_have_a_job_admitted(plane, served, arguments, tmp_path, monkeypatch):
+    """Of docs/kueue.md: its first block is commands, its second the user's kustomization, in a checkout."""
+    commands, kustomization = re.findall(r"^```(?:sh|yaml)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)[:2]
+    for name in ("cluster", "examples"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    users = tmp_path / "my-criproxy"
+    users.mkdir()
+    (users / "kustomization.yaml").write_text(kustomization)
+    monkeypatch.chdir(tmp_path)
+    put_node(plane, "lends", "4000")
+    try:
+        with controlled(plane, served, arguments):
+            for command in commands.splitlines():
+                program, *words = shlex.split(command.replace("NODE", "lends"), comments=True)
+                assert program == "kubectl"
+                plane.kubectl(*words)
+            until(lambda: quota(plane) == 4)
+            until(lambda: len(admitted(plane)) == 1)
+            until(lambda: len([one for one in plane.call("GET", PODS)["items"] if one["spec"].get("nodeName")]) == 2)
+    finally:
+        delete_jobs(plane)
+        plane.call("DELETE", "/api/v1/nodes/lends")
+        plane.call("DELETE", COHORT)
 
 
 def test_template_that_asks_for_batch_cpu_is_counted_in_cores(plane, served, arguments, nodes):

@@ -34,6 +34,7 @@ disabled_plugins = [
   address = "{socket}"
 
 [plugins."io.containerd.nri.v1.nri"]
+  disable = false
   socket_path = "{nri}"
   plugin_path = "{plugins}"
   plugin_request_timeout = "{nri_timeout}"

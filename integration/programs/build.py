@@ -3,7 +3,7 @@
 Each folder beside this file is a Go module of ours that requires one project; its go.sum pins all that its programs are
 made of. Programs are kept in ${XDG_CACHE_HOME:-~/.cache}/criproxy/programs, by what went into them, until nobody has
 used them for a week. On two cores Kubernetes 1.37 takes 13 minutes, Kueue four, the others one to three. $KUBERNETES
-names the version: 1.37, or 1.34.
+names its version: 1.37, or 1.34; $CONTAINERD that of containerd: 2.4, 2.1 or 1.7.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from integration.lab import cache
 from integration.lab.process import LabError
 
 HERE = Path(__file__).resolve().parent
-VERSIONS = ("1.37", "1.34")
-"""The newest Kubernetes and the oldest that is supported: a folder each."""
+VERSIONS: Mapping[str, Sequence[str]] = {"kubernetes": ("1.37", "1.34"), "containerd": ("2.4", "2.1", "1.7")}
+"""By project, the newest version first, which is the one unless the environment says another: a folder each."""
 OLDEST_GO = (1, 26, 6)
 TICK_S = 30
 KUBERNETES = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
@@ -70,12 +70,17 @@ def _kubernetes(version: str) -> Module:
     )
 
 
-_CONTAINERD = "github.com/containerd/containerd/v2"
+def _containerd(version: str) -> Module:
+    source = "github.com/containerd/containerd" + ("/v2" if version.startswith("2") else "")
+    programs = ("containerd", "containerd-shim-runc-v2", "ctr")
+    return Module(f"containerd-{version}", source, {name: f"{source}/cmd/{name}" for name in programs})
+
+
 _CRI_TOOLS = "sigs.k8s.io/cri-tools"
 _KUEUE = "sigs.k8s.io/kueue"
 _VIRTUAL_KUBELET = "github.com/virtual-kubelet/virtual-kubelet"
 MODULES = (
-    *map(_kubernetes, VERSIONS),
+    *map(_kubernetes, VERSIONS["kubernetes"]),
     Module("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "."}),
     Module(
         "cri-tools",
@@ -83,11 +88,7 @@ MODULES = (
         {name: f"{_CRI_TOOLS}/cmd/{name}" for name in ("crictl", "critest")},
         tests=("critest",),
     ),
-    Module(
-        "containerd-2.4",
-        _CONTAINERD,
-        {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
-    ),
+    *map(_containerd, VERSIONS["containerd"]),
     Module("kueue", _KUEUE, {"kueue": f"{_KUEUE}/cmd/kueue"}, manifests="config/components"),
     Module("virtual-kubelet", _VIRTUAL_KUBELET, {"virtual-kubelet": f"{_VIRTUAL_KUBELET}/cmd/virtual-kubelet"}),
 )
@@ -102,11 +103,12 @@ SETS: Mapping[str, Sequence[str]] = {
 """What is asked for, by the words of integration/setup."""
 
 
-def version() -> str:
-    """That of Kubernetes. Raises LabError when $KUBERNETES names none that is here."""
-    chosen = os.environ.get("KUBERNETES", VERSIONS[0])
-    if chosen not in VERSIONS:
-        raise LabError(f"KUBERNETES={chosen}: set it to {' or '.join(VERSIONS)}, or unset it")
+def version(project: str = "kubernetes") -> str:
+    """That of a project of VERSIONS. Raises LabError when $KUBERNETES, or $CONTAINERD, names none that is here."""
+    variable, there = project.upper(), VERSIONS[project]
+    chosen = os.environ.get(variable, there[0])
+    if chosen not in there:
+        raise LabError(f"{variable}={chosen}: set it to {' or '.join(there)}, or unset it")
     return chosen
 
 
@@ -137,9 +139,9 @@ def build(programs: Sequence[str]) -> None:
 
 
 def _module_of(program: str) -> Module:
-    version()
+    folders = [f"{project}-{version(project)}" for project in VERSIONS]
     candidates = [module for module in MODULES if program in module.packages]
-    return next((one for one in candidates if one.folder == f"kubernetes-{version()}"), candidates[0])
+    return next((one for one in candidates if one.folder in folders), candidates[0])
 
 
 def _cache() -> Path:
