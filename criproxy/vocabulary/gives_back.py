@@ -19,7 +19,7 @@ MOST_WAIT_S: Final = 303.0
 """A longer wait counts as this."""
 
 _MOST_BYTES: Final = 1 << 62
-_MOST_CHARACTERS: Final = 1024
+MOST_CHARACTERS: Final = 1024
 
 
 class Note(Struct, frozen=True):
@@ -39,8 +39,8 @@ def encoded(note: Note) -> str:
 
 def decoded(text: str) -> Note:
     """Raises ValueError."""
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
     try:
         found = msgspec.json.decode(text, type=Note)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

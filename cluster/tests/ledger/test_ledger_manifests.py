@@ -20,6 +20,8 @@ from criproxy_cluster.ledger.http_door import BIND
 from criproxy_cluster.ledger.law import Ledger
 from criproxy_cluster.ledger.reviews import Asked
 from criproxy_cluster.ledger.watching import PodReader, Watches
+from criproxy_cluster.vocabulary.gives_back import MOST_CHARACTERS
+from criproxy_cluster.vocabulary.names import GIVES_BACK
 from criproxy_cluster.yarn.operator import YarnSettings
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "ledger"
@@ -197,3 +199,18 @@ def test_yarn_s_component_has_arguments_that_the_ledger_takes(monkeypatch):
     with pytest.raises(SystemExit):
         main(["ledger", *added, "--resource-manager=http://rm:8088"])
     assert found == [YarnSettings(("http://rm:8088",))], "what it names are the defaults"
+
+
+def test_yarn_s_policy_is_about_the_account_that_may_patch_nodes_and_the_annotation_that_nodes_read():
+    objects = load(FOLDER.parent / "yarn")
+    policy = named_of(objects, "ValidatingAdmissionPolicy", "notes.colocation.criproxy.io")["spec"]
+    binding = named_of(objects, "ValidatingAdmissionPolicyBinding", "notes.colocation.criproxy.io")["spec"]
+    (subject,) = named_of(objects, "ClusterRoleBinding", "criproxy-ledger-yarn")["subjects"]
+    user = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    (condition,) = policy["matchConditions"]
+    assert condition["expression"] == f'request.userInfo.username == "{user}"'
+    assert (policy["failurePolicy"], binding["validationActions"]) == ("Fail", ["Deny"])
+    assert binding["policyName"] == "notes.colocation.criproxy.io"
+    notes, longest = policy["validations"][1:]
+    assert f'"{GIVES_BACK}"' in notes["expression"]
+    assert longest["expression"] == f'variables.annotations[1][?"{GIVES_BACK}"].orValue("").size() <= {MOST_CHARACTERS}'
