@@ -26,7 +26,7 @@ from criproxy.hooks.offline import CONFIG_SOURCE, DEFAULT_RULE, PRESETS, Offline
 from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
 from criproxy.hooks.tiers import is_mid
 from criproxy.kube.evictions import MAX_EVICTED, MOST_GRACE_S, Evictor, change, kept_out, kept_out_for
-from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated
+from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated, told_cores
 from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import AppliedAdjustment
@@ -195,9 +195,10 @@ ROWS: Final = (
         (asked_by,),
         f"{names.MOST_RECORDED} characters, {names.MOST_CONTAINERS} containers, {LONGEST_QUANTITY} characters of a "
         "quantity; beyond that all of it is ignored",
-        f"a weight in the box of no more than the node's CPUs. {_PLACED} criproxy's webhook writes the first anew, or "
-        "takes both away",
-        "without that webhook, other offline pods have less of the box's CPU",
+        f"a weight in the box of no more than its spec requests, as the API server shows it to the node, and of no "
+        f"more than the node's CPUs. {_PLACED} criproxy's webhook writes the first anew, or takes both away",
+        "without that webhook, and where the node does not know the spec (below), other offline pods have less of the "
+        "box's CPU",
         _marks("annotation", names.RESOURCES),
     ),
     AuthorText(
@@ -325,11 +326,11 @@ ROWS: Final = (
         "field",
         ("spec.containers[].resources",),
         "all pods",
-        (allocated,),
+        (allocated, told_cores),
         f"{LONGEST_QUANTITY} characters of a quantity. The node sees what kubelet makes of it, as numbers",
         f"a weight and limits as kubelet gives them. {_PLACED}",
         "other offline pods have less of the box's CPU, as the scheduler has promised it",
-        lambda text: allocated([_bound_pod(text)], ["cpu"]),
+        lambda text: (allocated([_bound_pod(text)], ["cpu"]), told_cores(_bound_pod(text), {"cpu": 1})),
     ),
     AuthorText(
         "field",
@@ -401,6 +402,47 @@ class LeftText(Struct, frozen=True):
     wanted: str
     bounds: str
 
+
+class UnknownText(Struct, frozen=True):
+    """A row of where a node can't know what the scheduler was told of a pod: why, and what bounds a false record."""
+
+    where: str
+    why: str
+    bounds: str
+
+
+_CLAIM: Final = "the box, after all online pods; no more than the node's CPUs"
+
+UNKNOWN: Final = (
+    UnknownText(
+        "`kubernetes.enabled = false`",
+        "the node asks no API server, and neither kubelet's PodResources nor its files that are meant for others have "
+        "a pod's extended resources",
+        f"{_CLAIM}; criproxy's webhook, which needs no node",
+    ),
+    UnknownText(
+        "before the API server has shown the pod: for seconds after its start, or while it does not answer",
+        "an honest pod must not lose its share to an API server that is away",
+        f"{_CLAIM}; asked again after each listing, once a minute",
+    ),
+    UnknownText(
+        "static pods",
+        "the API server knows their mirror pods under another uid",
+        "they are files of the node's administrator",
+    ),
+    UnknownText(
+        "a spec that requests what nothing has counted (`nodeName` past the scheduler)",
+        "a bound pod does not say who has bound it",
+        "kubelet admits no more than the node has of names below kubernetes.io/, and of others that the node does not "
+        "have none count",
+    ),
+    UnknownText(
+        "how a pod divides its own weight among its containers, its limits of memory and CPU",
+        "they are read as the record has them",
+        "siblings in the pod alone; a limit of memory only takes away, one of CPU says on how many of the box's CPUs "
+        "the pod stays",
+    ),
+)
 
 LEFT: Final = (
     LeftText(
@@ -489,6 +531,19 @@ def page() -> str:
             "| what | name | read of | by | bound | better for its author | worse for others |",
             "|---|---|---|---|---|---|---|",
             *map(_row, ROWS),
+            "",
+            "## What a node can't know of what the scheduler was told",
+            "",
+            "Over CRI, kubelet hands on ordinary requests as CPU shares, and of extended resources nothing: what a pod",
+            "requests of what nodes lend stands in the webhook's record (`colocation.criproxy.io/resources`), or in",
+            "Koordinator's. A record that nobody but its author wrote is a claim. Where `kubernetes.enabled` is on,",
+            "the node reads its own pods' specs at the API server, and a claim above the spec's counts as the spec's",
+            "(`pod_weight_lowered`), for the weight and for all that is judged by what pods ask for. It remains a",
+            "claim in these cases:",
+            "",
+            "| where | why it can't be known | what bounds it |",
+            "|---|---|---|",
+            *(f"| {one.where} | {one.why} | {one.bounds} |" for one in UNKNOWN),
             "",
             "## What criproxy leaves to others",
             "",

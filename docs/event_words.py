@@ -80,6 +80,7 @@ WORDS: Final = {
     "anchors_changed": "On systemd nodes: units that keep the box's slices were started or stopped.",
     "pod_cgroups_removed": "Empty cgroups of pods that are gone were removed from the box.",
     "pod_limits_carried": "Limits of offline pods that kubelet has changed were written to their cgroups in the box.",
+    "pod_weight_lowered": "A pod's annotation claims more CPU than its spec requests; it has the weight of its spec.",
     "container_limits_set": "Containers of the box were given the weight and memory limit of their pods' annotations.",
     "page_cache_dropped": "Page cache that ended pods have left in the box was given back.",
     # Limits, the prediction and the guard.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from criproxy.vocabulary import names
-from docs.author_text import LEFT, ROWS, AuthorText, Kind, keys, page, pod_of, readers_of_pod
+from docs.author_text import LEFT, ROWS, UNKNOWN, AuthorText, Kind, keys, page, pod_of, readers_of_pod
 
 LONG, SHORT = 64 * 1024, 16 * 1024
 MOST_S = 0.005
@@ -137,4 +137,4 @@ def _vocabulary() -> Iterator[str]:
 
 
 def test_page_has_a_row_for_each() -> None:
-    assert page().count("\n| ") == len(ROWS) + 1 + len(LEFT) + 1
+    assert page().count("\n| ") == len(ROWS) + 1 + len(UNKNOWN) + 1 + len(LEFT) + 1

@@ -10,6 +10,7 @@ The policy that held last is read from the disk before anything is served, so th
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from criproxy.control.pod_speed import Feedback
 from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
-from criproxy.model import CPU, Decision, GivingBack, PodRef, Snapshot
+from criproxy.model import CPU, SHARES_OF_CORE, Decision, GivingBack, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.observe.metrics import Metrics
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from criproxy.kube.evictions import Eviction
     from criproxy.kube.extended_resources import Offer, PublishSettings
     from criproxy.kube.node_side import NodeSide
+    from criproxy.kube.objects import BoundPod
 
 POLICY_FILE: Final = "policy.json"
 """Beside the predictor's checkpoint."""
@@ -273,9 +275,23 @@ class KubernetesPart(Shows):
         except (TimeoutError, UnreachableError, ObjectError) as error:
             self._log.info("pods_not_known", reason=str(error) or f"no answer within {within_s:g} s")
             return {}
-        return {
-            pod.metadata.uid: KnownPod(pod.spec.priority, pod.controller.uid if pod.controller else "") for pod in pods
-        }
+        return {pod.metadata.uid: self._known(pod) for pod in pods}
+
+    def _known(self, pod: "BoundPod") -> KnownPod:
+        return KnownPod(pod.spec.priority, pod.controller.uid if pod.controller else "", self._told_shares(pod))
+
+    def _told_shares(self, pod: "BoundPod") -> int | None:
+        """Rounded up. None: what it requests can't be read."""
+        from criproxy.kube.extended_resources import cpu_names
+        from criproxy.kube.objects import ObjectError, told_cores
+
+        node = self._side.watch.node if self._side is not None else None
+        there = (node.status.allocatable if node is not None else None) or {}
+        names = cpu_names(publish_settings(self._config.kubernetes).resources, there)
+        try:
+            return math.ceil(told_cores(pod, names) * SHARES_OF_CORE)
+        except ObjectError:
+            return None
 
     async def evict(
         self,

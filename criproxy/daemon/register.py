@@ -30,6 +30,7 @@ from criproxy.pods.pod_use import PodUseWatch
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
+from criproxy.pods.told_weights import ToldWeights
 from criproxy.pods.unbounded import UnboundedPods
 
 PARTS: Final[tuple[type[Part], ...]] = (
@@ -38,6 +39,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     PodStops,
     CpuManager,
     PodLimitsUpkeep,
+    ToldWeights,
     ServiceChecks,
     DiskKeeping,
     CacheShare,

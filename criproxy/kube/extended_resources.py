@@ -41,7 +41,7 @@ from msgspec.structs import replace
 
 from criproxy.control.publication import FALL_RATIO, REPORT_S, Lendable, OpenBoxSettings, falls, lendable
 from criproxy.control.resources import RESOURCES
-from criproxy.model import Bounds, Decision, Snapshot
+from criproxy.model import CPU, Bounds, Decision, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
 from criproxy.vocabulary.names import PUBLISHES
 from criproxy.vocabulary.presets import NAMES
@@ -87,6 +87,15 @@ class ExtendedResource(Struct, frozen=True):
 def resources_called(preset: str) -> tuple[ExtendedResource, ...]:
     """What a preset with names calls what is lent."""
     return tuple(ExtendedResource(*row) for row in NAMES[preset].rows)
+
+
+def cpu_names(resources: Collection[ExtendedResource], allocatable: Collection[str]) -> dict[str, int]:
+    """What CPU is called on a node, and how much of it one core is: ordinary CPU, what criproxy publishes, and what of
+    the presets' names `allocatable` has, whoever publishes it. Kubelet may admit a pod that names others.
+    """
+    ours = {one.name: one.per_unit for one in resources if one.of == CPU}
+    others = {one.cpu: one.per_core for one in NAMES.values() if one.cpu in allocatable}
+    return {CPU: 1, **others, **ours}
 
 
 class Offer(Struct, frozen=True):

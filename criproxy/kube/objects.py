@@ -178,6 +178,14 @@ def allocated(pods: Sequence[BoundPod], names: Sequence[str]) -> dict[str, int]:
     return {name: sum((rounded_up(_promised(pod.spec, name)) for pod in running), 0) for name in names}
 
 
+def told_cores(pod: BoundPod, names: Mapping[str, int]) -> Fraction:
+    """The CPUs that the scheduler counts for a pod, as in `allocated`, by all of these resources together.
+
+    `names`: how much of each one core is. Raises ObjectError.
+    """
+    return sum((_promised(pod.spec, name) / per_core for name, per_core in names.items()), Fraction(0))
+
+
 def _promised(spec: PodSpec, name: str) -> Fraction:
     sidecars = most = Fraction(0)
     for container in spec.init_containers or ():

@@ -7,6 +7,7 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import parse_placement
@@ -40,7 +41,8 @@ def asked_now(sandbox: Sandbox, running: Collection[ListedContainer]) -> Asked:
     if any(one.kind is ContainerKind.INIT for one in asked.values()):
         started = (asked.get(one.name) for one in running)
         if any(one is not None and one.kind is ContainerKind.MAIN for one in started):
-            return once_initialized(asked)
+            later = once_initialized(asked)
+            return replace(later, cpu_shares=min(later.cpu_shares, sandbox.cpu_shares))
     return Asked(sandbox.cpu_shares, cpu_limit_millicores=sandbox.cpu_limit_millicores)
 
 
@@ -242,6 +244,16 @@ class Inventory(Struct, eq=False):
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, pod.labels, pod.annotations)
         self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))
+
+    def lower_shares(self, sandbox_id: str, cpu_shares: int) -> None:
+        """The pod counts as one that asks for no more than so many CPU shares."""
+
+        def lower(inventory: "Inventory") -> None:
+            if (known := inventory._sandboxes.get(sandbox_id)) is not None:
+                lowered = replace(known, cpu_shares=min(known.cpu_shares, cpu_shares))
+                inventory._sandboxes[sandbox_id] = lowered
+
+        self._edit(lower)
 
     def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
         created = ListedContainer(container_id, sandbox_id, name, running=False)

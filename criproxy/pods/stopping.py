@@ -88,11 +88,13 @@ class StopRequests(Struct, eq=False):
 class KnownPod(Struct, frozen=True):
     """What Kubernetes knows of a pod beside its labels and annotations.
 
-    `priority` None: it has none. `owner` is the uid of who makes another pod in its place; "": nobody.
+    `priority` None: it has none. `owner` is the uid of who makes another pod in its place; "": nobody. `cpu_shares`:
+    those of the CPU that the scheduler has counted for it, what nodes lend included; None: not known.
     """
 
     priority: int | None = None
     owner: str = ""
+    cpu_shares: int | None = None
 
 
 class Evicts(Protocol):

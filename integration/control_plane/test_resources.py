@@ -199,6 +199,13 @@ def test_scheduler_gives_online_what_was_lent_and_a_restarted_kubelet_keeps_it(p
     pods.delete("online")
 
 
+def test_forged_record_weighs_no_more_than_what_the_scheduler_was_told(pods: Cluster) -> None:
+    """Among the pods of the box; an honest one has what it asks for."""
+    of_spec, honest = (str(weight_of(shares, version())) for shares in (2, int(LENT_CORES * 1024)))
+    wait_for(lambda: values(pods, "offline", "forged")[0] == of_spec, POD_S, "the forged record to count no more")
+    assert values(pods, "offline", "converted")[0] == honest
+
+
 # --- in-place resize ------------------------------------------------------------------------------------------------
 
 RESIZED = ("bounded", "unbounded", "as-a-whole")

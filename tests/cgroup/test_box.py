@@ -1403,6 +1403,17 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     assert run(lambda: after_restart.pods.carry((A, B))) == [("podb",)]
 
 
+def test_pod_whose_claim_is_lowered_has_what_is_left_of_it_or_kubelets_weight(
+    box: Box, driver: FakeDriver, kubelets: PodLimits
+) -> None:
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=1)
+    run(lambda: box.pods.admit(B, 0, 8192))
+    for most, shares in ((2048, 2048), (4096, 2048), (0, 2)):
+        box.pods.lower_shares({"podb": most, "podz": 7})
+        run(lambda: box.pods.carry((B,)))
+        assert driver.pods_in["/offline"]["podb"].cpu_weight == weight_of(shares, 2)
+
+
 def test_pod_has_no_weight_above_that_of_all_cpus_of_the_node(
     box: Box, driver: FakeDriver, kubelets: PodLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:

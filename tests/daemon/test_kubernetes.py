@@ -342,8 +342,33 @@ def test_pods_are_known_with_their_priorities_and_owners_while_the_server_answer
         api.stop()
         return found, await bench.part.known(within_s=5.0)
 
-    known = {"uid-a": KnownPod(7, "uid-job"), "uid-b": KnownPod()}
+    known = {"uid-a": KnownPod(7, "uid-job", 0), "uid-b": KnownPod(None, "", 0)}
     assert bench.run(scenario) == (known, {})
+
+
+@pytest.mark.parametrize(
+    ("requests", "shares"),
+    [
+        ({"cpu": "500m"}, 512),
+        ({"kubernetes.io/batch-cpu": "1500", "memory": "1Gi"}, 1536),
+        ({"kubernetes.io/batch-cpu": "1", "cpu": "1"}, 1026),
+        ({"gocrane.io/cpu": "2"}, 2048),
+        ({"caster.io/colocation-cpu": "64"}, 0),
+        ({"cpu": "?"}, None),
+    ],
+    ids=["ordinary", "ours", "rounded-up", "another-systems", "that-the-node-has-not", "unreadable"],
+)
+def test_cpu_that_the_scheduler_has_counted_is_known(bench, api, requests, shares):
+    """By all names that this node's CPU has."""
+    api.put_node(status={"allocatable": {"gocrane.io/cpu": "4"}})
+    put_pod(api)
+    api.pods[0]["spec"]["containers"] = [{"name": "c", "resources": {"requests": requests}}]
+
+    async def scenario():
+        await until(lambda: api.watchers and not bench.part.status().trouble)
+        return (await bench.part.known(within_s=5.0))["uid-a"].cpu_shares
+
+    assert bench.run(scenario) == shares
 
 
 def test_server_that_says_nothing_is_not_waited_for(bench, api):

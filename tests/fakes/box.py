@@ -136,6 +136,9 @@ class FakeBox:
     def know_asked(self, shares: Mapping[str, int], mid: Collection[str]) -> None:
         self.shares, self.mid = dict(shares), tuple(mid)
 
+    def lower_shares(self, shares: Mapping[str, int]) -> None:
+        self.orders.append(("lower shares", dict(shares)))
+
     async def drop_caches(self, running: Collection[str]) -> int:
         self.drops.append(frozenset(running))
         self._check()

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from criproxy.model import Pod, PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
@@ -38,6 +40,9 @@ class FakeInventory:
 
     def containers_of(self, sandbox_id: str) -> tuple[ListedContainer, ...]:
         return self.containers.get(sandbox_id, ())
+
+    def lower_shares(self, sandbox_id: str, cpu_shares: int) -> None:
+        self.placed = tuple(replace(one, cpu_shares=cpu_shares) if one.id == sandbox_id else one for one in self.placed)
 
     def watch(self, observer: PodObserver) -> None:
         pass

@@ -6,9 +6,9 @@ import pytest
 
 from criproxy.clients.runtime import PodsRuntime
 from criproxy.fronts.cri import messages as cri
-from criproxy.model import PLACEMENT_ANNOTATION, Pod, PodRef, Sandbox
-from criproxy.pods.inventory import Inventory, PodObserver, described
-from criproxy.pods.runtime import Running
+from criproxy.model import PLACEMENT_ANNOTATION, Asked, ContainerKind, Pod, PodRef, Sandbox
+from criproxy.pods.inventory import Inventory, PodObserver, asked_now, described
+from criproxy.pods.runtime import ListedContainer, Running
 
 POD = PodRef("1", "batch", "job")
 PLACE = "/offline/pod1"
@@ -157,6 +157,27 @@ def test_what_a_pod_asks_for_of_what_nodes_lend_is_read_of_those_in_the_box(plac
     sandbox = described("s1", PodRef("1", "batch", "job"), placement, {}, annotations)
 
     assert sandbox.cpu_shares == shares
+
+
+def test_lowered_claim_stays_while_the_sandbox_is_known_and_rises_no_more() -> None:
+    record = {"colocation.criproxy.io/resources": '{"containers": {"main": {"requests": {"cpu": "64"}}}}'}
+    gate = Gate(_sandboxes("s1"), _containers())
+    gate.open.set()
+    inventory = inventory_of(gate, Cgroups())
+    inventory.sandbox_started(described("s1", POD, PLACE, {}, record))
+
+    for most, left in ((2048, 2048), (4096, 2048)):
+        inventory.lower_shares("s1", most)
+        inventory.lower_shares("gone", most)
+        asyncio.run(inventory.refresh())
+        assert [one.cpu_shares for one in inventory.placed] == [left]
+
+
+def test_what_is_asked_once_init_containers_are_over_is_no_more_than_the_lowered_claim() -> None:
+    kinds = {"init": Asked(8192, kind=ContainerKind.INIT), "main": Asked(4096)}
+    sandbox = Sandbox("s1", POD, PLACE, cpu_shares=1024, containers=kinds)
+    runs = [ListedContainer("c1", "s1", "main", True)]
+    assert asked_now(sandbox, runs).cpu_shares == 1024
 
 
 def test_sandbox_is_known_by_its_id_or_by_a_container_s_without_asking_the_runtime() -> None:

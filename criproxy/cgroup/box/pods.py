@@ -74,6 +74,11 @@ class BoxPods:
         self._shares = {name: asked for name, asked in {**starting, **shares}.items() if asked}
         self._mid = frozenset(mid) | (self._mid & self._admitted.keys())
 
+    def lower_shares(self, shares: Mapping[str, int]) -> None:
+        """Pods of the box, by name, ask for no more than so many CPU shares, whatever was said of them before."""
+        lowered = {name: min(self._shares.get(name, 0), most) for name, most in shares.items()}
+        self._shares = {name: asked for name, asked in {**self._shares, **lowered}.items() if asked}
+
     async def update_pod(self, place: PodParent, resized: Resources) -> None:
         """Give an admitted pod what kubelet's request says, and else what kubelet has set on its own cgroup of it.
 
