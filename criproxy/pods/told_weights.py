@@ -26,11 +26,11 @@ from criproxy.pods.shared import PodsShared
 
 ANSWER_S: Final = 5.0
 GAP_S: Final = 10.0
-"""From one request to the next. A pod that starts meanwhile is asked about after the next listing."""
+"""From one request to the next: pods that start meanwhile are asked about together."""
 
 
 class ToldWeights(PodObserver, Part, Struct, eq=False):
-    """It looks after each listing, and when a pod starts that asks for a weight."""
+    """It looks after each listing, and soon after a pod has started that asks for a weight."""
 
     NAME = "keeping weights to what the scheduler was told"
 
@@ -39,6 +39,8 @@ class ToldWeights(PodObserver, Part, Struct, eq=False):
     _told: dict[str, int] = {}
     """The CPU shares of what the scheduler has counted, by the pod's uid."""
     _asked_s: float = -math.inf
+    _waits: bool = False
+    """Whether there are pods to be asked about as soon as `GAP_S` is over."""
     _wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
@@ -59,6 +61,10 @@ class ToldWeights(PodObserver, Part, Struct, eq=False):
     def wake(self) -> Wake:
         return self._wake
 
+    @property
+    def pause_s(self) -> float | None:
+        return max(0.0, self._asked_s + GAP_S - self.shared.clock.monotonic_s()) if self._waits else None
+
     async def look(self) -> None:
         """Ask about pods that are not known yet, and lower those that claim more."""
         hold_offs = self.shared.holds.hold_offs
@@ -71,7 +77,9 @@ class ToldWeights(PodObserver, Part, Struct, eq=False):
     async def _ask(self, uids: Collection[str]) -> None:
         evicts, now_s = self.shared.evicts, self.shared.clock.monotonic_s()
         self._told = {uid: told for uid, told in self._told.items() if uid in uids}
-        if evicts is None or self._told.keys() == uids or now_s < self._asked_s + GAP_S:
+        asks = evicts is not None and self._told.keys() != uids
+        self._waits = asks and now_s < self._asked_s + GAP_S
+        if evicts is None or not asks or self._waits:
             return
         self._asked_s = now_s
         known = await evicts.known(within_s=ANSWER_S)

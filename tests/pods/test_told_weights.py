@@ -86,8 +86,11 @@ def test_pod_that_is_not_known_keeps_its_claim_until_it_is(pods: dict[str, Known
     bench = Bench(FORGED, pods=pods)
     assert bench.listed() == {"f": 262144}
     bench.api.pods = SPECS
+    assert bench.part.pause_s is None, "until the next listing, or the next start"
     assert bench.listed(GAP_S - 1) == {"f": 262144}, "the API server is not asked at each start of a pod"
+    assert bench.part.pause_s == 1.0
     assert bench.listed(1.0) == {"f": 1}
+    assert bench.part.pause_s is None
 
 
 def test_another_sandbox_of_a_pod_that_is_known_is_lowered_without_asking_again() -> None:
