@@ -8,7 +8,10 @@ What is registered with `read_at_once` is read as soon as epoll_wait names it, a
 attention, the next wait follows: a round of asyncio's loop costs about as much as carrying a frame. What looks many
 times a second has a timer of its own, `direct_timer`, which is read at once as well.
 
-Source: timerfd_create(2), epoll(7); kernel, fs/eventpoll.c, ep_poll().
+Only one thread at a time runs Python, and each that wants to while another one does wakes up once more. So a thread
+gets its job once the event loop has nothing to do but to wait, and its answer comes by an eventfd that nobody reads.
+
+Source: timerfd_create(2), eventfd(2), epoll(7); kernel, fs/eventpoll.c, ep_poll().
 """
 
 import asyncio
@@ -36,6 +39,9 @@ _SAME_S: Final = 0.0001
 _EVENTS: Final = 64
 """Of one wait. What has more comes with the next."""
 
+_ROUNDS: Final = 8
+"""After so many rounds in which the event loop has not waited, what is to be called before it waits is called."""
+
 
 class EventLoop(asyncio.SelectorEventLoop):
     """As asyncio's, until `use_timerfd`."""
@@ -47,7 +53,14 @@ class EventLoop(asyncio.SelectorEventLoop):
     def use_timerfd(self) -> None:
         """Where the kernel has no timerfds, all stays as it is. This imports ctypes, which takes some milliseconds."""
         with contextlib.suppress(OSError, AttributeError):  # another kernel, another libc
-            self.waits.use(Timerfd())
+            self.waits.use(Timerfd(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+
+    def _write_to_self(self) -> None:
+        """What asyncio calls after another thread has given it something to do."""
+        if self.waits.answers is None:
+            super()._write_to_self()  # type: ignore[misc]  # typeshed leaves it out
+        else:
+            os.eventfd_write(self.waits.answers, 1)
 
     def read_at_once(self, descriptor: int, read: Callable[[], bool]) -> None:
         """Call `read` when the file has something to read, and asyncio reads it, too: asyncio looks when it returns
@@ -59,7 +72,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         self.waits.at_once.pop(descriptor, None)
 
     def before_wait(self, call: Callable[[], object]) -> None:
-        """Call this once what is to be done now has been done. It must not block nor raise."""
+        """Call this once what is to be done now has been done, or when that takes long. It must not block nor raise."""
         self.waits.before.append(call)
 
     @contextlib.contextmanager
@@ -123,23 +136,27 @@ class AtOnceSelector(selectors.EpollSelector):
         """Whether the event loop has nothing to do but to wait."""
         self.before: Final[list[Callable[[], object]]] = []
         """What is called once, before the next wait."""
+        self._put_off = 0
+        """How many rounds of the event loop have put that off."""
         self.timer: Timerfd | None = None
+        self.answers: int | None = None
+        """The eventfd by which other threads end a wait."""
         self.epoll = select.epoll.fromfd(os.dup(self.fileno()))
 
-    def use(self, timer: "Timerfd") -> None:
-        """The timer's expiry ends a wait, and nobody has to read it: as it is edge-triggered, it does so once."""
-        self.epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
-        self.timer = timer
+    def use(self, timer: "Timerfd", answers: int) -> None:
+        """Each of them ends a wait, and nobody has to read it: as it is edge-triggered, it does so once."""
+        for descriptor in (timer.fd, answers):
+            self.epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
+        self.timer, self.answers = timer, answers
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self.before:
-            for call in self.before:
-                call()
-            self.before.clear()
-        if self.timer is None or (timeout is not None and timeout <= 0.0):
-            return super().select(timeout)
-        if timeout is not None:
+        waits = timeout is None or timeout > 0.0
+        if waits and timeout is not None and self.timer is not None:
             self.timer.expire_in(timeout)
+        if self.before:
+            self._call_before(waits)
+        if self.timer is None or not waits:
+            return super().select(timeout)
         at_once, poll, readable = self.at_once, self.epoll.poll, select.EPOLLIN
         left = False
         self.goes_on = True
@@ -149,11 +166,20 @@ class AtOnceSelector(selectors.EpollSelector):
                     left, self.goes_on = True, False
         return super().select(0) if left else []
 
+    def _call_before(self, waits: bool) -> None:
+        self._put_off = 0 if waits else self._put_off + 1
+        if self._put_off % _ROUNDS == 0:
+            for call in self.before:
+                call()
+            self.before.clear()
+
     def close(self) -> None:
         self.epoll.close()
         super().close()
-        if self.timer is not None:
+        if self.timer is not None and self.answers is not None:
+            answers, self.answers = self.answers, None
             os.close(self.timer.fd)
+            os.close(answers)
             self.timer = None
 
 
@@ -163,7 +189,7 @@ class Timerfd:
     def __init__(self) -> None:
         import ctypes
 
-        libc = ctypes.CDLL(None, use_errno=True)
+        libc = ctypes.PyDLL(None, use_errno=True)  # as none of its calls waits for anything, no other thread runs first
         self.fd: Final[int] = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")

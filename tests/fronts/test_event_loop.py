@@ -310,10 +310,33 @@ def test_what_waits_for_the_next_wait_is_called_after_all_that_is_to_be_done_at_
         order.append("now")
         await asyncio.sleep(0)
         order.append("next")
+        await asyncio.sleep(0.001)
         return order
 
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        assert runner.run(scenario()) == ["now", "before the wait", "next"]
+        assert runner.run(scenario()) == ["now", "next", "before the wait"]
+
+
+def test_what_waits_for_the_next_wait_is_called_after_the_timer_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that wakes up for it finds the interpreter free."""
+    order: list[str] = []
+    monkeypatch.setattr(event_loop.Timerfd, "expire_in", lambda *_: order.append("set"))
+
+    async def scenario() -> None:
+        use_timerfd()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, EventLoop)
+        later = loop.call_later(3600, lambda: None)
+        order.clear()
+        loop.before_wait(lambda: order.append("before the wait"))
+        loop.before_wait(lambda: os.eventfd_write(loop.waits.answers or -1, 1))
+        loop.waits.select(1.0)
+        later.cancel()
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(scenario())
+
+    assert order == ["set", "before the wait"]
 
 
 def test_what_waits_for_the_next_wait_is_called_though_the_event_loop_has_work_without_end() -> None:
@@ -321,11 +344,26 @@ def test_what_waits_for_the_next_wait_is_called_though_the_event_loop_has_work_w
         loop, called = asyncio.get_running_loop(), list[int]()
         assert isinstance(loop, EventLoop)
         loop.before_wait(lambda: called.append(1))
-        for rounds in range(10):
+        for rounds in range(20):
             if called:
                 return rounds
             await asyncio.sleep(0)
-        return 10
+        return 20
 
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        assert runner.run(scenario()) <= 1
+        assert runner.run(scenario()) <= 10
+
+
+def test_answers_of_threads_end_waits_without_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[bytes] = []
+    monkeypatch.setattr(EventLoop, "_process_self_data", lambda _, data: reads.append(data))
+
+    async def scenario() -> None:
+        use_timerfd()
+        loop = asyncio.get_running_loop()
+        for _ in range(20):
+            await loop.run_in_executor(None, time.sleep, 0.001)
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(scenario())
+        assert reads == []
