@@ -15,7 +15,10 @@ VALID_S: Final = 600.0
 RENEW_S: Final = 240.0
 """By whoever writes it: two may be lost."""
 
-MOST_WAIT_S: Final = 303.0
+TOLD_S: Final = 30.0
+"""From when a node's limit begins to wait to when YARN is told, at most: the node publishes with pauses between."""
+
+MOST_WAIT_S: Final = 333.0
 """A longer wait counts as this."""
 
 _MOST_BYTES: Final = 1 << 62
@@ -25,7 +28,8 @@ MOST_CHARACTERS: Final = 1024
 class Note(Struct, frozen=True):
     """`serial` is another one in each note; nothing else is told by it.
 
-    `bytes`: what YARN has; while it gives back, what is left of that; 0: it has given back what it was asked for.
+    `bytes`: what YARN has; while it gives back, what is left of that; 0: it has given back what it was asked for, or
+    has not in time. `wait_s`: how long that may take, from when the node's limit begins to wait.
     """
 
     serial: int

@@ -116,6 +116,14 @@ class NodeLaw:
         return Size(size.mib if self.overdue else max(size.mib, self._seen.used.mib), size.vcores)
 
     @property
+    def left_mib(self) -> int:
+        """What YARN is still to give back of what it was sent; 0 where it has not in time."""
+        if self._seen is None or self.overdue:
+            return 0
+        size = self._seen.size if self._sent is None else self._sent
+        return max(self._seen.used.mib - min(size.mib, self._seen.size.mib), 0)
+
+    @property
     def is_giving_back(self) -> bool:
         """Whether YARN has told containers to end."""
         return self._deadline_s is not None
@@ -177,24 +185,30 @@ def _milliseconds(seconds: float) -> int:
 
 
 class NodeNote:
-    """When the node is told what its box may have to wait for, and what. Times as for `NodeLaw`."""
+    """When the node is told what its box may have to wait for, and what. Times as for `NodeLaw`.
+
+    After less was sent, it is told what is left to be given back, then 0 for `RISE_S`, and then what YARN has.
+    """
 
     def __init__(self) -> None:
         self._told: int | None = None
         self._told_s = float("-inf")
         self._shrunk_s = float("-inf")
+        self._owes_0 = False
 
     def shrinks(self, now_s: float) -> None:
-        """The ResourceManager was sent less memory."""
+        """The ResourceManager was sent less memory, or has containers to end for that."""
         self._shrunk_s = now_s
+        self._owes_0 = True
 
     def due(self, law: NodeLaw, now_s: float) -> int | None:
         """The bytes that the node is to be told now; None: nothing, for now."""
-        size, used, told = law.size, law.used, self._told
-        if size is None or used is None:
+        size, told, left = law.size, self._told, law.left_mib << 20
+        if size is None:
             return None
-        left = 0 if law.overdue else max(used.mib - size.mib, 0) << 20
-        found = left if left or now_s - self._shrunk_s < RISE_S else size.mib << 20
+        if left:
+            self.shrinks(now_s)
+        found = left if self._owes_0 or now_s - self._shrunk_s < RISE_S else size.mib << 20
         if told is None or now_s - self._told_s >= RENEW_S:
             return found
         grew, fell = found > told * (1 + NOTE_RATIO), found < told * (1 - NOTE_RATIO)
@@ -202,3 +216,4 @@ class NodeNote:
 
     def told(self, size_bytes: int, now_s: float) -> None:
         self._told, self._told_s = size_bytes, now_s
+        self._owes_0 = self._owes_0 and size_bytes > 0

@@ -14,7 +14,7 @@ from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger
 from criproxy_cluster.requests import Trouble, patch, pause_s
-from criproxy_cluster.vocabulary.gives_back import Note, encoded
+from criproxy_cluster.vocabulary.gives_back import TOLD_S, Note, encoded
 from criproxy_cluster.vocabulary.names import GIVES_BACK, SWITCH
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
 from criproxy_cluster.vocabulary.watching import Item
@@ -308,7 +308,7 @@ class YarnOperator:
         size_bytes = node.note.due(node.law, now_s)
         if size_bytes is None or not self._leads():
             return
-        note = Note(int(time.time() * 1000), size_bytes, self._settings.grace_s + SETTLE_S)
+        note = Note(int(time.time() * 1000), size_bytes, self._settings.grace_s + SETTLE_S + TOLD_S)
         body = {"metadata": {"annotations": {GIVES_BACK: encoded(note)}}}
         try:
             await patch(self._client, SwitchedResource, name, body, PatchType.MERGE, what=f"Node {name}")

@@ -11,6 +11,7 @@ from criproxy_cluster.yarn.law import (
     SETTLE_S,
     Lent,
     NodeLaw,
+    NodeNote,
     Seen,
     Send,
     Size,
@@ -170,6 +171,52 @@ def test_a_deadline_is_never_changed_by_a_smaller_size_than_wanted():
     """A container that just fits must not go for it."""
     assert law_of((0, 0), (1024, 1)).step(Size(), GRACE_S, 0.0) == Send(Size(1, 0), 30_000)
     assert law_of((2048, 2), (3072, 3)).step(Size(1024, 1), GRACE_S, 0.0) == Send(Size(1024, 1), 30_000)
+
+
+def told(law, note, now_s):
+    """What the node is told now; None: nothing."""
+    found = note.due(law, now_s)
+    if found is not None:
+        note.told(found, now_s)
+    return found
+
+
+def squeezed_law():
+    """One whose YARN has been sent a quarter of what it has, of which all but an eighth is in use; and its note."""
+    law, note = law_of((4096, 4), (3584, 4)), NodeNote()
+    assert told(law, note, 0.0) == 4096 << 20
+    law.step(Size(1024, 1), GRACE_S, 0.0)
+    note.shrinks(0.0)
+    return law, note
+
+
+def test_node_is_told_what_is_to_be_given_back_before_the_resource_manager_has_the_size():
+    law, note = squeezed_law()
+    assert told(law, note, 1.0) == (3584 - 1024) << 20
+    law.see(seen((1024, 1), (3584, 4)), 2.0)
+    assert told(law, note, 2.0) is None
+
+
+def test_node_is_told_0_once_yarn_has_given_back_however_long_that_took():
+    law, note = squeezed_law()
+    law.see(seen((1024, 1), (3584, 4)), 1.0)
+    told(law, note, 1.0)
+    law.see(seen((1024, 1), (3584, 4)), 28.0)
+    assert told(law, note, 28.0) is None
+    law.see(seen((1024, 1), (1024, 1)), 29.0)
+    assert note.due(law, 29.0) == note.due(law, 29.0 + 2 * RISE_S) == 0, "until it was told"
+    assert told(law, note, 29.0) == 0
+    assert told(law, note, 30.0) is None
+    assert told(law, note, 29.0 + RISE_S) == 1024 << 20
+
+
+def test_node_is_told_0_where_yarn_has_not_given_back_in_time():
+    law, note = squeezed_law()
+    for now_s in (1.0, GRACE_S + SETTLE_S):
+        law.see(seen((1024, 1), (3584, 4)), now_s)
+        told(law, note, now_s)
+    law.see(seen((1024, 1), (3584, 4)), GRACE_S + SETTLE_S + 0.1)
+    assert told(law, note, GRACE_S + SETTLE_S + 0.1) == 0
 
 
 @pytest.mark.parametrize(("grace_s", "ms"), [(0.0, LEAST_GRACE_MS), (-1.0, LEAST_GRACE_MS), (1e9, MOST_GRACE_MS)])

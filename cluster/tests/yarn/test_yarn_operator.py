@@ -12,7 +12,7 @@ from criproxy_cluster import requests
 from criproxy_cluster.cli import main
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger, Pod
-from criproxy_cluster.vocabulary.gives_back import RENEW_S, decoded
+from criproxy_cluster.vocabulary.gives_back import RENEW_S, TOLD_S, decoded
 from criproxy_cluster.vocabulary.names import GIVES_BACK
 from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.yarn import operator as operator_module
@@ -153,7 +153,7 @@ def test_node_is_told_what_its_box_waits_for_and_when_that_was_given_back(kube, 
     async def scenario():
         async with operating(kube, yarn, lines) as term:
             await until(lambda: notes(kube).bytes == 4 * GIB, 30.0)
-            assert notes(kube).wait_s == 30.0 + SETTLE_S
+            assert notes(kube).wait_s == 30.0 + SETTLE_S + TOLD_S, "YARN has its grace, however late it was told"
             yarn.used[ID] = [4096, 4]
             term.lend(2, 2)
             await until(lambda: notes(kube).bytes == 3 * GIB, 12.0)
