@@ -6,18 +6,20 @@ finds the names that they look for.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import LONGEST as LONGEST_PATH
-from criproxy.cgroup.naming import parse_kubelet_parent
+from criproxy.cgroup.naming import BoxPath, PodParent, parse_kubelet_parent
 from criproxy.control.interference import service_checks
 from criproxy.control.interference.service_checks import ServiceAnswer, check_of, percent_of
 from criproxy.control.interference.victim import LONGEST_OWNER, OWNERS, candidate, owner_of
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.codec import Request
+from criproxy.hooks import Chain
 from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
 from criproxy.hooks.batch import asked_by
 from criproxy.hooks.hardening import CACHE_CLASS, Hardening, HardeningHook
@@ -27,14 +29,15 @@ from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
 from criproxy.hooks.tiers import is_mid
 from criproxy.kube.evictions import MAX_EVICTED, MOST_GRACE_S, Evictor, change, kept_out, kept_out_for
 from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated, told_cores
-from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
+from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
 from criproxy.pods.inventory import Inventory, described
-from criproxy.pods.placing import AppliedAdjustment
+from criproxy.pods.placing import AppliedAdjustment, adjust, unboundable
 from criproxy.pods.service_checks import MOST as MOST_CHECKS
 from criproxy.pods.service_checks import MOST_BYTES
 from criproxy.vocabulary import names
 from criproxy.vocabulary.presets import MARKS, OWN_MARK
 from criproxy.vocabulary.quantities import MOST_CHARACTERS as LONGEST_QUANTITY
+from criproxy.vocabulary.unboundable import MOST_CAPABILITIES
 
 NOBODY: Final = "nothing"
 
@@ -59,6 +62,7 @@ class AuthorText(Struct, frozen=True):
 
 
 _REF: Final = PodRef("uid", "batch", "pod")
+_PLACE: Final = PodParent(BoxPath("/offline"), "podu1")
 
 _QUERIES: Final = {"queue": "max(queue_length{pod='$pod'})"}
 _RULES: Final = OfflineRules((DEFAULT_RULE,), PRESETS)
@@ -109,20 +113,25 @@ def _masked(text: str) -> object:
     return [part.security for part in call.parts]
 
 
-def _container(text: str) -> object:
-    resources = Resources(cpuset_cpus=text)
-    request = PodRequest(
-        Operation.CREATE_CONTAINER,
-        Target.CONTAINER,
-        "/offline/poduid",
-        resources,
-        text,
-        Security(added_capabilities=(text,)),
-        frozenset({0}),
-        pod_of("label", {}),
-    )
-    hooks = (ResourcesHook(child_quota=True), RealtimeHook(), HardeningHook(Hardening()))
-    return [tuple(hook.adjust(request)) for hook in hooks]
+@lru_cache(4)
+def _creating(text: str) -> bytes:
+    """A container's call with this as its name, its CPUs and its capabilities, these also as a list of its words."""
+    names = [one.encode("utf-8", "surrogateescape") for one in (text, *text.split(","))]
+    linux = {"resources": {"cpuset_cpus": names[0]}, "security_context": {"capabilities": {"add_capabilities": names}}}
+    config = cri.ContainerConfig(metadata={"name": names[0]}, linux=linux)
+    sandbox = cri.PodSandboxConfig(metadata={"uid": b"u1"}, labels=[cri.StringEntry(key=b"app", value=b"job")])
+    return cri.CreateContainerRequest(config=config, sandbox_config=sandbox).SerializeToString()
+
+
+def container_read(text: str) -> object:
+    """What is logged or answered of such a call."""
+    call = Request(Operation.CREATE_CONTAINER, _creating(text))
+    if why := unboundable(call, Hardening()):
+        return why
+    chain = Chain((ResourcesHook(child_quota=True), RealtimeHook(), HardeningHook(Hardening())))
+    found = [one.logged() for one in adjust(call, _PLACE, chain, frozenset({0}))]
+    call.encode()
+    return found
 
 
 def _answer(text: str) -> object:
@@ -337,7 +346,8 @@ ROWS: Final = (
         ("spec.volumes[].hostPath.path",),
         "offline pods",
         (Hardening.refusal_of_paths,),
-        "compared as it is written, and by where it leads; a pod with one of the kernel's or the runtime's is refused",
+        "compared as it is written, and, in a thread of its own, by where it leads; a pod with one of the kernel's or "
+        "the runtime's is refused, and one with a path of more than 4,096 characters",
         NOBODY,
         NOBODY,
         lambda text: (Hardening().refusal_of_paths((text,)), Hardening().refusal_of_paths((f"/{text}",))),
@@ -386,11 +396,12 @@ ROWS: Final = (
         "field",
         ("spec.containers[].name, securityContext.capabilities.add",),
         "offline pods",
-        (RealtimeHook.adjust, ResourcesHook.adjust, HardeningHook.adjust),
-        "compared as they are; a CPU list, which kubelet writes, has 8,192 CPUs at most",
+        (Hardening.refusal, RealtimeHook.adjust, ResourcesHook.adjust, HardeningHook.adjust),
+        f"compared as they are; a container that adds more than {MOST_CAPABILITIES} capabilities is refused; a CPU "
+        "list, which kubelet writes, has 8,192 CPUs at most",
         "nothing: what reaches past the pod is cut",
         NOBODY,
-        _container,
+        container_read,
     ),
 )
 

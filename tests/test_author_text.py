@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from criproxy.vocabulary import names
-from docs.author_text import LEFT, ROWS, UNKNOWN, AuthorText, Kind, keys, page, pod_of, readers_of_pod
+from docs.author_text import (
+    LEFT,
+    ROWS,
+    UNKNOWN,
+    AuthorText,
+    Kind,
+    container_read,
+    keys,
+    page,
+    pod_of,
+    readers_of_pod,
+)
 
 LONG, SHORT = 64 * 1024, 16 * 1024
 MOST_S = 0.005
@@ -58,6 +69,8 @@ WORST = {
     "fractions": containers('"%d":{"requests":{"cpu":"%d.%de-9"}}'),
     "names": containers('"%d":0', "x"),
     "a query": repeated("$pod", '{"prometheus":{"query":"', '"},"threshold":1}'),
+    "capabilities": lambda size: "CHOWN," * (size // 12) + "KILL," * (size // 12) + "BPF",
+    "other capabilities": lambda size: ",".join(f"{number:x}" for number in range(size // 5)),
     "words": repeated('"a",', '{"exec":{"command":[', '"a"]}}'),
 }
 
@@ -86,6 +99,12 @@ def test_worst_text_costs_what_its_length_says(row: AuthorText) -> None:
     assert {name: of for name, of in costs.items() if of[1] > MOST_S} == {}
     steep = {name: of for name, of in costs.items() if of[1] > 2 * RATIO * max(of[0], LITTLE_S)}
     assert steep == {}, "a cost that grows faster than the text"
+
+
+@pytest.mark.parametrize("made", WORST.values(), ids=WORST)
+def test_what_is_logged_of_a_container_s_own_words_is_bounded(made: Callable[[int], str]) -> None:
+    for text in (made(LONG), made(2048)):
+        assert len(str(container_read(text))) < 16 * 1024
 
 
 class Recorded(dict[str, str]):

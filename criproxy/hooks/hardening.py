@@ -11,6 +11,7 @@
 | no seccomp profile, or `Unconfined`   | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
 |                                       |                  | container of the node's starts                           |
 | added capabilities                    | cut to a list    | most reach past the pod's own namespaces                 |
+| more than 256 of them in a container  | refused          | to look through them would take the node's time          |
 | `procMount: Unmasked`, without users  | `Default`        | root writes the kernel's settings, and reads its memory  |
 | of its own                            |                  |                                                          |
 | a class of the runtime's for the last | taken away       | a share of the cache and of the memory's bandwidth is no |
@@ -31,7 +32,7 @@ from msgspec import Struct
 from criproxy.hooks.offline import Rule
 from criproxy.model import Adjustment, Operation, Pod, PodRequest, Security, Target
 from criproxy.vocabulary import unboundable
-from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, related
+from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, MOST_CAPABILITIES, first_related
 
 CAPABILITIES: Final = (
     "AUDIT_WRITE",
@@ -101,14 +102,15 @@ class Hardening(Struct, frozen=True):
                 return unboundable.host_namespace(name, BY)
         if asked.host_ports and self.refuse_host_ports:
             return unboundable.host_port(asked.host_ports[0], BY)
+        if len(asked.added_capabilities) > MOST_CAPABILITIES:
+            return unboundable.capabilities(BY)
         return ""
 
     def refusal_of_paths(self, paths: Iterable[str]) -> str:
         """The same of a pod's hostPath volumes, as they are written."""
         for path in paths:
-            for listed in self.refuse_host_paths:
-                if related(path, listed):
-                    return unboundable.host_path(path, listed, BY)
+            if (listed := first_related(path, self.refuse_host_paths)) is not None:
+                return unboundable.host_path(path, listed, BY)
         return ""
 
 

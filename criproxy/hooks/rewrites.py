@@ -18,6 +18,7 @@ from criproxy.model import (
     Unlimited,
 )
 from criproxy.model.cpulist import format_cpus, parse_cpus
+from criproxy.vocabulary.unboundable import MOST_CAPABILITIES
 
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
@@ -120,14 +121,16 @@ class RealtimeHook(Struct, frozen=True):
     A thread under SCHED_FIFO, SCHED_RR or SCHED_DEADLINE goes before all others, and neither cpu.idle nor a weight nor
     the quota holds it, unless the kernel has RT_GROUP_SCHED, and that not for SCHED_DEADLINE. What is dropped wins over
     what is added, in containerd and CRI-O. A privileged container has all capabilities, whatever it drops.
+    One that names more than are looked through may have it among the others.
     Source: sched(7); containerd, internal/cri/opts, WithCapabilities.
     """
 
     name: ClassVar[str] = "realtime"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
-        asked = {name.upper().removeprefix("CAP_") for name in request.security.added_capabilities}
-        if asked & _GIVING:
+        added = request.security.added_capabilities
+        asked = {name.upper().removeprefix("CAP_") for name in added}
+        if asked & _GIVING or len(added) > MOST_CAPABILITIES:
             yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
 
 

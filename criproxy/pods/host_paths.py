@@ -17,6 +17,7 @@ Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /pr
 
 import os
 import posixpath
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,9 +28,12 @@ from criproxy.cgroup.files import kernel_text, lines_of, unescaped
 from criproxy.concurrency.worker import Worker
 from criproxy.hooks.hardening import BY, Hardening
 from criproxy.model import AdmissionError
-from criproxy.vocabulary.unboundable import host_path, related
+from criproxy.vocabulary.unboundable import SHOWN, first_related, host_path, related
 
 _TIMEOUT_S: Final = 10.0
+
+_LONGEST: Final = 4096
+"""Characters of a path. Source: limits.h, PATH_MAX."""
 
 _SUBPATHS: Final = "volume-subpaths"
 
@@ -63,50 +67,75 @@ def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
     return tuple(found)
 
 
-class NodePaths(Struct, frozen=True):
-    """What paths lead to; `resolve` follows symbolic links. Pure but for that."""
+class NodePaths:
+    """What paths of a pod lead to; `resolve` follows symbolic links. Pure but for that.
 
-    mounts: Sequence[MountPoint]
-    resolve: Callable[[str], str]
+    `own` is kubelet's folder for the pod. A container may mount thousands of paths, and a node has thousands of mounts:
+    what is the same for all paths is found once, and what a path is on by its folders, from the nearest upwards.
+    """
 
-    def refusal(self, path: str, own: str, hardening: Hardening) -> str:
-        """Why this one is refused, in words; "": it is not. `own` is kubelet's folder for the pod."""
-        resolved = self.resolve(path)
-        mine = _is_in(path, own)
-        if not mine and (listed := self._named(resolved, hardening)):
+    def __init__(
+        self, mounts: Sequence[MountPoint], resolve: Callable[[str], str], own: str, hardening: Hardening
+    ) -> None:
+        self._resolve, self._own = resolve, own
+        self._at = {one.point: one for one in mounts}  # of several in one place, the last hides the others
+        self._kernels = {one.point: one.kind for one in mounts if one.kind in _KERNELS_OWN}
+        self._kernels_points = sorted(self._kernels)
+        self._home = self._source(resolve(own))
+        self._folders: dict[str, str] = {}
+        """As what the administrator lists each that is refused."""
+        self._refused: dict[str, list[tuple[str, str]]] = {}
+        """By device, the folders there that are refused, and as which."""
+        for listed in hardening.refuse_host_paths:
+            folder = resolve(listed)
+            self._folders.setdefault(folder, listed)
+            for one in (self._source(folder), *self._in_memory_below(mounts, folder)):
+                self._refused.setdefault(one.device, []).append((one.root, listed))
+
+    def refusal(self, path: str) -> str:
+        """Why this one is refused, in words; "": it is not."""
+        if len(path) > _LONGEST:
+            return f"a hostPath volume of {path[:SHOWN]}... has more than {_LONGEST} characters, which no kernel takes"
+        resolved = self._resolve(path)
+        if not _is_in(path, self._own) and (listed := self._named(resolved)) is not None:
             return host_path(path, listed, BY)
         source = self._source(resolved)
-        for kind in (source.kind, *(one.kind for one in self.mounts if _is_in(one.point, resolved))):
-            if kind in _KERNELS_OWN:
-                return host_path(path, f"a file system of the kernel's, {kind}", BY)
-        home = self._source(self.resolve(own))
-        if source.device == home.device and _is_in(source.root, home.root):
+        if (kind := source.kind if source.kind in _KERNELS_OWN else self._kernel_s_below(resolved)) is not None:
+            return host_path(path, f"a file system of the kernel's, {kind}", BY)
+        if source.device == self._home.device and _is_in(source.root, self._home.root):
             return ""
-        for listed in hardening.refuse_host_paths:
-            folder = self.resolve(listed)
-            there = (self._source(folder), *self._in_memory_below(folder, own))
-            if any(one.device == source.device and related(one.root, source.root) for one in there):
-                return host_path(path, listed, BY)
-        return ""
+        there = self._refused.get(source.device, ())
+        found = next((listed for root, listed in there if related(source.root, root)), None)
+        return "" if found is None else host_path(path, found, BY)
 
-    def _in_memory_below(self, folder: str, own: str) -> Iterator[MountPoint]:
+    def _named(self, resolved: str) -> str | None:
+        found = first_related(resolved, self._folders)
+        return None if found is None else self._folders[found]
+
+    def _kernel_s_below(self, resolved: str) -> str | None:
+        """The kind of a file system of the kernel's in this folder; None: there is none."""
+        folder = f"{resolved.rstrip('/')}/"
+        at = bisect_right(self._kernels_points, folder)
+        point = self._kernels_points[at] if at < len(self._kernels_points) else ""
+        return self._kernels[point] if point.startswith(folder) else None
+
+    def _in_memory_below(self, mounts: Sequence[MountPoint], folder: str) -> Iterator[MountPoint]:
         """But for what kubelet has mounted for pods. What is mounted from a disk there is often elsewhere as well."""
-        kubelets = self.resolve(posixpath.dirname(posixpath.dirname(own)))
-        for one in self.mounts:
+        kubelets = self._resolve(posixpath.dirname(posixpath.dirname(self._own)))
+        for one in mounts:
             if one.kind in _IN_MEMORY and _is_in(one.point, folder) and not _is_in(one.point, kubelets):
                 yield one
 
-    def _named(self, resolved: str, hardening: Hardening) -> str:
-        return next((one for one in hardening.refuse_host_paths if related(resolved, self.resolve(one))), "")
-
     def _source(self, path: str) -> MountPoint:
         """The mount that a path is on; its `root` is the path's own on the device."""
-        over = [one for one in self.mounts if path == one.point or _is_in(path, one.point)]
-        if not over:
-            return MountPoint("", path, path, "")
-        last = max(enumerate(over), key=lambda one: (len(one[1].point), one[0]))[1]
-        rest = path[len(last.point) :].lstrip("/")
-        return MountPoint(last.device, posixpath.join(last.root, rest) if rest else last.root, path, last.kind)
+        point = path
+        while (mount := self._at.get(point)) is None:
+            above = posixpath.dirname(point)
+            if above == point:
+                return MountPoint("", path, path, "")
+            point = above
+        rest = path[len(point) :].lstrip("/")
+        return MountPoint(mount.device, posixpath.join(mount.root, rest) if rest else mount.root, path, mount.kind)
 
 
 def _is_in(path: str, folder: str) -> bool:
@@ -127,7 +156,7 @@ class HostPaths:
     def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
         """Those that are not plainly kubelet's own for this pod."""
         own = f"{self._pods}/{uid}/"
-        plain = [posixpath.normpath(one) for one in paths]
+        plain = map(posixpath.normpath, dict.fromkeys(paths))
         return tuple(one for one in plain if not one.startswith(own) or one.startswith(f"{own}{_SUBPATHS}/"))
 
     async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
@@ -144,5 +173,6 @@ class HostPaths:
         self._worker.close()
 
     def _look(self, paths: Sequence[str], own: str, hardening: Hardening) -> str:
-        node = NodePaths(parse_mount_table(kernel_text(self._mountinfo.read_bytes())), os.path.realpath)
-        return next((why for path in paths if (why := node.refusal(path, own, hardening))), "")
+        mounts = parse_mount_table(kernel_text(self._mountinfo.read_bytes()))
+        node = NodePaths(mounts, os.path.realpath, own, hardening)
+        return next((why for path in paths if (why := node.refusal(path))), "")

@@ -212,10 +212,12 @@ class AppliedAdjustment(Struct, frozen=True):
 
     def logged(self) -> dict[str, object]:
         """As fields of the log."""
-        where = {"container": self.part.container} if self.part.container else {}
+        where = {"container": _shown(self.part.container, _SHOWN_NAME)} if self.part.container else {}
         one = self.adjustment
+        place = _shown(one.place, _SHOWN_NAME)
         old = _shown(self.old, _SHOWN_NAME) if isinstance(self.old, str) else self.old
-        return {**where, "field": one.place, "old": old, "new": one.value, "reason": one.reason}
+        new = _shown(one.value, _SHOWN_TEXT) if isinstance(one.value, str) else one.value
+        return {**where, "field": place, "old": old, "new": new, "reason": one.reason}
 
 
 def adjust(call: Opened, place: PodParent, chain: Chain, cpus: Cpus | Unlimited = UNLIMITED) -> list[AppliedAdjustment]:

@@ -4,6 +4,8 @@ Pure.
 """
 
 import posixpath
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 HOST_NAMESPACES: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
@@ -21,11 +23,15 @@ HOST_PATHS: Final = (
 )
 """Folders of the kernel's, kubelet's and runtimes'."""
 
+MOST_CAPABILITIES: Final = 256
+"""Names that a container adds. Linux has some forty capabilities, each with two spellings that people use."""
+
 SHOWN: Final = 320
 """Characters of a path that an answer repeats."""
 
 ESCAPE: Final = "by that it could leave every bound of the box"
 TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
+COSTS: Final = "Linux has some forty, and the node would spend its time on the others"
 OUTSIDE: Final = "what it does there, no limit of the box holds"
 
 
@@ -44,6 +50,11 @@ def host_port(port: int, by: str) -> str:
     return _refused(f"hostPort {port}", TAKES, by)
 
 
+def capabilities(by: str) -> str:
+    """The same of a container that adds more than `MOST_CAPABILITIES`."""
+    return _refused(f"more than {MOST_CAPABILITIES} added capabilities in a container", COSTS, by)
+
+
 def host_path(path: str, found: str, by: str) -> str:
     """The same of a hostPath volume that leads to `found`."""
     leads = "" if path == found else f", which leads to {found}"
@@ -53,8 +64,23 @@ def host_path(path: str, found: str, by: str) -> str:
 
 def related(path: str, other: str) -> bool:
     """Whether one of two absolute paths is the other, or lies in it, as they are written."""
-    one, two = (f"{posixpath.normpath('/' + each.lstrip('/')).rstrip('/')}/" for each in (path, other))
-    return one.startswith(two) or two.startswith(one)
+    return first_related(path, (other,)) is not None
+
+
+def first_related(path: str, folders: Iterable[str]) -> str | None:
+    """The first of the folders that is the path, lies in it or has it in it, as they are written; None: there is none.
+
+    A pod may have thousands of paths, and the folders are always the same.
+    """
+    one = _as_folder(path)
+    return next((each for each in folders if one.startswith(two := _known_folder(each)) or two.startswith(one)), None)
+
+
+def _as_folder(path: str) -> str:
+    return f"{posixpath.normpath('/' + path.lstrip('/')).rstrip('/')}/"
+
+
+_known_folder = lru_cache(128)(_as_folder)
 
 
 def _refused(what: str, why: str, by: str) -> str:

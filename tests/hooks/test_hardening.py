@@ -31,6 +31,12 @@ def test_what_lets_a_pod_leave_the_box_is_refused_with_its_name_and_the_remedy(a
     assert OPEN.refusal(asked) == ""
 
 
+def test_container_that_adds_more_capabilities_than_there_are_is_refused() -> None:
+    fine, many = (Security(added_capabilities=("CHOWN",) * number) for number in (256, 257))
+    assert Hardening().refusal(fine) == ""
+    assert "more than 256 added capabilities" in Hardening().refusal(many)
+
+
 def test_what_stays_within_a_pod_is_not_refused() -> None:
     ordinary = Security(unconfined=True, added_capabilities=("NET_RAW",), host_paths=("/data",))
     assert Hardening().refusal(ordinary) == ""

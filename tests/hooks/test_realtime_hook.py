@@ -15,6 +15,7 @@ from criproxy.model import Operation, PodRequest, Resources, Security, Target
         pytest.param(("cap_sys_nice",), ["SYS_NICE"], id="in-another-spelling"),
         pytest.param(("ALL",), ["SYS_NICE"], id="with-all"),
         pytest.param(("SYS_NICE", "all"), ["SYS_NICE"], id="twice"),
+        pytest.param(("CHOWN",) * 257, ["SYS_NICE"], id="among-more-than-are-looked-through"),
     ],
 )
 def test_capability_for_real_time_is_dropped_where_it_is_asked_for(added: tuple[str, ...], dropped: list[str]) -> None:

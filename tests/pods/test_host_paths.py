@@ -1,13 +1,14 @@
 """What hostPath volumes lead to, in scripted mounts and in a folder of links."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError
-from criproxy.pods.host_paths import HostPaths, NodePaths, parse_mount_table
+from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, parse_mount_table
 
 KUBELET = "/var/lib/kubelet"
 OWN = f"{KUBELET}/pods/u1"
@@ -46,8 +47,8 @@ LINKS = {"/mnt/link": "/sys/fs/cgroup", "/var/run": "/run", "/data/fine": "/data
 
 
 def refusal(path: str) -> str:
-    node = NodePaths(parse_mount_table(MOUNTS), lambda one: LINKS.get(one, one))
-    return node.refusal(path, OWN, Hardening())
+    node = NodePaths(parse_mount_table(MOUNTS), lambda one: LINKS.get(one, one), OWN, Hardening())
+    return node.refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,42 @@ def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) ->
 )
 def test_other_path_is_not(path: str) -> None:
     assert refusal(path) == ""
+
+
+class Counted(list[MountPoint]):
+    """Mounts, and how often somebody has gone through all of them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[MountPoint]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_thousands_of_paths_and_mounts_are_looked_at_once_each() -> None:
+    mounts, resolved = Counted(parse_mount_table(MOUNTS)), list[str]()
+    node = NodePaths(mounts, lambda one: resolved.append(one) or one, OWN, Hardening())  # type: ignore[func-returns-value]
+    paths = [f"/data/jobs/{number}" for number in range(1000)]
+    passes, before = mounts.passes, len(resolved)
+    assert [node.refusal(path) for path in paths] == [""] * 1000
+    assert (mounts.passes, resolved[before:]) == (passes, paths)
+
+
+def test_path_that_is_mounted_a_thousand_times_is_one() -> None:
+    node = HostPaths(KUBELET, Path("/no/such/file"))
+    assert node.suspects("u1", ["/data"] * 1000) == ("/data",)
+    node.close()
+
+
+def test_path_that_no_kernel_takes_is_refused_without_a_look() -> None:
+    def resolve(path: str) -> str:
+        assert len(path) < 4096
+        return path
+
+    node = NodePaths(parse_mount_table(MOUNTS), resolve, OWN, Hardening())
+    why = node.refusal("/a" * 32768)
+    assert "more than 4096 characters" in why
+    assert len(why) < 500
 
 
 def check(root_dir: Path | str, paths: list[str], hardening: Hardening) -> str:

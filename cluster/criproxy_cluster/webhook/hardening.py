@@ -11,7 +11,12 @@ from msgspec import Struct
 
 from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary import unboundable
-from criproxy_cluster.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, related
+from criproxy_cluster.vocabulary.unboundable import (
+    HOST_NAMESPACES,
+    HOST_PATHS,
+    MOST_CAPABILITIES,
+    first_related,
+)
 
 BY = "--trusted-namespace of criproxy-cluster, and hardening.allow in the nodes' files"
 
@@ -43,11 +48,12 @@ def _refusals(spec: Json) -> Iterator[str]:
             for port in _tables(container.get("ports")):
                 if isinstance(number := port.get("hostPort"), int) and number > 0:
                     yield unboundable.host_port(number, BY)
+            if len(_added(container)) > MOST_CAPABILITIES:
+                yield unboundable.capabilities(BY)
     for volume in _tables(spec.get("volumes")):
         path = str(_table(volume.get("hostPath")).get("path", ""))
-        for listed in HOST_PATHS if path else ():
-            if related(path, listed):
-                yield unboundable.host_path(path, listed, BY)
+        if path and (listed := first_related(path, HOST_PATHS)) is not None:
+            yield unboundable.host_path(path, listed, BY)
 
 
 def can_have_own_users(spec: Json) -> bool:
@@ -58,6 +64,12 @@ def can_have_own_users(spec: Json) -> bool:
     shares = any(spec.get(field) is True for field in HOST_NAMESPACES.values())
     devices = any(container.get("volumeDevices") for kind in _LISTS for container in _tables(spec.get(kind)))
     return spec.get("hostUsers") is None and not shares and not devices
+
+
+def _added(container: Json) -> list[Any]:
+    """The capabilities that it adds."""
+    added = _table(_table(container.get("securityContext")).get("capabilities")).get("add")
+    return added if isinstance(added, list) else []
 
 
 def _table(value: Any) -> Json:

@@ -42,6 +42,10 @@ REFUSED = {
         {"initContainers": [{"name": "i", "ports": [{"hostPort": 22}]}]},
         "hostPort 22",
     ),
+    "more capabilities than there are": (
+        containers(securityContext={"capabilities": {"add": ["CHOWN"] * 257}}),
+        "more than 256 added capabilities",
+    ),
     "the cgroups": (volume("/sys/fs/cgroup"), "a hostPath volume of /sys/fs/cgroup, which leads to /sys"),
     "the runtime's socket": (volume("/run/containerd/containerd.sock"), "a hostPath volume of /run/containerd"),
     "the root": (volume("/"), "a hostPath volume of /"),
@@ -75,6 +79,8 @@ def test_a_long_path_is_not_repeated_as_a_whole():
         containers(ports=[{"containerPort": 80}, {"hostPort": 0}, {"hostPort": "nonsense"}, None]),
         containers(securityContext={"privileged": False}),
         containers(securityContext=None),
+        containers(securityContext={"capabilities": {"add": ["CHOWN", "SYS_ADMIN"]}}),
+        containers(securityContext={"capabilities": {"add": "nonsense"}}),
     ],
     ids=str,
 )

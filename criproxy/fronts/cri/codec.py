@@ -8,6 +8,7 @@ from __future__ import annotations  # the messages in them are not imported yet
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from functools import cache, cached_property
+from itertools import chain, islice
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -30,6 +31,7 @@ from criproxy.model import (
 )
 from criproxy.pods.placing import Made
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
+from criproxy.vocabulary.unboundable import MOST_CAPABILITIES
 
 _M = TypeVar("_M", bound=Message)
 _L = TypeVar("_L", ListedSandbox, ListedContainer)
@@ -380,7 +382,8 @@ def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig |
     name, resources = text(config.metadata.name), config.linux.resources
     context = config.linux.security_context
     asked = context.capabilities
-    added = tuple(text(one) for one in (*asked.add_capabilities, *asked.add_ambient_capabilities))
+    named = islice(chain(asked.add_capabilities, asked.add_ambient_capabilities), MOST_CAPABILITIES + 1)
+    added = tuple(map(text, named))
     paths = tuple(text(mount.host_path) for mount in config.mounts if mount.host_path)
     security = _security(context, added, paths, unmasked=_is_unmasked(context))
     return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, security)
@@ -434,10 +437,10 @@ def _add_dropped(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
 
 
 def _set_added(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
-    """Those that the request names stay; the others are added."""
+    """Those that the request names stay; the others are added. An author may name any number of them."""
     asked = config.linux.security_context.capabilities
-    kept = [wire(one) for one in str(adjustment.value).split(", ") if one]
-    old = [*asked.add_capabilities, *asked.add_ambient_capabilities]
+    kept = dict.fromkeys(wire(one) for one in str(adjustment.value).split(", ") if one)
+    old = dict.fromkeys((*asked.add_capabilities, *asked.add_ambient_capabilities))
     for entries in (asked.add_capabilities, asked.add_ambient_capabilities):
         stay = [one for one in entries if one in kept]
         del entries[:]
