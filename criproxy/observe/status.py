@@ -12,6 +12,7 @@ from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.history import DecisionRecord
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import CPU, UNLIMITED, AttachStatus, Decision, Limit, Limits, PodRef, Snapshot
+from criproxy.observe.client import read_json
 
 
 class ResourceStatus(Struct, frozen=True):
@@ -232,7 +233,7 @@ def to_json(status: Status) -> str:
 
 def from_json(text: str) -> Status:
     """Raises ValueError when `text` is no status."""
-    data = json.loads(text)
+    data = read_json(text)
     try:
         box, resources = data["box"], {}
         for name, row in RESOURCES.items():

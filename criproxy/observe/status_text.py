@@ -34,11 +34,15 @@ def render(status: Status) -> str:
 
 def printable(text: str) -> str:
     """`text` without what a terminal would obey: names come from requests and may hold anything."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _wrapped(line: str) -> list[str]:
     """What goes on is indented by as much as the line, and by a row's head."""
+    if len(line) <= WIDTH:
+        return [line.rstrip(" ") or line]
     indent = len(line) - len(line.lstrip()) + 2
     hanging = " " * (indent if line.startswith(" ") else _HEAD)
     # A path that is longer than a line stays whole, to be copied, and so does a command in backquotes.

@@ -12,6 +12,7 @@ from criproxy.control.history import History, Past
 from criproxy.control.interference.responder import Move
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import Bounds, GuardCeiling, Limit, Limits
+from criproxy.observe.client import read_json
 from criproxy.observe.status_text import printable
 
 _WIDTH: Final = 11
@@ -117,7 +118,7 @@ def to_json(why: Why) -> str:
 
 def from_json(text: str) -> Why:
     """Raises ValueError when `text` is no such answer."""
-    data = json.loads(text)
+    data = read_json(text)
     if isinstance(data, dict) and isinstance(decision := data.get("decision"), dict):
         decision["resources"] = {name: decision.pop(name) for name in RESOURCES if name in decision}
     return msgspec.convert(data, Why)
@@ -203,4 +204,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _clock(wall_s: float) -> str:
-    return f"{datetime.fromtimestamp(wall_s).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    try:
+        return f"{datetime.fromtimestamp(wall_s).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    except (ValueError, OverflowError, OSError):
+        return f"{wall_s:g} s after 1970"

@@ -4,8 +4,11 @@ import time
 
 
 def moment(wall_s: float) -> str:
-    """In local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+    """In local time; what no calendar has, as it is."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+    except (ValueError, OverflowError, OSError):
+        return f"{wall_s:g} s after 1970"
 
 
 def duration(seconds: float) -> str:

@@ -52,6 +52,33 @@ def test_answer_is_the_body(path: Path) -> None:
         assert ask(path, "/x", 20) == "all\r\n\r\nof it\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        pytest.param("[" * 200_000, "nested too deeply", id="lists"),
+        pytest.param('{"a":' * 200_000, "nested too deeply", id="tables"),
+        pytest.param('{"a": NaN}', "NaN is no number", id="nan"),
+        pytest.param("[Infinity]", "Infinity is no number", id="infinity"),
+        pytest.param("[-1e999]", "-1e999 is no number", id="an-exponent"),
+        pytest.param(f"[{'1' * 400}]", f"{'1' * 32} is no number", id="digits"),
+        pytest.param('{"a"', "delimiter", id="half"),
+    ],
+)
+def test_answer_that_criproxy_does_not_give_is_a_value_error(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        client.read_json(text)
+
+
+def test_answer_is_a_value() -> None:
+    assert client.read_json('{"a": [1, -2.5, 9223372036854775807, null]}') == {"a": [1, -2.5, 2**63 - 1, None]}
+
+
+def test_answer_without_end_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MAX_BYTES", 1 << 20)
+    with server(path, OK + b" " * (1 << 20)), pytest.raises(NotCriproxyError, match="more than 1 MiB"):
+        ask(path, "/x", 20)
+
+
 def test_other_status_is_told(path: Path) -> None:
     with server(path, b"HTTP/1.1 503 No\r\n\r\nnot now\n"):
         assert fetch(path, "/x", 20) == (503, "not now\n")

@@ -37,6 +37,16 @@ def test_json_of_something_else_is_refused(text: str) -> None:
         from_json(text)
 
 
+@pytest.mark.parametrize("number", [1e300, -1e18, 1e17])
+def test_moment_that_no_calendar_has_is_shown_as_it_is(number: float) -> None:
+    decisions = tuple(replace(one, decided_s=number) for one in STATUS.decisions)
+    assert f"{number:g} s after 1970" in render(replace(STATUS, decisions=decisions, uptime_s=number))
+
+
+def test_line_that_fits_is_as_a_longer_one_would_be_but_for_its_end() -> None:
+    assert "\nnot well      two  words\n" in render(replace(STATUS, problems=("two  words  ",)))
+
+
 @pytest.mark.parametrize(
     "shown",
     [

@@ -231,7 +231,7 @@ def _of_this_node(config: Path) -> Recorded:
             f"{error}\nTo advise on other nodes, give --prometheus URL, or files (criproxy advise --help)"
         ) from error
     try:
-        history = json.loads(text)
+        history = client.read_json(text)
     except ValueError as error:
         raise SimulateError(f"{path}: does not answer as criproxy does ({error})") from error
     return _of_runs((dryrun.of_histories(socket.gethostname(), [history]),), "by what criproxy recorded here")

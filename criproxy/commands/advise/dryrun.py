@@ -98,7 +98,7 @@ def of_histories(name: str, histories: Sequence[Mapping[str, Any]]) -> DryRun:
                         t_s = round(float(minutes["first_s"]) + float(minutes["step_s"]) * (i + 1))
                         values = (mean * scale, size * scale, math.nan if hour is None else hour * scale)
                         rows[of][t_s // 60] = values
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SimulateError(f"{name}: its record is not understood ({error!r}); is that an older criproxy?") from error
     hours = len(rows["cpu"]) / 60
     if hours <= LEAST_HOURS:

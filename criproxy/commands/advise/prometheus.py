@@ -28,6 +28,9 @@ TIMEOUT_S: Final = 120.0
 MOST_ANSWER: Final = 64 << 20
 """Bytes."""
 
+MOST_ANSWER_S: Final = 600.0
+"""For the whole of an answer, which may come byte by byte."""
+
 MOST_POINTS: Final = 10_000
 """Of one series; Prometheus refuses 11,000."""
 
@@ -131,7 +134,7 @@ class Prometheus:
             path = f"{self._path}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
             connection.request("GET", path, headers=self._headers)
             answer = connection.getresponse()
-            text = answer.read(MOST_ANSWER + 1)
+            text = _within(answer, time.monotonic() + MOST_ANSWER_S)
         except ssl.SSLCertVerificationError as error:
             why = error.verify_message or error
             raise SimulateError(f"{self.url}: its certificate is not trusted ({why}); give --ca-file") from error
@@ -165,6 +168,17 @@ class Prometheus:
         except (ValueError, KeyError, TypeError, RecursionError):
             said = " ".join(text[:200].decode(errors="replace").split())
         raise SimulateError(f"{self.url}: answers {answer.status} to {query}: {said[:300]}")
+
+
+def _within(answer: http.client.HTTPResponse, end_s: float) -> bytes:
+    """The answer, or more than `MOST_ANSWER` of it. Raises OSError where it has not come by then."""
+    parts, size = [], 0
+    while size <= MOST_ANSWER and (part := answer.read1(1 << 20)):
+        parts.append(part)
+        size += len(part)
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"not all of the answer in {MOST_ANSWER_S:g} s")
+    return b"".join(parts)
 
 
 def _data(text: bytes, url: str) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """The criproxy that kubelet is attached to, as attach and detach need to know it."""
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,6 +8,7 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host
+from criproxy.observe.client import read_json
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
@@ -82,7 +82,7 @@ class RunningCriproxy(Struct, frozen=True):
 
     def _status(self, host: Host) -> Any:
         try:
-            status = json.loads(host.machine.ask(self.status, "/status"))
+            status = read_json(host.machine.ask(self.status, "/status"))
             return {key: kind(status[key]) for key, kind in _STATUS.items()}
         except (ValueError, KeyError, TypeError) as error:
             raise NodeError(f"{self.status} does not answer like criproxy") from error

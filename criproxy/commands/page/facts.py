@@ -1,11 +1,10 @@
 """What the page shows, asked of the running criproxy: one value, which becomes JSON."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, convert, to_builtins
 
 from criproxy.control.interference.ladder import Rung
 from criproxy.control.resources import RESOURCES
@@ -24,8 +23,23 @@ class State(Struct, frozen=True):
     details: tuple[str, ...] = ()
 
 
+class _ShownRung(Struct, frozen=True):
+    resource: str
+    rung: str
+    reason: str
+
+
+class _ShownLadder(Struct, frozen=True):
+    """What is read here of the section; see `criproxy.pods.interference`."""
+
+    rungs: tuple[_ShownRung, ...] = ()
+
+
 def state_of(status: Status) -> State:
-    """Problems come first; each names its remedy where there is one."""
+    """Problems come first; each names its remedy where there is one.
+
+    Raises ValueError where a section is no criproxy's.
+    """
     modes = (*(in_words(mode) for mode in Mode if mode.value in status.modes), *_held_back(status))
     if status.problems:
         count = len(status.problems)
@@ -41,9 +55,9 @@ def state_of(status: Status) -> State:
 
 def _held_back(status: Status) -> Iterator[str]:
     """What the ladder holds back now."""
-    for one in status.sections.get("interference", {}).get("rungs", ()):
-        if one["rung"] != Rung.OPEN:
-            yield f"{one['resource']} of offline pods is {one['rung']}: {one['reason']}"
+    for one in convert(status.sections.get("interference", {}), _ShownLadder).rungs:
+        if one.rung != Rung.OPEN:
+            yield f"{one.resource} of offline pods is {one.rung}: {one.reason}"
 
 
 def _shared(cpu: ResourceStatus, pods: int) -> str:
@@ -69,7 +83,7 @@ def facts(socket: Path, since_s: float | None = None) -> dict[str, Any]:
     history = client.ask(socket, "/history" if since_s is None else f"/history?since={since_s}", _ASK_S)
     return {
         "state": to_builtins(state_of(from_json(status))),
-        "status": json.loads(status),
-        "why": json.loads(why),
-        "history": json.loads(history),
+        "status": client.read_json(status),
+        "why": client.read_json(why),
+        "history": client.read_json(history),
     }

@@ -84,7 +84,7 @@ def capacities(text: str, unit: str = "cores") -> Capacities:
 
 
 def _capacity_file(path: str, unit: str) -> dict[str, tuple[float, str]]:
-    text = _together(pieces(path, Findings()), path)
+    text = whole_text(path, Findings())
     try:
         if text.lstrip()[:1] in ("{", "["):
             content = json.loads(text)
@@ -143,6 +143,11 @@ def _whole_lines(pieces: Iterable[str], name: str) -> Iterator[str]:
         if number > MOST_LINES:
             raise SimulateError(f"{name}: more than {MOST_LINES} lines; give fewer nodes at a time")
         yield piece
+
+
+def whole_text(path: str, findings: Findings) -> str:
+    """A file that may be one line. Raises SimulateError as `pieces`, and for more than `MOST_ANSWER`."""
+    return _together(pieces(path, findings), name_of(path))
 
 
 def _together(pieces: Iterable[str], name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from criproxy.control.resources import RESOURCES
@@ -209,9 +209,14 @@ def _state(status: Status, failure: str) -> Line:
     return Line("closed: " + status.schedule.closed if status.schedule.closed else f"colocation {status.colocation}")
 
 
+class _Missized(Struct, frozen=True):
+    """What is read here of the section; see `criproxy.pods.pod_use`."""
+
+    uid: str
+
+
 def _sizes(status: Status) -> str:
-    lies = status.sections.get("missized", ())
-    pods = {one["uid"] for one in lies}
+    pods = {one.uid for one in convert(status.sections.get("missized", ()), tuple[_Missized, ...])}
     return f"{len(pods)} pods have not used what they ask for, for an hour: `criproxy status`" if pods else ""
 
 

@@ -11,6 +11,7 @@ from criproxy.model.modes import Mode, in_words
 from criproxy.observe import client
 from criproxy.observe.status import ScheduleStatus, from_json, to_json
 from tests.commands.page.lived import DAY_S, WALL_S, node, status
+from tests.observe.status_samples import STATUS
 
 USED = "of 32.00 cores, online uses 13.25 cores and 7 offline pods use 7.25 cores; they may have 14.50 cores"
 HELD = (
@@ -46,6 +47,12 @@ HELD = (
 )
 def test_state_is_one_sentence_and_what_to_know(changed: dict[str, Any], state: State) -> None:
     assert state_of(from_json(to_json(replace(status(), **changed)))) == state
+
+
+@pytest.mark.parametrize("section", ["x", {"rungs": [1]}, {"rungs": [{"rung": "squeezed"}]}])
+def test_section_that_is_no_criproxy_s_is_a_value_error(section: object) -> None:
+    with pytest.raises(ValueError, match=r"Expected|missing"):
+        state_of(replace(STATUS, sections={"interference": section}))
 
 
 def test_facts_are_what_the_daemon_answers(tmp_path: Path) -> None:

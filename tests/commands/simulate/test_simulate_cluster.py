@@ -3,9 +3,11 @@
 import gzip
 import json
 import math
+import os
 import subprocess
 import sys
 from array import array
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -39,6 +41,83 @@ def a_folder(tmp_path, nodes, capacity="id,cpu,memory\na,8,34359738368\nb,8,3435
 def some_nodes(hours=12, cpu=2.0, memory=8 * GIB, ids=("a", "b")):
     rows = [f"{one},{START_S + 300 * i},{cpu},{memory}" for one in ids for i in range(12 * hours)]
     return "\n".join(["id,t,cpu,memory", *rows]) + "\n"
+
+
+def refused(folder):
+    with pytest.raises(SimulateError) as error:
+        read(folder)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["nodes.csv", "capacity.csv", "jobs.csv"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "nothing"])
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, name, kind):
+    folder = a_folder(tmp_path, some_nodes(), jobs="arrival,cpu,duration\n1760000000,1,600\n")
+    file = folder / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to({"device": "/dev/zero", "loop": file, "nothing": "/no/such/file"}[kind])
+    assert refused(folder) == f"{file}: is no file, and no link to one; write it as a file, or remove it"
+
+
+def test_a_name_that_no_file_can_have_is_no_folder():
+    assert "is no folder" in refused(Path("/tmp/" + "a" * 5000))
+
+
+@pytest.mark.parametrize("t", ["0", "99999999999", "-99999999999"])
+def test_a_time_far_from_all_others_is_named_and_not_made_a_grid_of(tmp_path, t):
+    why = refused(a_folder(tmp_path, some_nodes() + f"b,{t},1,1\n"))
+    assert f"t = {t} (node b)" in why
+    assert "remove rows whose time is wrong" in why
+    assert why.startswith(str(tmp_path / "nodes.csv"))
+
+
+def test_nodes_that_hardly_anything_is_on_record_of_are_not_made_one_grid_of(tmp_path):
+    nodes = "".join(f"n{i},{START_S + 3000 * i},1\n" for i in range(20_000))
+    capacity = "id,cpu\n" + "".join(f"n{i},8\n" for i in range(20_000))
+    assert "for each of 20000 nodes are too many" in refused(a_folder(tmp_path, f"id,t,cpu\n{nodes}", capacity))
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "named"),
+    [
+        ("nodes", f"b,{START_S + 7},1e308,1", ":290: cpu is '1e308'"),
+        ("nodes", f"b,{START_S + 7},1,1e308", ":290: memory is '1e308'"),
+        ("capacity", "c,8193,1", ":4: cpu is '8193'"),
+        ("capacity", "c,1,1e19", ":4: memory is '1e19'"),
+        ("jobs", f"{START_S},1e-300,0,60,1", ":2: cpu is '1e-300'"),
+        ("jobs", f"{START_S},1,1e-300,60,1", ":2: memory is '1e-300'"),
+        ("jobs", f"{START_S},1,0,1e300,1", ":2: duration is '1e300'"),
+        ("jobs", f"{START_S},1,0,60,1e300", ":2: count is '1e300'"),
+        ("jobs", f"{START_S},nan,0,60,1", ":2: cpu is 'nan'"),
+    ],
+)
+def test_a_number_that_nothing_can_have_is_named_with_its_line(tmp_path, file, row, named):
+    folder = a_folder(tmp_path, some_nodes(), jobs="arrival,cpu,memory,duration,count\n")
+    with (folder / f"{file}.csv").open("a") as out:
+        out.write(f"{row}\n")
+    assert f"{file}.csv{named}; write " in refused(folder)
+
+
+def test_an_answer_of_prometheus_is_one_line_however_long(tmp_path):
+    values = [[START_S + 30 * i, "2.5"] for i in range(50_000)]
+    for name, of in (("cpu", values), ("cpu_capacity", [[START_S, "8"]])):
+        result = [{"metric": {"node": "a"}, "values": of}]
+        answer = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+        (tmp_path / f"{name}.json").write_text(answer)
+    assert (tmp_path / "cpu.json").stat().st_size > 1 << 20
+    assert len(read(tmp_path).nodes[0].cpu.times_s) == 50_000
+
+
+def test_an_answer_that_is_more_than_is_read_ends_there(tmp_path):
+    with gzip.open(tmp_path / "cpu.json.gz", "wb", 1) as out:
+        for _ in range(65):
+            out.write(b"[]," * ((1 << 20) // 3 + 1))
+    assert "more than 64 MiB" in refused(tmp_path)
 
 
 def flat(law, *, cpu=(2.0,), lent=(4.0,), cells=40, cores=8.0, memory=None, lent_memory=None, size=32 * GIB):

@@ -30,6 +30,12 @@ def names(view: View) -> list[str]:
     return [pod.name for pod in ordered(PODS, view)]
 
 
+@pytest.mark.parametrize("missized", ["x", [1], [{"name": "a"}], {"uid": "a"}])
+def test_section_that_is_no_criproxy_s_is_a_value_error(missized: object) -> None:
+    with pytest.raises(ValueError, match=r"Expected|missing"):
+        drawn(status(*PODS, sections={"missized": missized}), PLAIN, 80, 24)
+
+
 def test_screen_of_80_by_24_has_all_columns() -> None:
     shown = texts(status(*PODS, problems=()))
     assert shown[:8] == [

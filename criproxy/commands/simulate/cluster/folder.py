@@ -6,6 +6,7 @@ with the file, the line, the value and what to write instead.
 
 import csv
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from msgspec import Struct
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cells import Moments
 from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, RecordedNode, grid_of
-from criproxy.commands.simulate.readers import lines, read_json
+from criproxy.commands.simulate.readers import lines, read_json, whole_text
 from criproxy.commands.simulate.tables import TableReading
 from criproxy.commands.simulate.trace import LATEST_S, Findings, Flaw, Rows, Trace
 
@@ -29,6 +30,12 @@ EXAMPLE: Final = Path(__file__).with_name("example")
 """The folder that ships."""
 
 _REFUSED: Final = (Flaw.NOT_A_ROW, Flaw.NOT_A_NUMBER, Flaw.DUPLICATE, Flaw.NEGATIVE, Flaw.CUT_OFF)
+_MOST: Final = 1e18
+"""Of anything that is counted: bytes, seconds, pods."""
+_MOST_CORES: Final = 8192.0
+"""As many CPUs as a kernel can have."""
+_LEAST_CORES: Final = 0.001
+"""That a pod may ask for: Kubernetes counts no finer."""
 _MOST_ABOVE_RATIO: Final = 0.05
 """More usages above the capacity than this are no peaks, but a wrong unit."""
 
@@ -47,7 +54,7 @@ class RecordedCluster(Struct, frozen=True):
 
 def read(folder: Path) -> RecordedCluster:
     """Raises SimulateError where any of it can't be understood."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise SimulateError(f"{folder}: is no folder; give one with {NODES} and {CAPACITY} (or leave it out: example)")
     findings = Findings()
     cpu_rows, memory_rows = Rows(findings), Rows(findings)
@@ -64,7 +71,10 @@ def read(folder: Path) -> RecordedCluster:
     _refuse(findings)
     nodes = _nodes(source, cpu_rows, memory_rows if has_memory else None, capacities)
     _refuse(findings)
-    grid = grid_of(nodes)
+    try:
+        grid = grid_of(nodes)
+    except SimulateError as error:
+        raise SimulateError(f"{source}: {error}") from error
     if grid.cells < 2:
         raise SimulateError(f"{source}: has one moment only; give a record of hours, and better of days")
     _refuse_wrong_unit(findings, source, sum(len(node.cpu.times_s) for node in nodes) * (2 if has_memory else 1))
@@ -83,10 +93,14 @@ def read(folder: Path) -> RecordedCluster:
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    """The file, or the same with .gz. Raises SimulateError where both are there."""
-    found = [path for path in (folder / name, folder / f"{name}.gz") if path.exists()]
+    """The file, or the same with .gz. Raises SimulateError where both are there, and for what is no file: of a pipe
+    that nobody writes to, no line ever comes.
+    """
+    found = [path for path in (folder / name, folder / f"{name}.gz") if os.path.lexists(path)]
     if len(found) > 1:
         raise SimulateError(f"{folder}: has both {name} and {name}.gz; remove one")
+    if found and not found[0].is_file():
+        raise SimulateError(f"{found[0]}: is no file, and no link to one; write it as a file, or remove it")
     return found[0] if found else None
 
 
@@ -139,13 +153,15 @@ def _rows(
         raise SimulateError(f"{file}:{reader.line_num}: {error}; write rows of {','.join(needed)}") from error
 
 
-def _number(place: str, column: str, text: str, remedy: str, *, least: float = 0.0, above: bool = False) -> float:
-    """Raises SimulateError for what is no finite number from `least` on (or above it)."""
+def _number(
+    place: str, column: str, text: str, remedy: str, *, least: float = 0.0, above: bool = False, most: float = _MOST
+) -> float:
+    """Raises SimulateError for what is no number from `least` (or above it) to `most`."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (least < number if above else least <= number) or not number < math.inf:
+    if not (least < number if above else least <= number) or not number <= most:
         raise SimulateError(f"{place}: {column} is {text.strip()[:40]!r}; write {remedy}")
     return number
 
@@ -195,13 +211,15 @@ def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> It
         if count != int(count):
             raise SimulateError(f"{place}: count is {row['count'].strip()!r}; write a whole number")
         memory = _number(place, "memory", row.get("memory", "0"), "the bytes that the pod asks for, such as 1073741824")
+        if 0.0 < memory < 1.0:
+            raise SimulateError(f"{place}: memory is {row['memory'].strip()[:40]!r}; write bytes, such as 1073741824")
         if memory and not has_memory:
             raise SimulateError(
                 f"{place}: memory is {row['memory'].strip()}, and the nodes have none on record; give online's, or 0"
             )
         yield PodsToCome(
             arrival_s=_moment(place, "arrival", row["arrival"]) - grid.start_s,
-            cpu=_number(place, "cpu", row["cpu"], "the cores that the pod asks for, such as 0.5", above=True),
+            cpu=_number(place, "cpu", row["cpu"], "the cores that the pod asks for, such as 0.5", least=_LEAST_CORES),
             memory=memory,
             duration_s=_number(place, "duration", row["duration"], "seconds at full speed, such as 600", above=True),
             count=int(count),
@@ -215,15 +233,11 @@ def _jobs(file: Path, grid: Grid, findings: Findings, *, has_memory: bool) -> It
 
 def _read_answers(folder: Path, file: Path, cpu: Rows, memory: Rows, findings: Findings) -> bool:
     """Returns whether memory is recorded."""
-    read_json(_text(file, findings), TableReading(str(file), cpu))
+    read_json(whole_text(str(file), findings), TableReading(str(file), cpu))
     other = _file(folder, MEMORY_ANSWER)
     if other is not None:
-        read_json(_text(other, findings), TableReading(str(other), memory, unit="bytes"))
+        read_json(whole_text(str(other), findings), TableReading(str(other), memory, unit="bytes"))
     return other is not None
-
-
-def _text(file: Path, findings: Findings) -> str:
-    return "".join(lines(str(file), findings))
 
 
 # --- capacities, and nodes --------------------------------------------------------------------------------------------
@@ -241,7 +255,7 @@ def _capacities(folder: Path, findings: Findings, *, has_memory: bool) -> _Sizes
         node_id = _id(place, row["id"])
         if node_id in found:
             raise SimulateError(f"{place}: id is {node_id!r} for the second time; remove one of both rows")
-        cores = _number(place, "cpu", row["cpu"], "the node's cores, such as 32", above=True)
+        cores = _number(place, "cpu", row["cpu"], "the node's cores, such as 32", above=True, most=_MOST_CORES)
         size = _number(place, "memory", row.get("memory", "1"), "the node's bytes, such as 137438953472", above=True)
         found[node_id] = (cores, size)
     return found
@@ -265,7 +279,7 @@ def _capacity_answers(folder: Path, findings: Findings, *, has_memory: bool) -> 
 
 def _last_values(file: Path, findings: Findings) -> dict[str, float]:
     rows = Rows(findings)
-    read_json(_text(file, findings), TableReading(str(file), rows))
+    read_json(whole_text(str(file), findings), TableReading(str(file), rows))
     found = {trace.id: trace.usages[-1] for trace in rows.traces(lambda _id: (math.inf, ""))}
     for node_id, value in found.items():
         if not value > 0.0:

@@ -7,9 +7,15 @@ from typing import Final
 
 from msgspec import Struct
 
+from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.trace import GAP_STEPS, Trace
 
 LEAST_CELL_S: Final = 30.0
+
+MOST_CELLS: Final = 4_000_000
+"""Of a grid: four years in cells of 30 s."""
+MOST_OF_ALL: Final = 64_000_000
+"""Cells of all nodes; each takes some tens of bytes."""
 
 WARM_UP_S: Final = 24 * 3600.0
 LONG_S: Final = 3 * 86400.0
@@ -62,12 +68,23 @@ class Grid(Struct, frozen=True):
 
 
 def grid_of(nodes: Sequence[RecordedNode]) -> Grid:
-    """From the first sample of all to the last, in cells of the usual step, and of 30 s at least."""
+    """From the first sample of all to the last, in cells of the usual step, and of 30 s at least.
+
+    Raises SimulateError for more cells than can be replayed: mostly, one time is wrong.
+    """
     steps = sorted(step for node in nodes if (step := node.cpu.step_s) > 0.0)
     cell_s = max(LEAST_CELL_S, float(steps[len(steps) // 2])) if steps else LEAST_CELL_S
-    start_s = min(node.cpu.times_s[0] for node in nodes)
-    end_s = max(node.cpu.times_s[-1] for node in nodes)
-    return Grid(start_s, cell_s, int((end_s - start_s) / cell_s + 1e-3) + 1)
+    first = min(nodes, key=lambda node: node.cpu.times_s[0])
+    last = max(nodes, key=lambda node: node.cpu.times_s[-1])
+    start_s, end_s = first.cpu.times_s[0], last.cpu.times_s[-1]
+    cells = int((end_s - start_s) / cell_s + 1e-3) + 1
+    if cells > MOST_CELLS or cells * len(nodes) > MOST_OF_ALL:
+        raise SimulateError(
+            f"the record is from t = {start_s:.0f} (node {first.id}) to t = {end_s:.0f} (node {last.id}): {cells} "
+            f"cells of {cell_s:g} s for each of {len(nodes)} nodes are too many; remove rows whose time is wrong, or "
+            "give fewer nodes or days"
+        )
+    return Grid(start_s, cell_s, cells)
 
 
 def on_grid(times_s: Sequence[float], values: Sequence[float], grid: Grid, *, last: bool = False) -> "array[float]":
