@@ -18,7 +18,7 @@ from grpc import aio
 from structlog.testing import capture_logs
 
 from criproxy.clients.http2.connection import CallError
-from criproxy.clients.link import RuntimeInfo, RuntimeLink
+from criproxy.clients.link import BEAT_S, VERSION_TIMEOUT_S, RuntimeInfo, RuntimeLink
 from criproxy.fronts.cri.messages import VersionResponse
 from tests.fakes import runtime as fake_runtime
 from tests.fakes.runtime import FakeRuntime, answer, fail
@@ -165,6 +165,11 @@ async def test_runtime_that_is_frozen_is_not_ready_until_it_goes_on(
             process.send_signal(signal.SIGCONT)
             await until(lambda: link.ready)
             assert (len(inventory.lists), link.problem) == (2, "")
+
+
+def test_runtime_that_is_frozen_is_told_within_10_s() -> None:
+    """A beat, and what an answer to it may take; the test above has both shorter."""
+    assert BEAT_S + VERSION_TIMEOUT_S < 10.0
 
 
 async def test_call_while_the_runtime_is_away_fails_at_once(runtime: FakeRuntime) -> None:

@@ -27,10 +27,10 @@ The version is made of the content, so the same content is never taken for anoth
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from criproxy_cluster.objects import Json
 from criproxy_cluster.owners.rules import OwnersSpec
@@ -39,6 +39,11 @@ from criproxy_cluster.vocabulary.policy import MAX_POLICY_BYTES, MOST_DEEP, SCHE
 
 _OFF: Final[Json] = {"colocation": {"enabled": False, "on_disable": "evict"}}
 _SWITCH: Final = "switch"
+MOST_REQUIREMENTS: Final = 64
+MOST_VALUES: Final = 1024
+"""Of a selector and of a requirement, which each node is held against. crd.yaml says the same; what was stored before
+it did comes here all the same.
+"""
 _OPERATORS: Final = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
@@ -51,7 +56,7 @@ class Requirement(Struct, frozen=True):
 
     key: str
     operator: str
-    values: tuple[str, ...] = ()
+    values: Annotated[frozenset[str], Meta(max_length=MOST_VALUES)] = frozenset()
 
     def __post_init__(self) -> None:
         if self.operator not in _OPERATORS:
@@ -76,8 +81,8 @@ class Requirement(Struct, frozen=True):
 class Selector(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Of nodes, by their labels. An empty one selects all."""
 
-    match_labels: dict[str, str] = {}
-    match_expressions: tuple[Requirement, ...] = ()
+    match_labels: Annotated[dict[str, str], Meta(max_length=MOST_REQUIREMENTS)] = {}
+    match_expressions: Annotated[tuple[Requirement, ...], Meta(max_length=MOST_REQUIREMENTS)] = ()
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(

@@ -148,6 +148,15 @@ WRONG = {
     "no tables": ({"settings": {"cpu": 1}}, "settings"),
     "an operator": ({"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}}, "Like"),
     "values": ({"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "values"),
+    "20,000 expressions": (
+        {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}] * 20_000}},
+        r"length <= 64 - at `\$.selector.matchExpressions`",
+    ),
+    "20,000 labels": ({"selector": {"matchLabels": {str(i): "" for i in range(20_000)}}}, "length <= 64"),
+    "20,000 values": (
+        {"selector": {"matchExpressions": [{"key": "a", "operator": "In", "values": list(map(str, range(20_000)))}]}},
+        "length <= 1024",
+    ),
     "a schedule's key": ({"schedule": {"zone": "UTC"}}, "spec.schedule.zone"),
     "two schedules": ({"schedule": {}, "settings": {"schedule": {}}}, "write one of them"),
     "too long": ({"settings": {"cpu": {"x": "y" * 40_000}}}, "shorten"),
