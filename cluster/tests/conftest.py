@@ -16,6 +16,7 @@ def stepped(monkeypatch):
         "controller.controller",
         "controller.follower",
         "controller.leader",
+        "ledger.watching",
         "quota.keeper",
         "overflow.keeper",
         "yarn.operator",

@@ -86,10 +86,13 @@ class FakeKube:
     def client(self):
         server = f"http://127.0.0.1:{self.port}" if self._server else "http://in-memory"
         config = KubeConfig.from_one(user=User(token="t"), cluster=Cluster(server=server), namespace="criproxy-system")
-        transport = None if self._server else _InMemory(self)
+        transport = None if self._server else self.transport()
         return AsyncClient(
             config.get(), namespace="criproxy-system", field_manager="criproxy-cluster", transport=transport
         )
+
+    def transport(self):
+        return InMemory(self)
 
     def put(self, plural, body, namespace=""):
         """A new object, or another in its place."""
@@ -385,7 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-class _InMemory(httpx2.AsyncBaseTransport):
+class InMemory(httpx2.AsyncBaseTransport):
     def __init__(self, api):
         self._api = api
 
