@@ -306,7 +306,7 @@ class Keeping:
         self.yarn.used[ID] = [min(self.yarn.used[ID][0], mib), min(self.yarn.used[ID][1], cores)]
         free = lent - 1000 * (bound + cores)
         told = notes(self.kube).bytes == mib << 20
-        return told and self.ledger.free("n")[CPU] == free and self.operator._nodes["n"].wanted.mib == mib
+        return told and (self.ledger.free("n") or {}).get(CPU) == free and self.operator._nodes["n"].wanted.mib == mib
 
     def check_told(self):
         told = said(self.lines, "yarn_trouble")
