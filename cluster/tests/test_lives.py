@@ -62,8 +62,14 @@ async def let_down(part, kube, chance):
         if chance.random() < 0.5:
             await passes(chance.randrange(60))
         else:
-            await asyncio.sleep(chance.choice((0.01, 1.0, 5.0, 40.0, 100.0)))
+            await asyncio.sleep(chance.choice((0.01, 0.5, 1.0, 3.0, 10.0, 40.0, 100.0)))
         kube.well = chance.random() < 0.2
+
+
+def compact(kube, name, namespace):
+    """History is gone, and with it the end of this pod, of which no watch has heard."""
+    kube.objects.pop(("pods", namespace, name), None)
+    kube.forget()
 
 
 def assert_all_run(tasks):
@@ -151,7 +157,7 @@ class Overflowing:
             case 4:
                 put_virtual(kube, chance.choice(("True", "False")))
             case 5:
-                kube.forget()
+                compact(kube, name, "batch")
 
     def is_well(self):
         """The webhooks have a book of now, and the policy's status says what there is."""
@@ -290,7 +296,7 @@ class Keeping:
             case 5:
                 self.yarn.sizes[ID] = [16384, 16]  # its NodeManager has come back
             case 6:
-                kube.forget()
+                compact(kube, name, "default")
             case 7:  # another replica has taken the Lease
                 spec = {"holderIdentity": "other", "leaseDurationSeconds": 15, "leaseTransitions": 7}
                 kube.put("leases", {"metadata": {"name": LEASE}, "spec": spec}, SYSTEM)
