@@ -15,7 +15,6 @@ from integration.lab import cache, control_plane, hadoop, ledger_side
 from integration.lab.cgroups import Tree, hierarchies
 from integration.lab.control_plane import ApiError, ControlPlane
 from integration.lab.ledger_side import LedgerReplica
-from integration.lab.process import all_pids, argv_of
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -73,14 +72,21 @@ def yarn(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def box(yarn):
+def node_manager(yarn):
+    made = yarn.start_node_manager()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def box(node_manager):
     """The cgroup of memory in which the NodeManager is, as an offline pod's is in the box."""
     tree = Tree(f"/criproxy-yarn-{os.getpid()}")
     tree.make()
     (hierarchy,) = [one for one in hierarchies() if "memory" in one.controllers or one.controllers == ("",)][:1]
     pod = hierarchy.directory(tree.path) / "nodemanager"
     pod.mkdir()
-    (pod / "cgroup.procs").write_text(str(yarn.node_manager.pid))
+    (pod / "cgroup.procs").write_text(str(node_manager.pid))
     yield pod
     tree.kill()
     tree.remove()
@@ -127,7 +133,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(plane, yarn):
+def node(plane, yarn, node_manager):
     put_node(plane, NODE)
     arguments = (
         "--resource-manager", yarn.address, "--yarn-share", str(SHARE), "--yarn-grace", str(GRACE_S),
@@ -147,12 +153,6 @@ def node(plane, yarn):
     ledger.take_binds()
     yield made
     ledger.process.stop()
-
-
-def of_containers(yarn):
-    """The processes of its containers."""
-    folder = str(yarn.folder)
-    return {pid for pid in all_pids() if any("/container_" in word and folder in word for word in argv_of(pid))}
 
 
 def part_mib(gib):
@@ -186,9 +186,9 @@ def squeezed(node, job, box, busy_mib):
     """How many containers of a job were killed that was squeezed once and then given all again."""
     yarn = node.yarn
     until(lambda: yarn.used_mib() >= busy_mib, 240.0)
-    running = of_containers(yarn)
+    running = yarn.container_pids()
     inside = {int(pid) for pid in (box / "cgroup.procs").read_text().split()}
-    assert running and running & of_containers(yarn) <= inside, "the NodeManager's containers are its children"
+    assert running and running & yarn.container_pids() <= inside, "the NodeManager's containers are its children"
     before, seen = yarn.killed(), []
     node.lend(LESS_GIB)
     began_s = time.monotonic()

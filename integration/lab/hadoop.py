@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from integration.lab import cache
 from integration.lab.ports import free_ports
-from integration.lab.process import LabError, Process, wait_until
+from integration.lab.process import LabError, Process, all_pids, argv_of, wait_until
 
 VERSION = "3.4.2"
 ARTIFACTS = (
@@ -80,7 +80,10 @@ def _fetch(folder: Path) -> None:
 
 
 class Yarn:
-    """A ResourceManager, and one NodeManager that has `mib` and `vcores` by its own settings."""
+    """A ResourceManager, and one NodeManager that has `mib` and `vcores` by its own settings once it has started.
+
+    `folder` holds all their files, those of containers too.
+    """
 
     def __init__(self, folder: Path, mib: int, vcores: int) -> None:
         self.folder = folder
@@ -97,19 +100,32 @@ class Yarn:
         queues = {f"yarn.scheduler.capacity.{name}": value for name, value in queue.items()}
         (self.conf / "capacity-scheduler.xml").write_text(_xml(queues))
         (self.conf / "log4j.properties").write_text(_LOG)
-        self.manager = self._start("resourcemanager.ResourceManager")
-        self.node_manager = self._start("nodemanager.NodeManager")
+        name = "resourcemanager.ResourceManager"
+        self.manager = Process(name, self._command(name), self.folder / f"{name}.log", java_home())
+
+    def start_node_manager(self) -> Process:
+        """As a process of this machine, which its caller stops: containers end with its SIGTERM. Raises LabError."""
+        log = self.folder / "nodemanager.log"
+        node_manager = Process("nodemanager", self.node_manager_command(), log, java_home())
         try:
-            wait_until(
-                lambda: self.node().get("state") == "RUNNING",
-                START_S,
-                "the NodeManager to be known",
-                self.node_manager.log,
-                0.5,
-            )
+            self.wait_known(log)
         except BaseException:
-            self.stop()
+            node_manager.stop()
             raise
+        return node_manager
+
+    def node_manager_command(self) -> Sequence[str]:
+        return self._command("nodemanager.NodeManager")
+
+    def node_manager_mounts(self) -> Sequence[tuple[Path, bool]]:
+        """What of this machine a NodeManager's pod has at the same paths, and whether it may only read it."""
+        system = map(Path, ("/bin", "/usr", "/lib", "/lib64", "/etc/passwd", "/etc/group"))
+        fixed = [*system, *Path("/etc").glob("java-*"), self._jars]
+        return [*((one, True) for one in fixed if one.exists()), (self.folder, False)]
+
+    def wait_known(self, log: Path) -> None:
+        """Until the ResourceManager has the NodeManager, whose log this is. Raises LabError."""
+        wait_until(lambda: self.node().get("state") == "RUNNING", START_S, "the NodeManager to be known", log, 0.5)
 
     def _settings(self, ports: Sequence[int], mib: int, vcores: int) -> Mapping[str, object]:
         manager = ("address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address")
@@ -145,14 +161,12 @@ class Yarn:
             "mapreduce.task.io.sort.mb": 20,
         }
 
-    def _start(self, name: str) -> Process:
-        command = (*JAVA, "-Xmx256m", "-cp", f"{self.conf}:{self._jars}/*", f"org.apache.hadoop.yarn.server.{name}")
-        return Process(name, command, self.folder / f"{name}.log", _java_home())
+    def _command(self, name: str) -> Sequence[str]:
+        return (*JAVA, "-Xmx256m", "-cp", f"{self.conf}:{self._jars}/*", f"org.apache.hadoop.yarn.server.{name}")
 
     def stop(self) -> None:
-        """Containers end with their NodeManager's SIGTERM, which takes a while."""
-        for one in (self.node_manager, self.manager):
-            one.stop()
+        """The ResourceManager."""
+        self.manager.stop()
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
@@ -180,6 +194,11 @@ class Yarn:
     def used_mib(self) -> int:
         return int(self.node()["usedMemoryMB"])
 
+    def container_pids(self) -> set[int]:
+        """The processes of its containers."""
+        folder = str(self.folder)
+        return {pid for pid in all_pids() if any("/container_" in word and folder in word for word in argv_of(pid))}
+
     def killed(self) -> int:
         """Containers that were killed as the node became smaller, so far."""
         marked = re.findall(r"MARK_CONTAINER_FOR_KILLABLE to (\S+)", self.manager.log.read_text())
@@ -188,10 +207,10 @@ class Yarn:
     # --- what runs on it ----------------------------------------------------------------------------------------------
 
     def run(self, name: str, *arguments: str) -> Process:
-        """One of Hadoop's example programs, as a job."""
+        """One of Hadoop's example programs, as a job, which has its files where a NodeManager's pod finds them."""
         main = "org.apache.hadoop.examples.ExampleDriver"
         command = (*JAVA, "-Xmx256m", "-cp", f"{self.conf}:{self._jars}/*", main, name, *arguments)
-        return Process(name, command, self.folder / f"{name}.log", _java_home())
+        return Process(name, ("env", "-C", self.folder, *command), self.folder / f"{name}.log", java_home())
 
     def submit(self, spark: Path, job: Path, *options: str) -> Process:
         """A Python job of the Spark in this folder, whose driver is a process here."""
@@ -214,13 +233,13 @@ class Yarn:
             "PYSPARK_ARCHIVES_PATH": f"local:{spark}/python",
             "PYSPARK_PYTHON": "/usr/bin/python3",
             "SPARK_LOCAL_IP": "127.0.0.1",
-            **_java_home(),
+            **java_home(),
         }
         command: list[str | Path] = [spark / "bin" / "spark-submit", *master, *memory, *pairs, *options, job]
         return Process("spark-submit", command, self.folder / f"{job.stem}.log", env)
 
 
-def _java_home() -> Mapping[str, str]:
+def java_home() -> Mapping[str, str]:
     """Containers are started with it."""
     java = shutil.which("java")
     if java is None:
