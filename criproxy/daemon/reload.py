@@ -26,10 +26,11 @@ from criproxy.observe.status import ConfigStatus
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.part import NodeSettings
 
-_LOOK_AFTER_S: Final = 1.5
-_SLACK_S: Final = 0.5
-"""From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway. The
-schedule is looked at again and again, not once at its next change, as the wall clock may jump.
+_LOOK_AFTER_S: Final = 2.0
+_SLACK_S: Final = 1.0
+"""From one look at the file, and at the schedule, to the next: with the control loop's ticks, which wake up anyway, and
+of which there is always one within the slack. The schedule is looked at again and again, not once at its next change,
+as the wall clock may jump.
 """
 
 _AT_REST_AFTER_S: Final = 0.25

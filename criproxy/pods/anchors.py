@@ -15,7 +15,8 @@ class AnchorKeeping(Part, Struct, eq=False):
     """Whether or not the box's limits are criproxy's to set. See `CgroupDriver.keep_anchors`."""
 
     NAME = "keeping the slices that kubelet looks for"
-    EVERY_S = SLACK_S = 0.5
+    EVERY_S = 0.5
+    SLACK_S = 1.0  # there is a tick of the control loop within that, so that this needs no wake-up of its own
 
     shared: PodsShared
     box: Box

@@ -54,7 +54,7 @@ def test_first_look_at_the_config_comes_as_long_after_a_task_before_as_all_other
     reload = reload_of(watch, clock)
     with pytest.raises(TimeoutError):
         asyncio.run(reload.look_around())
-    assert looks == [1.5, 3.0, 4.5, 6.0]
+    assert looks == [2.0, 4.0, 6.0, 8.0]
 
 
 def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake_ups(tmp_path):

@@ -37,3 +37,9 @@ def test_where_nothing_needs_an_anchor_nobody_is_asked(version: int, path: str |
     box = FakeBox(path, version)
     asyncio.run(anchors(box).look())
     assert box.jobs == []
+
+
+def test_look_after_any_wait_finds_a_tick_of_the_control_loop_to_share() -> None:
+    """With a latest moment of a whole second, at any distance from the ticks, it kept that distance for ever."""
+    earliest_s, latest_s = 0.95 * AnchorKeeping.EVERY_S, AnchorKeeping.EVERY_S + AnchorKeeping.SLACK_S
+    assert latest_s - earliest_s >= 1.0
