@@ -20,7 +20,7 @@ from integration.lab.cgroups import Tree
 from integration.lab.clean import clean, clean_abandoned, leftovers
 from integration.lab.client import METHODS, CriClient
 from integration.lab.containerd import Containerd, shim_sockets
-from integration.lab.criproxy import ENGINE, LETS_THE_LAB, Criproxy
+from integration.lab.criproxy import CHECKOUT, ENGINE, LETS_THE_LAB, Criproxy
 from integration.lab.directory import abandoned, cgroup_root, claimed, mounts_below, socket_path
 from integration.lab.kubelet import SYSCTLS, Kubelet, static_pod
 from integration.lab.naming import spelled
@@ -325,3 +325,14 @@ def test_version_that_is_not_here_is_refused(variable: str, there: str, monkeypa
     monkeypatch.setenv(variable, "1.20")
     with pytest.raises(LabError, match=re.escape(f"{variable}=1.20: set it to {there}, or unset it")):
         build.find("kubectl")
+
+
+# --- what README has people call ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_command_of_readme_starts_in_a_new_shell(command: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([CHECKOUT / command, "--help"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: ./{command}" in done.stdout

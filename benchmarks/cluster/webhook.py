@@ -69,13 +69,17 @@ class Client:
         self._latencies_s: list[float] = []
         self._sent_late_s: list[float] = []
 
-    async def connect(self) -> None:
+    async def _connect(self) -> None:
+        """Anew, as the webhook has closed what was idle for two minutes."""
         port, context, name = self._where
+        while not self._idle.empty():
+            self._idle.get_nowait()[1].close()
         for _ in range(CONNECTIONS):
             self._idle.put_nowait(await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name))
 
     async def load(self, rate: float, seconds: float) -> Answers:
         """Raises OSError or AssertionError when it is not answered as it should."""
+        await self._connect()
         self._latencies_s, self._sent_late_s = [], []
         due_s = time.monotonic() + 0.1
         ends_s = due_s + seconds
@@ -99,7 +103,6 @@ class Client:
 
 
 async def serve(client: Client) -> None:
-    await client.connect()
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         rate, seconds = map(float, line.split())

@@ -148,7 +148,7 @@ def smoke(name: str) -> Outcome:
 
 
 def smokes(names: Sequence[str]) -> list[Outcome]:
-    """The smokes of several nodes, three at a time, as one waits half of the time for what its node does.
+    """The smokes of several nodes, two at a time, as one waits half of the time for what its node does.
 
     Each is a process of its own, whose output is shown when it has ended; one that fails keeps no other from running.
     """
@@ -164,7 +164,7 @@ def smokes(names: Sequence[str]) -> list[Outcome]:
         print(output, flush=True)
         return Outcome(name, SMOKE, child.returncode, time.monotonic() - began_s)
 
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         try:
             return list(pool.map(run, names))
         finally:  # of none that still runs, but for a signal
