@@ -1,5 +1,7 @@
 """What a real API server lets the ledger write of a Node: its note, and nothing else."""
 
+import time
+
 import pytest
 
 from cluster.integration.objects import put_node, until
@@ -31,7 +33,11 @@ def refused(plane):
             return str(error)
         return ""
 
-    until(lambda: "the ledger's note" in tried({"metadata": {"annotations": {"probe": "1"}}}))
+    def probed():
+        """Another value each time: what is written already changes nothing, and is never refused."""
+        return tried({"metadata": {"annotations": {"probe": str(time.monotonic_ns())}}})
+
+    until(lambda: "the ledger's note" in probed())
     return tried
 
 
