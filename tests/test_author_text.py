@@ -21,7 +21,8 @@ from docs.author_text import (
 )
 
 LONG, SHORT = 64 * 1024, 16 * 1024
-MOST_S = 0.005
+MOST_S = 0.01
+"""Twice what the dearest takes on a machine that does nothing else."""
 RATIO = LONG / SHORT
 LITTLE_S = 0.0005
 """Below this, a ratio says nothing."""

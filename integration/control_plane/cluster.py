@@ -29,6 +29,7 @@ from integration.lab.control_plane import ApiError, ControlPlane, wait_for
 from integration.lab.criproxy import QUICK, UNJUDGED, Criproxy
 from integration.lab.directory import claimed, lab_name
 from integration.lab.kubelet import Kubelet, static_pod
+from integration.lab.process import LabError
 from integration.lab.throwaway import is_throwaway
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
@@ -120,7 +121,16 @@ class Cluster:
             ready = [one.get("ready") for one in pod["status"].get("containerStatuses", [])]
             return pod if pod["status"]["phase"] == "Running" and ready == [True] else None
 
-        return wait_for(running, POD_S, f"pod {name} to run")
+        with self.explaining(name):
+            return wait_for(running, POD_S, f"pod {name} to run")
+
+    @contextlib.contextmanager
+    def explaining(self, name: str) -> Iterator[None]:
+        """Where what is waited for does not come, say how the pod is, in the words of the scheduler and kubelet."""
+        try:
+            yield
+        except LabError as error:
+            raise LabError(f"{error}: {self.pod(name)['status']}") from error
 
     def delete(self, *names: str) -> None:
         for name in names:

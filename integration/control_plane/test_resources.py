@@ -101,14 +101,16 @@ def wait_all_running(cluster: Cluster, name: str) -> None:
         found = containers_of(cluster, name).values()
         return bool(found) and all("running" in one["state"] for one in found)
 
-    wait_for(runs, POD_S, f"pod {name} to run")
+    with cluster.explaining(name):
+        wait_for(runs, POD_S, f"pod {name} to run")
 
 
 @pytest.fixture(scope="module")
 def pods(cluster: Cluster) -> Iterator[Cluster]:
     """One of each kind, which runs."""
-    cluster.order("1", cpu={"min_cores": 2.0})  # however busy this machine is
+    cluster.order("1", cpu={"min_cores": 2.0}, memory={"min_bytes": 512 << 20})  # however busy this machine is
     cluster.wait_published(lambda amount: amount >= 2000, "the floor")
+    cluster.wait_published(lambda amount: amount >= 512 << 20, "the floor", MEMORY)
     for name, manifest in KINDS.items():
         create(cluster, name, manifest)
     for name in KINDS:
