@@ -192,6 +192,8 @@ class Side:
 
     def run(self, case: Case) -> tuple[float, float]:
         """The p50 and the proxy's CPU time, in s."""
+        for client in self.clients:
+            client.answer_pings()
         uids = [f"{self.name}{next(_UIDS)}" for _ in range(case.times)]
         with self._kubelets(uids if case.offline else ()):
             self._do(case.before, uids, case.at_once)

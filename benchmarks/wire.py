@@ -8,6 +8,7 @@ would do. Windows are kept.
 Source: grpc-go 1.33, internal/transport, bdp_estimator.go, flowcontrol.go and http2_client.go, handleData.
 """
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -90,6 +91,21 @@ class _Peer:
         if self._answers:
             self.send(b"")
 
+    def receive_waiting(self) -> None:
+        """What has come by now. Raises ConnectionError at the end of the connection."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._read(socket.MSG_DONTWAIT)
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether the next frame has come whole."""
+        if len(self._data) < HEADER_BYTES:
+            return False
+        high, low, *_ = frames.unpack_header(self._data)
+        end: int = HEADER_BYTES + (high << 8 | low)
+        return len(self._data) >= end
+
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
         """(type, flags, stream, payload) of each. Raises ConnectionError at the end of the connection."""
         data = self._data
@@ -128,8 +144,8 @@ class _Peer:
             unread = 0
         self._unread_of[stream] = unread
 
-    def _read(self) -> None:
-        if not (received := self._socket.recv(_READ_BYTES)):
+    def _read(self, flags: int = 0) -> None:
+        if not (received := self._socket.recv(_READ_BYTES, flags)):
             raise ConnectionResetError("the peer has closed")
         self._data += received
 
@@ -180,6 +196,13 @@ class Client:
     def send(self, requests: bytes) -> None:
         """Of several calls, one behind the other, at once."""
         self._peer.send(requests)
+
+    def answer_pings(self) -> None:
+        """Those that came while no call was open: gRPC closes a connection that leaves one unanswered for a minute."""
+        self._peer.receive_waiting()
+        while self._peer.has_frame:
+            next(self._frames)
+        self._peer.flush()
 
     def answers(self, count: int) -> list[bytes]:
         """Read so many answers to their ends; returns their header blocks, as they came."""

@@ -1,7 +1,7 @@
 """kill -9 of containerd and of criproxy, again and again, while pods come and go.
 
 At no moment is an offline process outside the box, no pod is lost track of, and no call fails but with UNAVAILABLE
-while something is down. CHAOS_SEED repeats a run's order and moments.
+while something is down. CHAOS_SEED repeats a run's order and moments, KILLS says how many kills of each.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(900)
 
 Say = Callable[[str], object]
 
-KILLS = 10
+KILLS = int(os.environ.get("KILLS", "5"))
 WORKERS = 3
 WELL_S = 300.0
 PLACEMENT = "colocation.criproxy.io/placement"

@@ -22,7 +22,7 @@ from docs.author_text import (
 
 LONG, SHORT = 64 * 1024, 16 * 1024
 MOST_S = 0.01
-"""Twice what the dearest takes on a machine that does nothing else."""
+"""5 ms, and as much again where all cores are busy."""
 RATIO = LONG / SHORT
 LITTLE_S = 0.0005
 """Below this, a ratio says nothing."""

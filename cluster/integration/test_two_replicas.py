@@ -24,7 +24,7 @@ from integration.lab.cluster_side import Replica, leader
 pytestmark = pytest.mark.timeout(1200)
 
 NODES = 8
-ROUNDS = 14
+ROUNDS = 7
 IN_FORCE_S = 5.0
 UNREAD = "import os; _unread = os.pipe(); os.dup2(_unread[1], 2)"
 GONE = "import os; _gone, _end = os.pipe(); os.dup2(_end, 2); os.close(_gone)"

@@ -25,6 +25,8 @@ HOST_PATHS: Final = (
 
 MOST_CAPABILITIES: Final = 256
 """Names that a container adds. Linux has some forty capabilities, each with two spellings that people use."""
+MOST_CAPABILITY_BYTES: Final = 64
+"""No capability's name is so long: of a longer text, so much is read, which is none either."""
 
 SHOWN: Final = 320
 """Characters of a path that an answer repeats."""

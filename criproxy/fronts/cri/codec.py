@@ -31,7 +31,7 @@ from criproxy.model import (
 )
 from criproxy.pods.placing import Made
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
-from criproxy.vocabulary.unboundable import MOST_CAPABILITIES
+from criproxy.vocabulary.unboundable import MOST_CAPABILITIES, MOST_CAPABILITY_BYTES
 
 _M = TypeVar("_M", bound=Message)
 _L = TypeVar("_L", ListedSandbox, ListedContainer)
@@ -335,6 +335,10 @@ def text(data: bytes) -> str:
     return data.decode("utf-8", _KEPT)
 
 
+def _capability(data: bytes) -> str:
+    return text(data[:MOST_CAPABILITY_BYTES])
+
+
 def wire(value: str) -> bytes:
     return value.encode("utf-8", _KEPT)
 
@@ -383,7 +387,7 @@ def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig |
     context = config.linux.security_context
     asked = context.capabilities
     named = islice(chain(asked.add_capabilities, asked.add_ambient_capabilities), MOST_CAPABILITIES + 1)
-    added = tuple(map(text, named))
+    added = tuple(map(_capability, named))
     paths = tuple(text(mount.host_path) for mount in config.mounts if mount.host_path)
     security = _security(context, added, paths, unmasked=_is_unmasked(context))
     return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, security)
@@ -446,7 +450,7 @@ def _set_added(config: cri.ContainerConfig, adjustment: Adjustment) -> str:
         del entries[:]
         entries.extend(stay)
     asked.add_capabilities.extend(one for one in kept if one not in old)
-    return ", ".join(map(text, old))
+    return ", ".join(map(_capability, old))
 
 
 def _mask(config: cri.ContainerConfig, _: Adjustment) -> str:

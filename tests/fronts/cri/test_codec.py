@@ -302,6 +302,7 @@ def test_what_reaches_past_a_pod_s_own_namespaces_is_read() -> None:
         pytest.param(["BPF"], ["CHOWN", "SYS_ADMIN"], [], ["CHOWN"], id="ambient"),
         pytest.param(["CAP_KILL", "cap_bpf"], [], ["CAP_KILL"], [], id="other-spellings"),
         pytest.param(["ALL"], [], sorted(CAPABILITIES), [], id="all-of-the-list"),
+        pytest.param(["KILL", "CHOWN" + 4096 * "N"], [], ["KILL"], [], id="longer-than-any"),
     ],
 )
 def test_capabilities_are_cut_to_the_list(
