@@ -520,6 +520,23 @@ LEFT: Final = (
         "exec runs in the container's cgroup; what the runtime itself works is measured (docs/refused.md)",
     ),
     LeftText(
+        "`podAntiAffinity`",
+        "to keep online pods off its node, its zone or all nodes: whom a pod wants to be away from, the scheduler "
+        "keeps away from it",
+        "criproxy's webhook has it count offline pods alone. Elsewhere: the admission plugin "
+        "LimitPodHardAntiAffinityTopology for more than a node, and priorities: online pods preempt it",
+    ),
+    LeftText(
+        "`podAffinity`, `topologySpreadConstraints`",
+        "a place beside others",
+        "they choose for this pod alone; a required affinity makes its node a little better for those that it selects",
+    ),
+    LeftText(
+        "`terminationMessagePath`, `hostAliases`, `dnsConfig`, `env`",
+        "work of kubelet's for it",
+        "kubelet reads 4 KiB of the message; the others are of an object that the API server lets be 1.5 MiB at most",
+    ),
+    LeftText(
         "`priorityClassName`, `preemptionPolicy`, `nodeName`, `schedulerName`",
         "to displace online pods, or to come past the scheduler",
         "criproxy's webhook takes away what is a system's and sets its own class; who comes past the scheduler is "

@@ -65,7 +65,7 @@ class Client:
             f"Content-Length: {len(body)}",
         )
         self._bytes = "\r\n".join((*lines, "", "")).encode() + body
-        self._idle: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
+        self._idle: asyncio.Queue[Connection] = asyncio.Queue()  # by turns, so that none is idle until it is closed
         self._latencies_s: list[float] = []
         self._sent_late_s: list[float] = []
 

@@ -1,10 +1,11 @@
 """A real Spark on a real control plane and node: its driver is online, its executors run in the box.
 
 Executors come with what the node lends. Those that criproxy evicts move what they have to others, and don't count as
-failures. It takes two minutes, and `integration/setup spark` fetches 430 MB first.
+failures; those that are killed are replaced. It takes some minutes, and `integration/setup spark` fetches 430 MB first.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -54,11 +55,21 @@ def lends(cores: float) -> dict[str, Any]:
     return {"settings": {"cpu": {"min_cores": cores, "max_cores": cores}}}
 
 
-def application(cluster: Cluster, folder: Path, settings: Mapping[str, str]) -> Application:
+GROWING: Mapping[str, str] = {
+    **OFFLINE_EXECUTORS,
+    **requesting("200m"),
+    **growing(1, MORE),
+    **GRACEFUL,
+    "spark.executor.maxNumFailures": "1",
+}
+"""With a second failure, the application fails."""
+
+
+def application(cluster: Cluster, folder: Path, settings: Mapping[str, str], name: str = "sum") -> Application:
     """Its driver has the label of offline pods, too, as where a whole namespace has it."""
     offline = {"colocation.criproxy.io/class": "offline"}
     spec = {"tolerations": PLAIN["tolerations"]}
-    return Application(cluster.plane, "sum", folder, WORK, settings, driver_labels=offline, spec=spec)
+    return Application(cluster.plane, name, folder, WORK, settings, driver_labels=offline, spec=spec)
 
 
 def running(app: Application) -> list[Any]:
@@ -69,9 +80,14 @@ def running(app: Application) -> list[Any]:
     ]
 
 
-def await_running(app: Application, number: int) -> list[Any]:
-    found: list[Any] = wait_for(lambda: len(now := running(app)) == number and now, POD_S, f"{number} executors")
+def await_running(app: Application, many: int) -> list[Any]:
+    found: list[Any] = wait_for(lambda: len(now := running(app)) == many and now, POD_S, f"{many} executors")
     return found
+
+
+def number(pod: Any) -> str:
+    """The executor's."""
+    return str(pod["metadata"]["labels"]["spark-exec-id"])
 
 
 def removed(app: Application) -> Mapping[str, str]:
@@ -84,9 +100,7 @@ def test_evicted_executors_move_their_shuffle_and_the_job_ends_with_the_right_an
     cluster: Cluster, tmp_path: Path, say: Callable[[str], object]
 ) -> None:
     cluster.wait_published(lambda amount: amount == 1000 * LENT[FEW], "the policy's")
-    once = {"spark.executor.maxNumFailures": "1"}
-    settings = {**OFFLINE_EXECUTORS, **requesting("200m"), **growing(1, MORE), **GRACEFUL, **once}
-    app = application(cluster, tmp_path / "app", settings)
+    app = application(cluster, tmp_path / "app", GROWING)
     app.submit()
     driver = cluster.wait_running(app.driver)
     assert not cluster.in_box(driver)
@@ -109,9 +123,9 @@ def test_evicted_executors_move_their_shuffle_and_the_job_ends_with_the_right_an
     answer = wait_for(lambda: ended(cluster, app), POD_S, "the driver to end")
 
     assert WORK.is_answered_by(answer), answer
-    evicted = [pod["metadata"]["labels"]["spark-exec-id"] for pod in pods[:2]]
-    assert all("decommission" in removed(app)[number] for number in evicted), removed(app)
-    moved = [number for number in evicted if "Migrated migrate_shuffle" in app.executor_log(number)]
+    evicted = [number(pod) for pod in pods[:2]]
+    assert all("decommission" in removed(app)[one] for one in evicted), removed(app)
+    moved = [one for one in evicted if "Migrated migrate_shuffle" in app.executor_log(one)]
     assert moved == evicted
     tasks = app.events("TaskEnd")
     assert [one["Task End Reason"]["Reason"] for one in tasks if one["Stage ID"] == 0] == ["Success"] * WORK.parts, (
@@ -121,6 +135,36 @@ def test_evicted_executors_move_their_shuffle_and_the_job_ends_with_the_right_an
     again = sum(one["Task End Reason"]["Reason"] != "Success" for one in tasks)
     vain = f"{again} of {len(tasks)} tasks in vain"
     say(f"answered in {answer['seconds']:.1f} s; executors {' and '.join(evicted)} were evicted; {vain}")
+
+
+def test_killed_executor_is_replaced_and_an_evicted_one_beside_it_is_no_failure(
+    cluster: Cluster, tmp_path: Path, say: Callable[[str], object]
+) -> None:
+    """The killed one takes its shuffle's output with it: that is computed again."""
+    cluster.plane.merge(f"{POLICIES}/all", {"spec": lends(LENT[MORE])})
+    cluster.wait_published(lambda amount: amount == 1000 * LENT[MORE], "the policy's")
+    app = application(cluster, tmp_path / "app", GROWING, "killed")
+    app.submit()
+    pods = await_running(app, MORE)
+    wait_for(lambda: len(app.events("TaskEnd")) >= WORK.parts, POD_S, "the first stage")
+    killed, evicted = pods[:2]
+    assert cluster.in_box(killed)
+    container = killed["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
+    os.kill(cluster.client.pid_of(container), signal.SIGKILL)
+    (asked := tmp_path / "asked").mkdir()
+    assert cluster.evict_first([evicted], asked, grace_s=None) == 0
+    before = {pod["metadata"]["name"] for pod in pods}
+    new = wait_for(lambda: [pod for pod in running(app) if pod["metadata"]["name"] not in before], POD_S, "another")
+    assert cluster.in_box(new[0])
+    answer = wait_for(lambda: ended(cluster, app), POD_S, "the driver to end")
+
+    assert WORK.is_answered_by(answer), answer
+    why = removed(app)
+    assert "decommission" in why[number(evicted)], why
+    assert "decommission" not in why[number(killed)], why
+    worked = [one["Task Info"]["Executor ID"] for one in app.events("TaskEnd")]
+    assert number(new[0]) in worked
+    say(f"answered in {answer['seconds']:.1f} s; {why}")
 
 
 def ended(cluster: Cluster, app: Application) -> dict[str, Any] | None:

@@ -144,6 +144,26 @@ def test_koordinator_s_pod_is_placed_by_what_is_lent_and_has_what_it_asks_for_in
     cluster.delete("koord")
 
 
+def test_offline_pod_keeps_no_online_pod_off_its_node(cluster: Cluster, replica: Replica) -> None:
+    """By its priority, which is Koordinator's, none could preempt it."""
+    term = {
+        "labelSelector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["sort"]}]},
+        "namespaceSelector": {},
+        "topologyKey": "kubernetes.io/os",
+    }
+    alone = yaml.safe_load(KOORDINATOR % ("alone", "", BUSYBOX, json.dumps({"requests": {CPU: "50", MEMORY: "16Mi"}})))
+    away = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    alone["spec"] |= {**PLAIN, "hostNetwork": True, "terminationGracePeriodSeconds": 1, "affinity": away}
+    beside = static_pod("beside", resources={"requests": {"cpu": "10m"}})
+    beside["spec"] |= PLAIN
+    for pod in alone, beside:
+        cluster.plane.call("POST", PODS, pod)
+        cluster.wait_running(pod["metadata"]["name"])
+    assert cluster.in_box(cluster.pod("alone"))
+    assert not cluster.in_box(cluster.pod("beside"))
+    cluster.delete("alone", "beside")
+
+
 def assert_has(cluster: Cluster, pod: Any, shares: int, weight: int, memory_bytes: int) -> None:
     """The pod's container, and the pod: CPU shares or, on v2, the weight, and the memory limit."""
     for cgroup in (place := cluster.cgroup(pod)), place.rpartition("/")[0]:

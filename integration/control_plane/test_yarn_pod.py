@@ -35,12 +35,14 @@ NODE_ID = "yarn.hadoop.apache.org/node-id"
 MANAGER = "nodemanager"
 MANAGER_MIB = 256
 LENT_MIB, LESS_MIB = 4096, 2048
-CORES = 2.0
-"""One is left for YARN beside what the NodeManager's pod asks for."""
-GRACE_S = 60.0
+CORES, LESS_CORES = 2.0, 1.9
+"""Of both, one is left for YARN beside what the NodeManager's pod asks for."""
+GRACE_S, SETTLE_S = 60.0, 3.0
 HELD_S = 8.0
 LAG_S = 10.0
 """From when something is over to the limit: looks of the ledger, of the node, and of the test."""
+ASKED_S = 1.5
+"""The test hears of YARN's size so much later than YARN, at most."""
 JOB_S = 600.0
 MAPS = 6
 FITTING = 2
@@ -116,8 +118,10 @@ def manifest(yarn: hadoop.Yarn) -> dict[str, Any]:
     return made
 
 
-def lend(cluster: Cluster, mib: int) -> None:
-    cluster.order(f"{mib} MiB", cpu={"min_cores": CORES}, memory={"max_bytes": mib << 20})
+def lend(cluster: Cluster, mib: int, cores: float = CORES) -> None:
+    cpu = {"min_cores": cores, "max_cores": cores}
+    cluster.order(f"{mib} MiB, {cores} cores", cpu=cpu, memory={"max_bytes": mib << 20})
+    cluster.wait_published(lambda amount: amount == cores * 1000, f"{cores} cores")
     cluster.wait_published(lambda amount: amount == mib << 20, f"{mib} MiB", MEMORY)
 
 
@@ -238,3 +242,35 @@ def test_box_keeps_its_memory_until_yarn_has_given_it_back(
     fell_s = given_back[-1].at_s - told_s
     say(f"told after {told_s - began_s:.1f} s; held {held[-1]}; the limit fell {fell_s:.1f} s after")
     finish(cluster, yarn, job)
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["killed", "the NodeManager hears nothing"])
+def test_box_waits_no_longer_than_the_grace(
+    cluster: Cluster, yarn: hadoop.Yarn, manager: Any, say: Say, deaf: bool
+) -> None:
+    """Containers are killed with the NodeManager's heartbeats: where it sends none, YARN never gives back.
+
+    What the node has published a moment before puts off what it publishes next, and so when YARN is told.
+    """
+    of_box, before = box(cluster, manager), yarn.killed()
+    container = manager["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
+    node_manager = {cluster.client.pid_of(container)} if deaf else set()
+    with held_maps(yarn) as (job, _):
+        lend(cluster, LENT_MIB, LESS_CORES)
+        began_s = time.monotonic()
+        lend(cluster, LESS_MIB, LESS_CORES)
+        wait_for(lambda: yarn.size()[0] == LESS_MIB - MANAGER_MIB, SOON_S, "YARN to be told")
+        told_s = time.monotonic()
+        send(node_manager, signal.SIGSTOP)
+        most_s = GRACE_S + SETTLE_S + LAG_S
+        looks = watched(yarn, of_box, lambda look: look.limit_mib == LESS_MIB, most_s)
+        send(node_manager, signal.SIGCONT)
+    assert_room([one for one in looks if one.at_s < told_s + GRACE_S + SETTLE_S - ASKED_S])
+    last = looks[-1]
+    assert last.limit_mib == LESS_MIB, last
+    assert last.at_s >= told_s + GRACE_S - ASKED_S, "no container was to be killed before"
+    assert (last.used_mib > last.size_mib) == deaf, last
+    finish(cluster, yarn, job)
+    assert deaf or yarn.killed() > before  # the deaf one's containers may end by themselves before it has heard
+    fell_s, killed = last.at_s - told_s, yarn.killed() - before
+    say(f"told after {told_s - began_s:.1f} s; the limit fell {fell_s:.1f} s after: {last}; {killed} killed")

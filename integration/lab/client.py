@@ -232,10 +232,13 @@ class CriClient:
         return _pid(self.call("ContainerStatus", request).info)
 
     def cgroup_of_spec(self, container: Container) -> str:
-        """`linux.cgroupsPath` of its OCI spec, also before it is started. Source: as of `_pid`."""
-        request = cri.ContainerStatusRequest(container_id=container.id, verbose=True)
-        spec = json.loads(self.call("ContainerStatus", request).info["info"])["runtimeSpec"]
-        return str(spec["linux"]["cgroupsPath"])
+        """`linux.cgroupsPath` of its OCI spec, also before it is started."""
+        return str(self.spec_of(container.id)["linux"]["cgroupsPath"])
+
+    def spec_of(self, container_id: str) -> Any:
+        """A container's OCI spec. Source: as of `_pid`."""
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=True)
+        return json.loads(self.call("ContainerStatus", request).info["info"])["runtimeSpec"]
 
     def exit_code(self, container: Container) -> int:
         """Of a container that has ended; 128 and the signal's number when one has ended it."""

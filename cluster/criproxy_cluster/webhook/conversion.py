@@ -19,6 +19,8 @@ How it works
   could preempt online pods. The API server fills in the number.
 - It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
   evicted a pod of the same controller: such a node has a label for as long.
+- Its anti-affinity to pods counts offline pods alone: whom a pod wants to be away from, the scheduler keeps away from
+  it, so that an offline pod could keep online ones off a node, or off all of them.
 - It gets a user namespace of its own (`hostUsers: false`) where the settings say so, and it does not ask otherwise.
 - A pod that is annotated to keep its requests has all of that but the first. Its annotation says that nothing was
   converted: nodes take it for a mark, too. What else its author has written there of what it asks for, which nodes
@@ -37,7 +39,8 @@ also after a webhook. `warnings` says so, and that the RuntimeClass may have its
 Converting a second time changes nothing, and a container that another webhook adds in between is converted then.
 
 Source: Koordinator, pkg/webhook/pod/mutating (its labels, annotation and priorities); Kubernetes,
-plugin/pkg/admission/{runtimeclass,priority}/admission.go, pkg/apis/core/validation (what an extended resource may be).
+plugin/pkg/admission/{runtimeclass,priority}/admission.go, pkg/apis/core/validation (what an extended resource may be),
+pkg/scheduler/framework/plugins/interpodaffinity/filtering.go (whom the anti-affinity of a pod that runs keeps away).
 """
 
 import copy
@@ -74,6 +77,9 @@ VIRTUAL_PROVIDER: Final = "virtual-kubelet.io/provider"
 
 VIRTUAL_NODES: Final[Json] = {"key": "type", "operator": "In", "values": ["virtual-kubelet"]}
 """The label of virtual nodes, as an affinity asks for it."""
+
+OFFLINE_PODS: Final[Json] = {"key": CLASS, "operator": "In", "values": [OFFLINE]}
+"""As a selector of pods asks for them; each pod that is converted has the label."""
 
 SPARK_DRIVER: Final = ("spark-role", "driver")
 
@@ -147,6 +153,7 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     _set_priority(spec, settings)
     _tolerate(spec, settings)
     _keep_away(spec, meta)
+    _count_offline_pods_alone(spec)
     if settings.hardening.own_users and can_have_own_users(spec):
         spec["hostUsers"] = False
     return pod
@@ -186,6 +193,7 @@ def left_for_virtual_nodes(pod: Json, why: str, settings: ConversionSettings) ->
     _set_priority(spec, settings)
     _add_toleration(spec, {"key": VIRTUAL_PROVIDER, "operator": "Exists"})
     _require(spec, VIRTUAL_NODES)
+    _count_offline_pods_alone(spec)
     return pod
 
 
@@ -241,9 +249,18 @@ def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
         return _unmarked(pod)
     if runs_online(pod):
         return (f"spark-role: driver runs online, as its end is the application's: {KEEP_REQUESTS} keeps it offline",)
-    if keeps_requests(pod):
+    spec = _table(pod.get("spec"), "spec")
+    return *_of_anti_affinity(spec), *(() if keeps_requests(pod) else _of_overhead(spec, settings))
+
+
+def _of_anti_affinity(spec: Json) -> tuple[str, ...]:
+    if not any(_selects_others(term, where) for where, term in _terms_of_anti_affinity(spec)):
         return ()
-    plain = sorted({"cpu", "memory"} & _table(_table(pod.get("spec"), "spec").get("overhead"), "spec.overhead").keys())
+    return ("spec.affinity.podAntiAffinity counts offline pods alone: it would keep online pods off this pod's node",)
+
+
+def _of_overhead(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:
+    plain = sorted({"cpu", "memory"} & _table(spec.get("overhead"), "spec.overhead").keys())
     if not plain:
         return ()
     return (
@@ -610,6 +627,35 @@ def _narrowed(term: Json, wanted: Json) -> Json:
     if wanted in known or not (known or term.get("matchFields")):
         return term
     return {**term, "matchExpressions": [*known, wanted]}
+
+
+def _count_offline_pods_alone(spec: Json) -> None:
+    """Of the pods that its anti-affinity selects."""
+    for where, term in _terms_of_anti_affinity(spec):
+        if _selects_others(term, where):
+            selector = term["labelSelector"]
+            term["labelSelector"] = {**selector, "matchExpressions": [*_expressions(selector), OFFLINE_PODS]}
+
+
+def _selects_others(term: Json, where: str) -> bool:
+    """Whether it can select a pod that is not offline. Without a selector, it selects none."""
+    if term.get("labelSelector") is None:
+        return False
+    return OFFLINE_PODS not in _expressions(_table(term["labelSelector"], f"{where}.labelSelector"))
+
+
+def _expressions(selector: Json) -> list[Any]:
+    return _list(selector.get("matchExpressions"), "matchExpressions")
+
+
+def _terms_of_anti_affinity(spec: Json) -> Iterator[tuple[str, Json]]:
+    """Required and preferred; and where each stands."""
+    where = "spec.affinity.podAntiAffinity"
+    asked = _table(_table(spec.get("affinity"), "spec.affinity").get("podAntiAffinity"), where)
+    for term in _list(asked.get("requiredDuringSchedulingIgnoredDuringExecution"), where):
+        yield where, _table(term, where)
+    for one in _list(asked.get("preferredDuringSchedulingIgnoredDuringExecution"), where):
+        yield where, _table(_table(one, where).get("podAffinityTerm"), where)
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------

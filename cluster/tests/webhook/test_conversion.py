@@ -26,6 +26,7 @@ from criproxy_cluster.webhook.conversion import (
     ConversionSettings,
     converted,
     is_offline,
+    left_for_virtual_nodes,
     warnings,
 )
 from criproxy_cluster.webhook.jsonpatch import difference
@@ -274,6 +275,8 @@ MALFORMED = {
     "requests": {"containers": [{"resources": {"requests": [1]}}]},
     "tolerations": {"tolerations": "all"},
     "affinity": {"affinity": [1]},
+    "anti-affinity": {"affinity": {"podAntiAffinity": [1]}},
+    "a term of it": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [1]}}},
     "too many": {"containers": [{}] * 1000},
 }
 
@@ -488,6 +491,42 @@ AFFINITIES: dict = {
     ),
     "an empty term, which matches no node": ([{}, {"matchExpressions": []}], [{}, {"matchExpressions": []}]),
 }
+
+
+OFFLINE_PODS = {"key": CLASS, "operator": "In", "values": ["offline"]}
+OF_ITS_JOB = {"key": "job", "operator": "Exists"}
+SELECTORS = {
+    "everybody": ({}, {"matchExpressions": [OFFLINE_PODS]}),
+    "its like": (
+        {"matchLabels": {"a": "b"}, "matchExpressions": [OF_ITS_JOB]},
+        {"matchLabels": {"a": "b"}, "matchExpressions": [OF_ITS_JOB, OFFLINE_PODS]},
+    ),
+    "offline pods already": ({"matchExpressions": [OFFLINE_PODS]}, {"matchExpressions": [OFFLINE_PODS]}),
+    "nobody": (None, None),
+}
+
+
+@pytest.mark.parametrize("overflows", [False, True], ids=["for the box", "for virtual nodes"])
+@pytest.mark.parametrize(("selector", "wanted"), SELECTORS.values(), ids=SELECTORS)
+def test_anti_affinity_counts_offline_pods_alone_as_it_would_keep_online_ones_away(selector, wanted, overflows):
+    def away(chosen):
+        term = {"topologyKey": "kubernetes.io/os", "namespaceSelector": {}, "labelSelector": chosen}
+        return {
+            "requiredDuringSchedulingIgnoredDuringExecution": [term],
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": dict(term)}],
+        }
+
+    near = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone", "labelSelector": {}}]}
+    before = pod(affinity={"podAntiAffinity": away(selector), "podAffinity": near})
+    found = left_for_virtual_nodes(before, "late", BATCH) if overflows else converted(before, BATCH)
+
+    assert found["spec"]["affinity"]["podAntiAffinity"] == away(wanted)
+    assert found["spec"]["affinity"]["podAffinity"] == near
+    assert before["spec"]["affinity"]["podAntiAffinity"] == away(selector)
+    assert converted(found, BATCH)["spec"]["affinity"] == found["spec"]["affinity"] or overflows
+    assert [one.partition(" ")[0] for one in warnings(before, BATCH)] == (
+        ["spec.affinity.podAntiAffinity"] if selector != wanted else []
+    )
 
 
 @pytest.mark.parametrize(("terms", "wanted"), AFFINITIES.values(), ids=AFFINITIES)
