@@ -40,6 +40,8 @@ pytestmark = pytest.mark.timeout(900)
 Say = Callable[[str], object]
 
 KILLS = int(os.environ.get("KILLS", "5"))
+TRIES = 20
+"""To see what containerd does now and then."""
 WORKERS = 3
 WELL_S = 300.0
 PLACEMENT = "colocation.criproxy.io/placement"
@@ -289,7 +291,7 @@ def test_containerd_that_recovers_says_so_with_unknown_directly_too(lab: Path, s
             Tree(parent).make()
             client.run_pod("web", uid=str(number), cgroup_parent=parent)
     answers: Counter[tuple[str, str]] = Counter()
-    for _ in range(KILLS):
+    for _ in range(TRIES):
         containerd.kill()
         listener = threading.Thread(target=_first_answers, args=(containerd.socket, answers))
         listener.start()
@@ -328,12 +330,12 @@ def test_containerd_that_still_works_on_a_cut_call_says_so_with_unknown_directly
     Tree(parent).make()
     spec = Spec("u1", parent, {})
     with CriClient(containerd.socket) as client:
-        runs = [cri.RunPodSandboxRequest(config=spec.config(attempt)) for attempt in range(KILLS)]
+        runs = [cri.RunPodSandboxRequest(config=spec.config(attempt)) for attempt in range(TRIES)]
         assert ECHOES["RunPodSandbox"].search(_echo(client, containerd.log, "RunPodSandbox", runs))
 
-        config = spec.config(attempt=KILLS)
+        config = spec.config(attempt=TRIES)
         pod = Pod(client.call("RunPodSandbox", cri.RunPodSandboxRequest(config=config)).pod_sandbox_id, config)
-        creates = [_create(pod, attempt) for attempt in range(KILLS)]
+        creates = [_create(pod, attempt) for attempt in range(TRIES)]
         assert ECHOES["CreateContainer"].search(_echo(client, containerd.log, "CreateContainer", creates))
 
         container = client.create_container(pod, "other")
@@ -347,7 +349,7 @@ def test_containerd_that_still_works_on_a_cut_call_says_so_with_unknown_directly
         finally:
             os.kill(shim, signal.SIGCONT)
 
-        for attempt in range(KILLS):
+        for attempt in range(TRIES):
             other = client.create_container(pod, "other", attempt=1 + attempt)
             remove = cri.RemoveContainerRequest(container_id=other.id)
             removals = [client.unary("RemoveContainer").future(remove) for _ in range(REMOVALS)]

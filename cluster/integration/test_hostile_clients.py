@@ -79,6 +79,7 @@ def served(tmp_path):
     made.process.kill()
 
 
+@pytest.mark.alone
 def test_no_review_is_later_than_a_second_beside_700_hostile_connections(served, tmp_path):
     idle_mib = served.rss_mib()
     environment = {"PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'cluster'}"}

@@ -56,7 +56,9 @@ def change(cluster: Cluster, **spec: Any) -> None:
     wait_for(lambda: in_force(cluster, made["metadata"]["generation"]), SOON_S, "the policy to be in force")
 
 
-@pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
+@pytest.mark.parametrize(
+    "hours", [pytest.param(2, id="ahead"), pytest.param(-2, id="behind", marks=pytest.mark.by_command)]
+)
 def test_node_and_replicas_with_wrong_clocks_do_as_ever(
     cluster: Cluster, replicas: list[Replica], hours: float
 ) -> None:

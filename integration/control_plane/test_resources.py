@@ -35,7 +35,8 @@ LENT_CORES = 0.5
 OURS, KOORDINATORS = "colocation.criproxy.io/resources", "node.koordinator.sh/extended-resource-spec"
 
 
-CONTAINERDS = ["the-machines"] if is_throwaway() else ["2.4", "the-machines"]
+THE_MACHINES = "the-machines"
+CONTAINERDS = [THE_MACHINES] if is_throwaway() else ["2.4", pytest.param(THE_MACHINES, marks=pytest.mark.by_command)]
 """A node in QEMU has one."""
 
 
