@@ -142,7 +142,7 @@ def test_what_started_while_we_were_away_is_found_and_its_next_container_is_in_t
     wait_until(lambda: node.proxy.events(*FOUND), WELL_S, "it to be found", node.proxy.log)
     lost, found = node.proxy.events("nri_lost")[-1], node.proxy.events(*FOUND)[0]
     assert at_s(found) - at_s(lost) < FOUND_S
-    assert node.proxy.status()["nri"]["missed"] == 1
+    wait_until(lambda: node.proxy.status()["nri"]["missed"] == 1, WELL_S, "it to be counted", node.proxy.log)
     assert node.is_in_box(node.client.run_container(missed.pod, "next", ("sleep", "1000")))
     wait_until(lambda: len(node.proxy.status()["placement"]["misplaced"]) == 1, WELL_S, "the first to be looked at")
 
