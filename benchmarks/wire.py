@@ -97,24 +97,20 @@ class _Peer:
             while True:
                 self._read(socket.MSG_DONTWAIT)
 
-    @property
-    def has_frame(self) -> bool:
-        """Whether the next frame has come whole."""
+    def frame_bytes(self) -> int:
+        """Of the next frame; 0: it has not come whole."""
         if len(self._data) < HEADER_BYTES:
-            return False
+            return 0
         high, low, *_ = frames.unpack_header(self._data)
-        end: int = HEADER_BYTES + (high << 8 | low)
-        return len(self._data) >= end
+        size: int = HEADER_BYTES + (high << 8 | low)
+        return size if len(self._data) >= size else 0
 
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
         """(type, flags, stream, payload) of each. Raises ConnectionError at the end of the connection."""
         data = self._data
         while True:
-            while len(data) >= HEADER_BYTES:
-                high, low, kind, flags, stream = frames.unpack_header(data)
-                end = HEADER_BYTES + (high << 8 | low)
-                if len(data) < end:
-                    break
+            while end := self.frame_bytes():
+                _, _, kind, flags, stream = frames.unpack_header(data)
                 payload = bytes(data[HEADER_BYTES:end])
                 del data[:end]
                 if kind == DATA and payload:
@@ -200,7 +196,7 @@ class Client:
     def answer_pings(self) -> None:
         """Those that came while no call was open: gRPC closes a connection that leaves one unanswered for a minute."""
         self._peer.receive_waiting()
-        while self._peer.has_frame:
+        while self._peer.frame_bytes():
             next(self._frames)
         self._peer.flush()
 

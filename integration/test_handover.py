@@ -31,7 +31,7 @@ from integration.lab.cgroups import Tree
 from integration.lab.churn import Churn, RecordingClient, Spec, place_of
 from integration.lab.client import Container, CriClient
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import QUICK, Config, Criproxy, python_path, static
+from integration.lab.criproxy import QUICK, UNJUDGED, Config, Criproxy, python_path, static
 from integration.lab.cut import strange
 from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import static_pod
@@ -89,9 +89,9 @@ def wait_alone(proxy: Criproxy) -> None:
 
 
 def complaints(proxy: Criproxy) -> list[dict[str, Any]]:
-    """What it warned of, but for what is so in this lab: no kubelet runs here, and who starts pods harms others."""
+    """What it warned of, but for what is so in this lab: no kubelet runs here."""
     warned = [event for event in proxy.events() if event["level"] in ("warning", "error", "critical")]
-    return [event for event in warned if event["event"] not in ("eviction_threshold_unknown", "ladder")]
+    return [event for event in warned if event["event"] != "eviction_threshold_unknown"]
 
 
 def exec_job(container: Container, script: str, answer: bytes) -> Job:
@@ -118,6 +118,7 @@ def load_jobs(container: Container) -> dict[str, Job]:
 
 def test_upgrades_under_load_fail_no_call(node: Node, say: Say) -> None:
     proxy = node.proxy
+    proxy.configure({**CONFIG, "interference": UNJUDGED})
     proxy.start()
     container, standing = node.run("online"), node.run("offline", "offline-standing")
     lookout = Lookout(node.containerd.directory, node.containerd.socket, lambda uid: place_of(node.root, uid))

@@ -21,11 +21,12 @@ from docs.author_text import (
 )
 
 LONG, SHORT = 64 * 1024, 16 * 1024
-MOST_S = 0.01
-"""5 ms, and as much again where all cores are busy."""
+MOST_S = 0.005
 RATIO = LONG / SHORT
 LITTLE_S = 0.0005
 """Below this, a ratio says nothing."""
+TRIES = 30
+"""Of which the least counts: all cores may be busy."""
 
 
 def repeated(part: str, begin: str = "", end: str = "") -> Callable[[int], str]:
@@ -86,7 +87,7 @@ def cost_s(row: AuthorText, text: str) -> float:
         return time.thread_time() - began_s
 
     least_s = tried()
-    for _ in range(9):
+    for _ in range(TRIES - 1):
         if least_s < LITTLE_S:
             break
         least_s = min(least_s, tried())

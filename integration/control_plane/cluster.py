@@ -212,8 +212,7 @@ class Cluster:
 
     def cgroup(self, pod: Any) -> str:
         """Where the pod's container has its CPU time, by the kernel."""
-        container = pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
-        places = of_process(self.client.pid_of(container))
+        places = of_process(self.client.pid_of(container_of(pod)))
         return places.get("cpu") or places[""]
 
 
@@ -251,6 +250,16 @@ def joined(say: Callable[[str], object], programs: Path | None = None) -> Iterat
         finally:
             clean(lab)
     assert leftovers(lab) == []
+
+
+def container_of(pod: Any) -> str:
+    """The runtime's id of its first container."""
+    return id_of(pod["status"]["containerStatuses"][0])
+
+
+def id_of(status: Any) -> str:
+    """The runtime's, of a container's status."""
+    return str(status["containerID"].partition("//")[2])
 
 
 class NothingDecided:

@@ -5,16 +5,15 @@ docs/author_text.py, whose rows these are, as an API server, a kubelet and a con
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.control_plane.cluster import CLASS, PLAIN, PODS, SOON_S, Cluster
+from integration.control_plane.cluster import CLASS, PLAIN, PODS, SOON_S, Cluster, container_of
 from integration.lab.cgroups import of_process
 from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.kubelet import static_pod
-from integration.lab.process import argv_of
+from integration.lab.process import all_pids, argv_of
 from integration.lab.usage import Cgroup
 
 pytestmark = pytest.mark.timeout(1200)
@@ -71,13 +70,8 @@ def hoarder(cluster: Cluster) -> Iterator[Any]:
     cluster.delete(HOARDER)
 
 
-def container_of(pod: Any) -> str:
-    return str(pod["status"]["containerStatuses"][0]["containerID"].partition("//")[2])
-
-
 def processes(words: str) -> set[int]:
-    pids = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
-    return {pid for pid in pids if words in " ".join(argv_of(pid))}
+    return {pid for pid in all_pids() if words in " ".join(argv_of(pid))}
 
 
 def places(pid: int) -> set[str]:
@@ -89,11 +83,16 @@ def places(pid: int) -> set[str]:
     return {found.get(controller) or found.get("", "") for controller in ("cpu", "memory", "pids")}
 
 
+def assert_in_box(pod: Any, pids: set[int]) -> None:
+    found = {place for pid in pids for place in places(pid)}
+    assert found, "all of them have ended"
+    assert [place for place in found if f"/offline/pod{pod['metadata']['uid']}" not in place] == []
+
+
 @pytest.mark.parametrize("words", ["sleep 2147483001", "sleep 2147483002"], ids=["hook", "probe"])
 def test_what_kubelet_runs_for_the_pod_runs_in_the_box(cluster: Cluster, hoarder: Any, words: str) -> None:
     found = wait_for(lambda: processes(words), SOON_S, f"`{words}`")
-    own = f"/offline/pod{hoarder['metadata']['uid']}"
-    assert all(own in place for pid in found for place in places(pid))
+    assert_in_box(hoarder, found)
 
 
 def test_ephemeral_container_runs_in_the_box(cluster: Cluster, hoarder: Any) -> None:
@@ -103,8 +102,7 @@ def test_ephemeral_container_runs_in_the_box(cluster: Cluster, hoarder: Any) -> 
     patch = {"spec": {"ephemeralContainers": [debugger | {"imagePullPolicy": "Never"}]}}
     cluster.plane.call("PATCH", path, patch, content="application/strategic-merge-patch+json")
     found = wait_for(lambda: processes("sleep 2147483003"), SOON_S, "the ephemeral container")
-    own = f"/offline/pod{hoarder['metadata']['uid']}"
-    assert all(own in place for pid in found for place in places(pid))
+    assert_in_box(hoarder, found)
 
 
 def test_what_is_written_to_memory_counts_against_the_box(cluster: Cluster, hoarder: Any) -> None:
@@ -160,8 +158,8 @@ def test_kubelet_or_the_runtime_refuses(cluster: Cluster, made: dict[str, Any], 
     cluster.delete(name)
 
 
-def test_killed_probe_leaves_nothing(cluster: Cluster, hoarder: Any) -> None:
-    """What a probe has left behind ends with its pod's container, as it is in its cgroup."""
+def test_what_a_probe_has_left_ends_with_the_container(cluster: Cluster, hoarder: Any) -> None:
+    """Also where the pod's containers share the namespace of processes, whose first one lives on."""
     left = processes("sleep 2147483002")
     assert left
     os.kill(cluster.client.pid_of(container_of(hoarder)), signal.SIGKILL)

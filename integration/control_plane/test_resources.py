@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from criproxy.cgroup.kernel_files import weight_of
-from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, Cluster, joined
+from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, Cluster, id_of, joined
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import of_process, version
 from integration.lab.control_plane import ApiError, wait_for
@@ -140,7 +140,7 @@ def test_runtime_reports_what_kubelet_asked_for_but_for_who_goes_first_and_v1s_q
 ) -> None:
     """Monitoring agents read that, too."""
     (status,) = containers_of(pods, name).values()
-    container = status["containerID"].partition("//")[2]
+    container = id_of(status)
     answer = pods.client.call("ContainerStatus", cri.ContainerStatusRequest(container_id=container)).status
     told = answer.resources.linux
     unified = {name: value for name, value in told.unified.items() if value != "0"}  # kubelet's: no swap, no protection
@@ -169,7 +169,7 @@ def test_containers_have_what_their_pod_asks_for_all_the_same(pods: Cluster, nam
 
 def in_force(cluster: Cluster, status: Any) -> tuple[int, int]:
     """The CPU weight, in the unit of the kernel's file, and the memory limit of a container's cgroup."""
-    places = of_process(cluster.client.pid_of(status["containerID"].partition("//")[2]))
+    places = of_process(cluster.client.pid_of(id_of(status)))
     cpu, memory = (places.get(controller) or places[""] for controller in ("cpu", "memory"))
     weight = Cgroup(cpu).either("cpu.shares", "cpu.weight")
     limit = Cgroup(memory).either("memory.limit_in_bytes", "memory.max").read_text().strip()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from integration.control_plane.cluster import CPU, PLAIN, POD_S, PODS, POLICIES, SOON_S, Cluster, joined
+from integration.control_plane.cluster import CPU, PLAIN, POD_S, PODS, POLICIES, SOON_S, Cluster, container_of, joined
 from integration.control_plane.test_examples import apply_kinds
 from integration.lab import cluster_side, kubelet_cgroup
 from integration.lab.cluster_side import Replica
@@ -149,8 +149,7 @@ def test_killed_executor_is_replaced_and_an_evicted_one_beside_it_is_no_failure(
     wait_for(lambda: len(app.events("TaskEnd")) >= WORK.parts, POD_S, "the first stage")
     killed, evicted = pods[:2]
     assert cluster.in_box(killed)
-    container = killed["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
-    os.kill(cluster.client.pid_of(container), signal.SIGKILL)
+    os.kill(cluster.client.pid_of(container_of(killed)), signal.SIGKILL)
     (asked := tmp_path / "asked").mkdir()
     assert cluster.evict_first([evicted], asked, grace_s=None) == 0
     before = {pod["metadata"]["name"] for pod in pods}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from integration.control_plane.cluster import CLASS, CPU, MEMORY, PLAIN, POD_S, PODS, SOON_S, Cluster
+from integration.control_plane.cluster import CLASS, CPU, MEMORY, PLAIN, POD_S, PODS, SOON_S, Cluster, container_of
 from integration.lab import hadoop, ledger_side
 from integration.lab.cgroups import of_process
 from integration.lab.cluster_side import MANIFESTS, SYSTEM
@@ -253,8 +253,7 @@ def test_box_waits_no_longer_than_the_grace(
     What the node has published a moment before puts off what it publishes next, and so when YARN is told.
     """
     of_box, before = box(cluster, manager), yarn.killed()
-    container = manager["status"]["containerStatuses"][0]["containerID"].partition("//")[2]
-    node_manager = {cluster.client.pid_of(container)} if deaf else set()
+    node_manager = {cluster.client.pid_of(container_of(manager))} if deaf else set()
     with held_maps(yarn) as (job, _):
         lend(cluster, LENT_MIB, LESS_CORES)
         began_s = time.monotonic()

@@ -95,6 +95,7 @@ LEAST_BYTES: Final = 1 << 20
 
 MAX_CONTAINERS: Final = 512
 
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _KINDS: Final = ("requests", "limits")
 _LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 _RECORDED: Final = ("containers", "initContainers")
@@ -164,7 +165,7 @@ def may_overflow(pod: Json) -> bool:
     spec = _table(pod.get("spec"), "spec")
     affinity = _table(_table(spec.get("affinity"), "spec.affinity").get("nodeAffinity"), "spec.affinity.nodeAffinity")
     bound = spec.get("nodeName") or spec.get("nodeSelector")
-    return not (bound or affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or keeps_requests(pod))
+    return not (bound or affinity.get(_REQUIRED) or keeps_requests(pod))
 
 
 def left_before(pod: Json) -> str:
@@ -175,7 +176,7 @@ def left_before(pod: Json) -> str:
     why = _table(_table(pod.get("metadata"), "metadata").get("annotations"), "metadata.annotations").get(OVERFLOW)
     spec = _table(pod.get("spec"), "spec")
     affinity = _table(_table(spec.get("affinity"), "spec.affinity").get("nodeAffinity"), "spec.affinity.nodeAffinity")
-    required = _table(affinity.get("requiredDuringSchedulingIgnoredDuringExecution"), "spec.affinity.nodeAffinity")
+    required = _table(affinity.get(_REQUIRED), "spec.affinity.nodeAffinity")
     terms = _list(required.get("nodeSelectorTerms"), "nodeSelectorTerms")
     kept = [VIRTUAL_NODES in _list(_table(one, "").get("matchExpressions"), "matchExpressions") for one in terms]
     return str(why) if why and kept and all(kept) else ""
@@ -613,10 +614,10 @@ def _require(spec: Json, wanted: Json) -> None:
     """Of the nodes that it may run on."""
     affinity = _table(spec.get("affinity"), "spec.affinity")
     node = _table(affinity.get("nodeAffinity"), "spec.affinity.nodeAffinity")
-    required = _table(node.get("requiredDuringSchedulingIgnoredDuringExecution"), "spec.affinity.nodeAffinity")
+    required = _table(node.get(_REQUIRED), "spec.affinity.nodeAffinity")
     terms = _list(required.get("nodeSelectorTerms"), "nodeSelectorTerms") or [{"matchExpressions": [wanted]}]
     required["nodeSelectorTerms"] = [_narrowed(_table(term, "nodeSelectorTerms"), wanted) for term in terms]
-    node["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    node[_REQUIRED] = required
     affinity["nodeAffinity"] = node
     spec["affinity"] = affinity
 
@@ -652,7 +653,7 @@ def _terms_of_anti_affinity(spec: Json) -> Iterator[tuple[str, Json]]:
     """Required and preferred; and where each stands."""
     where = "spec.affinity.podAntiAffinity"
     asked = _table(_table(spec.get("affinity"), "spec.affinity").get("podAntiAffinity"), where)
-    for term in _list(asked.get("requiredDuringSchedulingIgnoredDuringExecution"), where):
+    for term in _list(asked.get(_REQUIRED), where):
         yield where, _table(term, where)
     for one in _list(asked.get("preferredDuringSchedulingIgnoredDuringExecution"), where):
         yield where, _table(_table(one, where).get("podAffinityTerm"), where)
