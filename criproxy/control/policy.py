@@ -8,9 +8,11 @@ once and for as long as it says.
 
 A limit that kills who hits it waits, where somebody in the box has to give back what it was lent (`GivingBack`):
 
-    limit <= what this law gave within the last `wait_s`, and <= this law with what online uses now for what it will
+    limit <= the more of this law and what the node has published lately, and <= what it was
+          <= this law with what online uses now for what it will
 
-So nothing waits that online uses, only what it is expected to; and the box keeps CPU meanwhile to give back with.
+So nothing waits that online uses, only what it is expected to, nor what nobody was promised; and the box keeps CPU
+meanwhile to give back with.
 """
 
 import math
@@ -95,15 +97,13 @@ class PolicySettings(Struct, frozen=True):
 class ResourceState(Struct, frozen=True):
     """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less.
 
-    `waits_since_s`: since when it is more than the law's for what is to be given back; None: it is not. `waits_for`:
-    how much of that was left last.
+    `waits`: whether it is more than the law's, for what is to be given back.
     """
 
     limit: float | None = None
     changed_s: float = -math.inf
     squeezed: float | None = None
-    waits_since_s: float | None = None
-    waits_for: float = math.inf
+    waits: bool = False
 
     @property
     def given(self) -> float | None:
@@ -112,11 +112,6 @@ class ResourceState(Struct, frozen=True):
 
 
 _NOTHING_YET: Final = ResourceState()
-
-_Wait = tuple[float | None, float]
-"""`waits_since_s` and `waits_for`."""
-
-_NO_WAIT: Final[_Wait] = (None, math.inf)
 
 
 class PolicyState(Struct, frozen=True):
@@ -166,7 +161,7 @@ def decide(
     call to call.
     """
     decided, states = {}, {}
-    waits = state.resources.get(MEMORY, _NOTHING_YET).waits_since_s is not None
+    waits = state.resources.get(MEMORY, _NOTHING_YET).waits
     for name, law in settings.resources.items():
         row, predicted = RESOURCES[name], prediction.get(name, _UNPREDICTED)
         free = 0.0 if kept is None else kept.get(name, 0.0)
@@ -230,7 +225,7 @@ def safe_limits(settings: PolicySettings) -> Limits:
 
 
 def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
-    delay, waits = "", _NO_WAIT
+    delay, waits = "", False
     floor = _given_way(facts, settings.floor)
     name = "the floor" if floor == settings.floor else "what online leaves of the floor"
     settings = structs.replace(settings, floor=floor)
@@ -243,7 +238,7 @@ def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings
         law, delay, waits = _approach(facts, target, state, grown)
     changed_s = state.changed_s if law == state.limit else facts.t_s
     limit, guarded = _guarded(facts, law, settings.floor)
-    after = ResourceState(law, changed_s, limit if limit < law else None, *waits)
+    after = ResourceState(law, changed_s, limit if limit < law else None, waits)
     words = f"{guarded}{why}{delay}"
     if limit == math.inf:
         return UNLIMITED, words, ResourceState()
@@ -384,13 +379,13 @@ def _less(facts: _RowFacts, reserve: float) -> str:
 
 def _approach(
     facts: _RowFacts, target: float, state: ResourceState, settings: DynamicSettings
-) -> tuple[float, str, _Wait]:
-    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and how it
+) -> tuple[float, str, bool]:
+    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and whether it
     waits for what is to be given back."""
     if state.limit is None or target == state.limit:
-        return target, "", _NO_WAIT
+        return target, "", False
     if target < state.limit:
-        return _waited(facts, target, state.limit, state, settings)
+        return _waited(facts, target, state.limit, settings)
     by, since_s = target - state.limit, facts.t_s - state.changed_s
     threshold = settings.raise_threshold_ratio * facts.capacity
     if not (by > threshold or since_s >= settings.raise_after_s or state.limit < settings.floor):
@@ -399,36 +394,28 @@ def _approach(
             state.limit,
             f", as the raise by {amount(by)} is not more than {amount(threshold)} and the last change "
             f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}",
-            _NO_WAIT,
+            False,
         )
     if settings.max_raise_ratio is not None:
         stride = max(facts.row.step, settings.max_raise_ratio * facts.capacity)
         reach = max(settings.floor, state.limit + stride)
         if reach < target:
-            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", _NO_WAIT
-    return target, "", _NO_WAIT
+            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", False
+    return target, "", False
 
 
-def _waited(
-    facts: _RowFacts, target: float, limit: float, state: ResourceState, settings: DynamicSettings
-) -> tuple[float, str, _Wait]:
-    """The target and what is still to be given back, for as long as that may take, within what online leaves now.
-
-    What was given back once in a wait does not count again in it.
-    """
+def _waited(facts: _RowFacts, target: float, limit: float, settings: DynamicSettings) -> tuple[float, str, bool]:
+    """The target and what was promised above it, until that is given back, and within what online leaves now."""
     lent = facts.giving_back
     if lent is None or facts.predicted is None or not math.isfinite(facts.predicted + facts.online):
-        return target, "", _NO_WAIT
-    since_s = facts.t_s if state.waits_since_s is None else state.waits_since_s
-    size = min(lent.size_bytes, state.waits_for)
+        return target, "", False
     most = min(facts.capacity * settings.watermark_ratio - settings.reserve, facts.capacity - facts.kept)
     left = most - max(facts.online, 0.0)
-    reach = in_steps(facts.row, min(limit, target + size, left))
-    ends_s = since_s + lent.wait_s
-    if not target < reach or not facts.t_s < ends_s:
-        return target, "", _NO_WAIT
-    more = f"{facts.row.words(reach - target)} more for {ends_s - facts.t_s:.0f} s at most"
-    return reach, f", and {more}, as it is to be given back first", (since_s, size)
+    promised = min(lent.published_lately_bytes, max(target, lent.published_bytes) + lent.size_bytes)
+    reach = in_steps(facts.row, min(limit, promised, left))
+    if not target < reach:
+        return target, "", False
+    return reach, f", and {facts.row.words(reach - target)} more, as it is to be given back first", True
 
 
 def _in_brackets(note: str) -> str:

@@ -43,6 +43,7 @@ from criproxy.control.publication import FALL_RATIO, REPORT_S, Lendable, OpenBox
 from criproxy.control.resources import RESOURCES
 from criproxy.model import CPU, Bounds, Decision, Snapshot
 from criproxy.model.modes import TABLE, Mode, Modes, NewPod, in_words
+from criproxy.vocabulary.gives_back import MOST_WAIT_S
 from criproxy.vocabulary.names import PUBLISHES
 from criproxy.vocabulary.presets import NAMES
 from criproxy.vocabulary.published import annotation_of
@@ -54,6 +55,9 @@ LONGER_RATIO: Final = 0.3
 """A report that is due may be later by up to so much of its interval: 300 to 390 s. With what changes in between,
 10,000 nodes then write 31 times a second, of the 33 that they may (`./bench cluster`); with 0.2 it was 32 to 33.
 """
+
+LATEST_S: Final = REPORT_S * (1.0 + LONGER_RATIO) + 2 * QUIET_S
+"""What was published so long ago should have been followed by a report, so that something is in its way."""
 
 SHED_S: Final = 330.0
 """While more is published than can be lent, as pods were promised it, a pod's end is written once the last report is so
@@ -340,6 +344,36 @@ def published(made: Publication, offered: Offer, now_s: float, jitter: float) ->
         pods=offered.pods,
         terms=offered.terms,
     )
+
+
+class History(Struct, eq=False):
+    """What was published within `MOST_WAIT_S`, for whoever was promised it and has to be told before it is taken back.
+
+    What pods keep from being published as less (`Published.raised`) is theirs, and nobody's to give back.
+    """
+
+    _last: Published | None = None
+    _before: list[tuple[float, Mapping[str, int]]] = []
+    """When it was followed by another, and what was wanted."""
+
+    def add(self, made: Published) -> None:
+        """The API server has taken it at `made.at_s`."""
+        if self._last is not None:
+            self._before.append((made.at_s, self._last.wanted))
+        self._before = [one for one in self._before if one[0] > made.at_s - MOST_WAIT_S]
+        self._last = made
+
+    def promised(self, names: Collection[ExtendedResource], within_s: float, now_s: float) -> tuple[float, float]:
+        """What is published now of one resource, by whichever of its `names`, and the most of what was within the last
+        `within_s`, in its unit. A report that is overdue says nothing: who goes by it is never told of less.
+        """
+        last = self._last
+        now = _amount(last.wanted, names) if last is not None and now_s < last.at_s + LATEST_S else 0.0
+        return now, max([now, *(_amount(one, names) for ended_s, one in self._before if ended_s > now_s - within_s)])
+
+
+def _amount(quantities: Mapping[str, int], names: Collection[ExtendedResource]) -> float:
+    return max((quantities[one.name] / one.per_unit for one in names if one.name in quantities), default=0.0)
 
 
 def why(offered: Offer, last: Published | None, settings: PublishSettings) -> str:

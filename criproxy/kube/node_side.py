@@ -44,7 +44,7 @@ class NodeSide:
         self.events = EventWriter(client, Involved("Node", name, name), clock=clock, rng=rng, log=log)
         self.evictor = Evictor(client, self.events, clock=clock, rng=rng, log=log)
         self.follower = PolicyFollower(client, name, files, taker, clock=clock, rng=rng, log=log)
-        self.gives_back = GivesBackFollower(clock, log)
+        self.gives_back = GivesBackFollower(self.publisher, clock, log)
         observers = (self.publisher, self.evictor, self.follower, self.gives_back)
         self.watch = NodeWatch(client, name, observers, clock=clock, rng=rng, log=log)
 

@@ -13,6 +13,7 @@ from criproxy.config.settings import Kubernetes
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
     ExtendedResource,
+    History,
     Offer,
     OnNode,
     Publication,
@@ -112,6 +113,7 @@ class Publisher:
         self._log = log
         self._seen: OnNode | None = None
         self._last: Published | None = None
+        self._history = History()
         self._not_before_s = 0.0
         self._failures = 0
         self._trouble = ""
@@ -142,6 +144,11 @@ class Publisher:
         last = self._last.quantities if self._last else {}
         names = [one for one in self._settings.resources if one.of == resource and one.name in last]
         return max((last[one.name] / one.per_unit for one in names), default=None)
+
+    def promised(self, resource: str, within_s: float) -> tuple[float, float]:
+        """See `criproxy.kube.gives_back.Publishes`."""
+        names = [one for one in self._settings.resources if one.of == resource]
+        return self._history.promised(names, within_s, self._clock.boottime_s())
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -202,6 +209,7 @@ class Publisher:
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         self._last = published(made, offered, now_s, self._rng.random())
+        self._history.add(self._last)
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld

@@ -326,11 +326,14 @@ class GuardCeiling(Struct, frozen=True):
 class GivingBack(Struct, frozen=True):
     """What somebody in the box (YARN) has been lent of memory, who has to tell its own work before it gives any back.
 
-    The box's limit waits for that, `wait_s` at most.
+    The box's limit waits for `size_bytes` of what the node has published: `published_bytes` is what it says of memory
+    now, and has not taken back from anybody; `published_lately_bytes` the most that it said so lately that some of it
+    may still be given back.
     """
 
     size_bytes: float
-    wait_s: float
+    published_bytes: float
+    published_lately_bytes: float
 
 
 class Bounds(Struct, frozen=True):

@@ -16,7 +16,7 @@ RENEW_S: Final = 240.0
 """By whoever writes it: two may be lost."""
 
 TOLD_S: Final = 30.0
-"""From when a node's limit begins to wait to when YARN is told, at most: the node publishes with pauses between."""
+"""From when a node has published less to when YARN is told, at most: the ledger hears of it, and has other nodes."""
 
 MOST_WAIT_S: Final = 333.0
 """A longer wait counts as this."""
@@ -29,7 +29,7 @@ class Note(Struct, frozen=True):
     """`serial` is another one in each note; nothing else is told by it.
 
     `bytes`: what YARN has; while it gives back, what is left of that; 0: it has given back what it was asked for, or
-    has not in time. `wait_s`: how long that may take, from when the node's limit begins to wait.
+    has not in time. `wait_s`: how long that may take, from when the node has published less.
     """
 
     serial: int

@@ -13,9 +13,7 @@ from tests import rows
 GIB = 1 << 30
 MIB = 1 << 20
 CAPACITY = 16 * GIB
-WAIT_S = 33.0
 LAW = rows.laws(DynamicSettings(floor=0.1), DynamicSettings(floor=GIB, watermark_ratio=0.9, reserve=GIB))
-YARN = GivingBack(3.0 * GIB, WAIT_S)
 
 
 class Box:
@@ -42,22 +40,33 @@ def law(predicted):
     return math.floor((CAPACITY * 0.9 - GIB - predicted * GIB) / MIB) * MIB / GIB
 
 
-def test_limit_waits_for_what_is_to_be_given_back_and_no_longer_than_that_may_take():
-    box = Box()
-    assert box.look(2.0, 2.0, YARN)[0] == law(2.0)
-    limit, reason = box.look(2.0, 6.0, YARN)
-    assert limit == law(6.0) + 3.0
-    assert reason.endswith("and 3.00 GiB more for 33 s at most, as it is to be given back first")
-    for _ in range(32):
-        assert box.look(2.0, 6.0, YARN)[0] == law(6.0) + 3.0
-    assert box.look(2.0, 6.0, YARN)[0] == law(6.0)
-    assert box.look(2.0, 6.0, YARN)[0] == law(6.0)
+LENT = law(2.0)
+"""GiB, of which all is published where online is expected to use 2."""
 
 
-def test_limit_follows_as_it_is_given_back():
+def lent(size, published=0.0, lately=LENT):
+    """All in GiB: what somebody has still, and what the node has published of memory."""
+    return GivingBack(size * GIB, published * GIB, lately * GIB)
+
+
+def test_limit_stays_at_what_is_published_until_less_is_and_then_for_what_is_given_back():
     box = Box()
-    box.look(2.0, 2.0, YARN)
-    assert [box.look(2.0, 6.0, GivingBack(left * GIB, WAIT_S))[0] - law(6.0) for left in (3.0, 2.0, 0.5, 0.0)] == [
+    assert box.look(2.0, 2.0, lent(3.0, LENT))[0] == law(2.0)
+    for _ in range(400):
+        limit, reason = box.look(2.0, 2.5, lent(3.0, LENT))
+        assert limit == LENT, "nobody was told of less"
+    assert reason.endswith("and 512.00 MiB more, as it is to be given back first")
+    assert [box.look(2.0, 2.5, lent(left, law(2.5)))[0] - law(2.5) for left in (3.0, 0.05, 0.0)] == [
+        LENT - law(2.5),
+        pytest.approx(0.05, abs=1 / 1024),
+        0.0,
+    ]
+
+
+def test_limit_waits_for_no_more_than_is_to_be_given_back():
+    box = Box()
+    box.look(2.0, 2.0, lent(3.0, LENT))
+    assert [box.look(2.0, 6.0, lent(left, law(6.0)))[0] - law(6.0) for left in (3.0, 2.0, 0.5, 0.0)] == [
         3.0,
         2.0,
         0.5,
@@ -67,23 +76,34 @@ def test_limit_follows_as_it_is_given_back():
 
 def test_what_was_given_back_is_waited_for_no_more_though_somebody_has_it_still():
     box = Box()
-    box.look(2.0, 2.0, YARN)
-    box.look(2.0, 6.0, YARN)
-    assert box.look(2.0, 6.0, GivingBack(1.0 * GIB, WAIT_S))[0] == law(6.0) + 1.0
-    assert box.look(2.0, 6.0, YARN)[0] == law(6.0) + 1.0
-    assert box.look(2.0, 6.0, GivingBack(0.0, WAIT_S))[0] == law(6.0)
-    assert box.look(2.0, 6.0, YARN)[0] == law(6.0)
+    box.look(2.0, 2.0, lent(3.0, LENT))
+    box.look(2.0, 6.0, lent(3.0, law(6.0)))
+    assert box.look(2.0, 6.0, lent(1.0, law(6.0)))[0] == law(6.0) + 1.0
+    assert box.look(2.0, 6.0, lent(3.0, law(6.0)))[0] == law(6.0) + 1.0
+    assert box.look(2.0, 6.0, lent(0.0, law(6.0)))[0] == law(6.0)
+    assert box.look(2.0, 6.0, lent(3.0, law(6.0)))[0] == law(6.0)
 
 
-def test_another_note_prolongs_no_wait_but_may_shorten_it():
+def test_what_is_not_published_yet_waits_though_all_that_was_asked_for_before_is_given_back():
     box = Box()
-    box.look(2.0, 2.0, YARN)
-    limits = [box.look(2.0, 6.0, GivingBack(3.0 * GIB + step, WAIT_S))[0] for step in range(40)]
-    assert [one > law(6.0) for one in limits] == [True] * 33 + [False] * 7
+    box.look(2.0, 2.0, lent(3.0, LENT))
+    box.look(2.0, 6.0, lent(3.0, law(6.0)))
+    assert box.look(2.0, 6.2, lent(0.0, law(6.0)))[0] == law(6.0)
+
+
+def test_what_nobody_was_promised_waits_for_nobody():
     box = Box()
-    box.look(2.0, 2.0, YARN)
-    box.look(2.0, 6.0, YARN)
-    assert box.look(2.0, 6.0, GivingBack(3.0 * GIB, 1.0))[0] == law(6.0)
+    box.look(2.0, 2.0, lent(3.0, 5.0, 5.0))
+    assert box.look(2.0, 6.0, lent(3.0, 5.0, 5.0))[0] == law(6.0), "5 GiB were published, and are there"
+    assert box.look(2.0, 9.0, lent(3.0, 5.0, 5.0))[0] == 5.0
+
+
+def test_wait_ends_with_what_was_published_lately():
+    box = Box()
+    box.look(2.0, 2.0, lent(3.0, LENT))
+    box.look(2.0, 6.0, lent(3.0, law(6.0)))
+    assert box.look(2.0, 6.0, lent(3.0, law(6.0), 8.0))[0] == 8.0
+    assert box.look(2.0, 6.0, lent(3.0, law(6.0), law(6.0)))[0] == law(6.0)
 
 
 @pytest.mark.parametrize(
@@ -94,59 +114,54 @@ def test_another_note_prolongs_no_wait_but_may_shorten_it():
 def test_nothing_waits_where(online, predicted, kept):
     waiting, plain = Box(), Box()
     for box in (waiting, plain):
-        box.look(2.0, 2.0, YARN)
+        box.look(2.0, 2.0, lent(3.0, LENT))
         box.kept = kept
-    limit = waiting.look(online, predicted, YARN)[0]
+    limit = waiting.look(online, predicted, lent(3.0))[0]
     assert limit <= max(1.0, 16.0 - kept - online) or math.isnan(online)
     assert limit == plain.look(online, predicted)[0] or kept
 
 
 def test_no_wait_is_longer_than_the_moment_at_which_online_needs_it():
     box = Box()
-    box.look(2.0, 2.0, YARN)
-    assert box.look(2.0, 6.0, YARN)[0] == law(6.0) + 3.0
-    assert box.look(5.0, 6.0, YARN)[0] == law(5.0)
-    assert box.look(6.5, 6.0, YARN)[0] == law(6.5)
+    box.look(2.0, 2.0, lent(3.0, LENT))
+    assert box.look(2.0, 6.0, lent(3.0))[0] == law(6.0) + 3.0
+    assert box.look(5.0, 6.0, lent(3.0))[0] == law(5.0)
+    assert box.look(6.5, 6.0, lent(3.0))[0] == law(6.5)
 
 
 def test_who_is_to_give_back_keeps_cpu_that_online_does_not_use():
     box = Box()
-    box.look(2.0, 2.0, YARN, (1.0, 3.55))
-    box.look(2.0, 6.0, YARN, (1.0, 3.55))
+    box.look(2.0, 2.0, lent(3.0, LENT), (1.0, 3.55))
+    box.look(2.0, 6.0, lent(3.0), (1.0, 3.55))
     assert box.cores[0] == pytest.approx(0.1), "as the law has it"
-    box.look(2.0, 6.0, YARN, (1.0, 3.55))
+    box.look(2.0, 6.0, lent(3.0), (1.0, 3.55))
     assert box.cores[0] == pytest.approx(1.1)
     assert "the floor while memory is given back" in box.cores[1]
-    box.look(2.0, 6.0, YARN, (3.8, 3.8))
+    box.look(2.0, 6.0, lent(3.0), (3.8, 3.8))
     assert box.cores[0] == pytest.approx(0.2), "online has the rest"
-    box.look(2.0, 6.0, GivingBack(0.0, WAIT_S), (1.0, 3.55))
-    box.look(2.0, 6.0, GivingBack(0.0, WAIT_S), (1.0, 3.55))
+    box.look(2.0, 6.0, lent(0.0), (1.0, 3.55))
+    box.look(2.0, 6.0, lent(0.0), (1.0, 3.55))
     assert box.cores[0] == pytest.approx(0.1)
 
 
 amounts = st.floats(0.0, 16.0)
-looks = st.tuples(
-    st.floats(0.1, 20.0),
-    amounts,
-    st.none() | amounts,
-    st.none() | st.builds(GivingBack, st.floats(0.0, 16.0 * GIB), st.floats(0.1, WAIT_S)),
-)
+looks = st.tuples(amounts, st.none() | amounts, st.none() | st.builds(lent, amounts, amounts, amounts))
 
 
 @settings(deadline=None)
 @given(st.lists(looks, max_size=40), st.floats(0.0, 2.0))
-def test_limit_is_never_more_than_the_law_gave_within_the_wait_nor_than_online_leaves(steps, kept):
+def test_limit_is_never_more_than_the_law_gives_or_was_published_nor_than_online_leaves(steps, kept):
     box = Box(kept)
-    gave = []
-    for seconds, online, predicted, giving_back in steps:
-        limit, _ = box.look(online, predicted, giving_back, seconds=seconds)
+    before = math.inf
+    for online, predicted, giving_back in steps:
+        limit, _ = box.look(online, predicted, giving_back)
         alone = Box(kept)
         alone.t_s = box.t_s - 1.0
-        gave.append((box.t_s, alone.look(online, predicted)[0]))
-        # the wait begins with the first look at which the law gives less: until then the one before it holds
-        first = next((at for at, (t_s, _) in enumerate(gave) if t_s > box.t_s - WAIT_S), 0)
-        assert limit <= max(most for _, most in gave[max(0, first - 1) :])
-        if limit > gave[-1][1]:
+        gives = alone.look(online, predicted)[0]
+        if limit > gives:
+            assert giving_back is not None and predicted is not None
+            assert limit <= before
+            assert limit * GIB <= giving_back.published_lately_bytes
             assert limit <= 16.0 - kept - online
             assert limit <= 16.0 * 0.9 - 1.0 - online
-            assert giving_back is not None and predicted is not None
+        before = limit

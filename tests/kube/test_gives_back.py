@@ -4,7 +4,7 @@ import pytest
 
 from criproxy.kube.gives_back import GivesBackFollower
 from criproxy.kube.objects import Meta, Node
-from criproxy.model import GivingBack
+from criproxy.model import MEMORY, GivingBack
 from criproxy.vocabulary.gives_back import MOST_WAIT_S, VALID_S, Note, decoded, encoded
 from criproxy.vocabulary.names import GIVES_BACK
 from tests.fakes.clock import FakeClock
@@ -21,9 +21,23 @@ def log():
     return FakeLog()
 
 
+class Node1:
+    """It has published 9 bytes lately, and now 7."""
+
+    def promised(self, resource, within_s):
+        assert resource == MEMORY
+        self.within_s = within_s
+        return 7.0, 9.0
+
+
 @pytest.fixture
-def follower(clock, log):
-    return GivesBackFollower(clock, log)
+def publisher():
+    return Node1()
+
+
+@pytest.fixture
+def follower(publisher, clock, log):
+    return GivesBackFollower(publisher, clock, log)
 
 
 def node(text):
@@ -37,11 +51,11 @@ def note(serial=1, size_bytes=5, wait_s=33.0):
 def test_a_note_counts_until_there_is_another_or_none(follower):
     assert follower.now() is None
     follower.saw(note())
-    assert follower.now() == GivingBack(5.0, 33.0)
+    assert follower.now() == GivingBack(5.0, 7.0, 9.0)
     follower.saw(note(2, 3))
-    assert follower.now() == GivingBack(3.0, 33.0)
+    assert follower.now() == GivingBack(3.0, 7.0, 9.0)
     follower.saw(None)
-    assert follower.now() == GivingBack(3.0, 33.0), "a Node that is gone says nothing"
+    assert follower.now() == GivingBack(3.0, 7.0, 9.0), "a Node that is gone says nothing"
     follower.saw(node(None))
     assert follower.now() is None
 
@@ -51,16 +65,18 @@ def test_a_note_of_somebody_who_is_gone_counts_no_longer_by_the_node_s_own_clock
     clock.advance(VALID_S - 1.0)
     follower.saw(note())
     follower.saw(note(1, 4))
-    assert follower.now() == GivingBack(4.0, 33.0)
+    assert follower.now() == GivingBack(4.0, 7.0, 9.0)
     clock.advance(1.0)
     assert follower.now() is None, "the same serial is nothing new"
     follower.saw(note(2))
-    assert follower.now() == GivingBack(5.0, 33.0)
+    assert follower.now() == GivingBack(5.0, 7.0, 9.0)
 
 
-def test_a_wait_is_bounded_whatever_the_note_says(follower):
-    follower.saw(note(wait_s=1e9))
-    assert follower.now() == GivingBack(5.0, MOST_WAIT_S)
+@pytest.mark.parametrize(("said_s", "waits_s"), [(33.0, 33.0), (1e9, MOST_WAIT_S)])
+def test_a_wait_is_bounded_whatever_the_note_says(follower, publisher, said_s, waits_s):
+    follower.saw(note(wait_s=said_s))
+    assert follower.now() is not None
+    assert publisher.within_s == waits_s
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from criproxy.control.publication import Lendable
-from criproxy.kube.extended_resources import SHED_S, Offer, PublishSettings, resources_called
+from criproxy.control.publication import REPORT_S, Lendable
+from criproxy.kube.extended_resources import LATEST_S, SHED_S, Offer, PublishSettings, resources_called
 from criproxy.kube.objects import Node, decoded
 from criproxy.kube.publisher import STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
@@ -22,8 +22,8 @@ class Source:
         self.clock, self.made_s = clock, None
         self.lend(4.0)
 
-    def lend(self, cores, **fields):
-        self.now = Offer({CPU: Lendable(cores, "because"), MEMORY: Lendable(8.0 * GIB, "because")}, **fields)
+    def lend(self, cores, gib=8.0, **fields):
+        self.now = Offer({CPU: Lendable(cores, "because"), MEMORY: Lendable(gib * GIB, "because")}, **fields)
 
     def offer(self):
         return None if self.now is None else (self.clock.now if self.made_s is None else self.made_s, self.now)
@@ -101,6 +101,40 @@ def test_rise_waits_for_the_report(bench):
     assert bench.look(239)[BATCH_CPU] == "4000"
     assert bench.look(122)[BATCH_CPU] == "8000"
     assert bench.patches() == 2
+
+
+def test_what_was_published_counts_as_promised_for_as_long_as_it_may_take_to_be_told_of_less(bench):
+    assert bench.publisher.promised(MEMORY, 93.0) == (0.0, 0.0)
+    bench.look()
+    bench.source.lend(4.0, gib=7.5)
+    bench.look(60)
+    assert bench.publisher.promised(MEMORY, 93.0) == (8.0 * GIB, 8.0 * GIB), "a fall by less than a tenth waits"
+    bench.source.lend(4.0, gib=4.0)
+    bench.look(60)
+    assert bench.publisher.promised(MEMORY, 93.0) == (4.0 * GIB, 8.0 * GIB)
+    bench.clock.advance(92)
+    assert bench.publisher.promised(MEMORY, 93.0) == (4.0 * GIB, 8.0 * GIB)
+    bench.clock.advance(1)
+    assert bench.publisher.promised(MEMORY, 93.0) == (4.0 * GIB, 4.0 * GIB)
+    assert bench.publisher.promised(CPU, 93.0) == (4.0, 4.0)
+
+
+def test_what_pods_were_promised_is_theirs_and_nobody_s_to_give_back(bench, api):
+    bench.look()
+    api.pods = [pod("a", "4000")]
+    bench.source.lend(1.0)
+    assert bench.look(60)[BATCH_CPU] == "4000"
+    assert bench.publisher.promised(CPU, 0.0) == (1.0, 1.0)
+
+
+def test_nothing_counts_as_promised_once_a_report_is_overdue(bench, api):
+    bench.look()
+    api.fail("PATCH", 403, times=99)
+    bench.source.lend(4.0, gib=7.5)
+    bench.look(REPORT_S)
+    assert bench.publisher.promised(MEMORY, 93.0) == (8.0 * GIB, 8.0 * GIB)
+    bench.look(LATEST_S - REPORT_S)
+    assert bench.publisher.promised(MEMORY, 93.0) == (0.0, 0.0)
 
 
 def test_report_is_a_sign_of_life(bench):
