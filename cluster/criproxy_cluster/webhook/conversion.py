@@ -46,6 +46,7 @@ pkg/scheduler/framework/plugins/interpodaffinity/filtering.go (whom the anti-aff
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -411,11 +412,16 @@ def _asked(table: Json, where: str, settings: ConversionSettings, extended: Coll
     plain one. Of `extended`, by no plain one: the container names them otherwise, here or in its other table.
     """
     found: Asked = {}
-    plain = [(what, what, 0) for what in ("cpu", "memory") if what not in extended]
-    for what, name, per_core in (*_named((settings.names, *NAMES.values(), *OLDER)), *plain):
-        if what not in found and name in table:
+    for what, name, per_core in _in_order(settings.names) if table else ():
+        if name in table and what not in found and not (name == what and what in extended):
             found[what] = _understood(what, name, per_core, table[name], f"{where}[{name}]")
     return found
+
+
+@cache
+def _in_order(names: ExtendedNames) -> tuple[tuple[str, str, int], ...]:
+    """`names` first, and the plain ones last."""
+    return (*_named((names, *NAMES.values(), *OLDER)), *((what, what, 0) for what in ("cpu", "memory")))
 
 
 def _named(presets: Any) -> Iterator[tuple[str, str, int]]:
@@ -492,7 +498,9 @@ def _as_it_was(text: str, before: Any) -> Any:
 
 
 def _makes(record: Json, resources: Json, settings: ConversionSettings) -> bool:
-    """Whether these amounts in CPU and memory are the ones in `resources`."""
+    """Whether these amounts in CPU and memory are the ones in `resources`. An empty record makes nothing."""
+    if not record:
+        return False
     try:
         asked = {kind: _asked(_table(record.get(kind), ""), "", settings) for kind in _KINDS}
         now = {
