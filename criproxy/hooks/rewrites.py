@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from criproxy.cgroup.naming import directory_of
 from criproxy.hooks.batch import asked_by, of_pod
+from criproxy.hooks.hardening import plain
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     STARTS,
@@ -129,7 +130,7 @@ class RealtimeHook(Struct, frozen=True):
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
         added = request.security.added_capabilities
-        asked = {name.upper().removeprefix("CAP_") for name in added}
+        asked = {plain(name) for name in added}
         if asked & _GIVING or len(added) > MOST_CAPABILITIES:
             yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
 
