@@ -32,7 +32,8 @@ DAYS = 2.5
 SHORT_DAYS = 0.5
 GIB = 1 << 30
 CORES, BYTES = 2, 16 * GIB
-END_S = int(time.time()) // 3600 * 3600 - 3600
+END_S = int(time.time()) // 86400 * 86400 - 16 * 3600
+"""At the same time of the day, as the numbers come of the day's shape."""
 START_S = END_S - int(DAYS * 86400)
 YOUNG_S = END_S - 86400
 GAP_S = (END_S - 30 * 3600, END_S - 28 * 3600)

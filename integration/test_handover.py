@@ -47,7 +47,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 Say = Callable[[str], object]
 
-UPGRADES = int(os.environ.get("UPGRADES", "10"))
+UPGRADES = int(os.environ.get("UPGRADES", "6"))
 RESTARTS = int(os.environ.get("RESTARTS", "5"))
 CHANGES = int(os.environ.get("CHANGES", "8"))
 WAIT_S = 240.0

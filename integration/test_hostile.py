@@ -104,7 +104,7 @@ def site(containerd: Containerd) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(params=APIS)
+@pytest.fixture(params=[APIS[0], *(pytest.param(api, marks=pytest.mark.by_command) for api in APIS[1:])])
 def pair(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Raw, Raw]]:
     """A client of containerd and one of the proxy; no pod is left after the test."""
     direct, through = Raw(site.containerd.socket, request.param), Raw(site.proxy.socket, request.param)

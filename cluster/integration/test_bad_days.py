@@ -203,7 +203,9 @@ def kept_out(plane, node, uid):
     return f"{EVICTED_FROM}{uid}" in plane.call("GET", node)["metadata"].get("labels", {})
 
 
-@pytest.mark.parametrize("hours", [2, -2], ids=["ahead", "behind"])
+@pytest.mark.parametrize(
+    "hours", [pytest.param(2, id="ahead"), pytest.param(-2, id="behind", marks=pytest.mark.by_command)]
+)
 def test_controller_and_nodes_with_wrong_clocks_withdraw_from_those_alone_that_are_away(plane, hours):
     """The controller begins hours ahead or behind, and nodes are as much wrong the other way; nobody goes by that."""
     names = ("lives", "gone", "evicts", "evicted")
@@ -260,6 +262,7 @@ def test_replica_that_leads_again_after_an_outage_withdraws_from_those_alone_tha
         replica.process.stop()
 
 
+@pytest.mark.by_command
 def test_two_replicas_with_clocks_hours_apart_have_one_leader_at_a_time(plane):
     first, second = replicas = [Replica(plane, f"apart-{number}") for number in range(2)]
     node = put_node(plane, "apart")

@@ -45,6 +45,7 @@ def image(tmp_path_factory) -> tuple[Path, str]:
     return file, build(file, "")
 
 
+@pytest.mark.by_command
 def test_image_that_is_built_twice_is_the_same_to_the_last_byte(image, tmp_path):
     file, digest = image
     assert build(tmp_path / "again.tar", "") == digest

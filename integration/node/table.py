@@ -33,7 +33,7 @@ class Node:
 
 NODES: Mapping[str, Node] = {
     "trixie-v2": Node("trixie", "cgroup v2, systemd driver, containerd 1.7"),
-    "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)", today=True),
+    "forky-v2": Node("forky", "cgroup v2, systemd driver, containerd 2.1 (CRI v1 alone)"),
     "trixie-v2-containerd-2.4": Node(
         "trixie", "cgroup v2, systemd driver, containerd 2.4 (CRI v1 alone)", today=True, containerd=True
     ),
