@@ -97,13 +97,13 @@ class PolicySettings(Struct, frozen=True):
 class ResourceState(Struct, frozen=True):
     """The law's limit and since when; None: nothing was decided yet. `squeezed`: what the guard left of it, if less.
 
-    `waits`: whether it is more than the law's, for what is to be given back.
+    `waits`: what of it is more than the law's, as it is to be given back first.
     """
 
     limit: float | None = None
     changed_s: float = -math.inf
     squeezed: float | None = None
-    waits: bool = False
+    waits: float = 0.0
 
     @property
     def given(self) -> float | None:
@@ -161,7 +161,7 @@ def decide(
     call to call.
     """
     decided, states = {}, {}
-    waits = state.resources.get(MEMORY, _NOTHING_YET).waits
+    waits = state.resources.get(MEMORY, _NOTHING_YET).waits > 0.0
     for name, law in settings.resources.items():
         row, predicted = RESOURCES[name], prediction.get(name, _UNPREDICTED)
         free = 0.0 if kept is None else kept.get(name, 0.0)
@@ -174,6 +174,7 @@ def decide(
             bounds=structs.replace(law.bounds, kept=facts.kept),
             prediction=predicted,
             before=state.before.get(name),
+            waits=states[name].waits,
         )
     decision = Decision(snapshot.t_s, decided, guard, settings.window, starting)
     return decision, PolicyState(states, decision.limits)
@@ -225,7 +226,7 @@ def safe_limits(settings: PolicySettings) -> Limits:
 
 
 def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings) -> tuple[Limit, str, ResourceState]:
-    delay, waits = "", False
+    delay, waits = "", 0.0
     floor = _given_way(facts, settings.floor)
     name = "the floor" if floor == settings.floor else "what online leaves of the floor"
     settings = structs.replace(settings, floor=floor)
@@ -379,11 +380,11 @@ def _less(facts: _RowFacts, reserve: float) -> str:
 
 def _approach(
     facts: _RowFacts, target: float, state: ResourceState, settings: DynamicSettings
-) -> tuple[float, str, bool]:
-    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and whether it
+) -> tuple[float, str, float]:
+    """How far towards the target this tick goes; the delay, in words, when it stops short of it; and how much of that
     waits for what is to be given back."""
     if state.limit is None or target == state.limit:
-        return target, "", False
+        return target, "", 0.0
     if target < state.limit:
         return _waited(facts, target, state.limit, settings)
     by, since_s = target - state.limit, facts.t_s - state.changed_s
@@ -394,28 +395,28 @@ def _approach(
             state.limit,
             f", as the raise by {amount(by)} is not more than {amount(threshold)} and the last change "
             f"{since_s:.0f} s old, not {settings.raise_after_s:.0f}",
-            False,
+            0.0,
         )
     if settings.max_raise_ratio is not None:
         stride = max(facts.row.step, settings.max_raise_ratio * facts.capacity)
         reach = max(settings.floor, state.limit + stride)
         if reach < target:
-            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", False
-    return target, "", False
+            return reach, f", at most {facts.row.words(reach - state.limit)} at a time", 0.0
+    return target, "", 0.0
 
 
-def _waited(facts: _RowFacts, target: float, limit: float, settings: DynamicSettings) -> tuple[float, str, bool]:
+def _waited(facts: _RowFacts, target: float, limit: float, settings: DynamicSettings) -> tuple[float, str, float]:
     """The target and what was promised above it, until that is given back, and within what online leaves now."""
     lent = facts.giving_back
     if lent is None or facts.predicted is None or not math.isfinite(facts.predicted + facts.online):
-        return target, "", False
+        return target, "", 0.0
     most = min(facts.capacity * settings.watermark_ratio - settings.reserve, facts.capacity - facts.kept)
     left = most - max(facts.online, 0.0)
     promised = min(lent.published_lately_bytes, max(target, lent.published_bytes) + lent.size_bytes)
     reach = in_steps(facts.row, min(limit, promised, left))
     if not target < reach:
-        return target, "", False
-    return reach, f", and {facts.row.words(reach - target)} more, as it is to be given back first", True
+        return target, "", 0.0
+    return reach, f", and {facts.row.words(reach - target)} more, as it is to be given back first", reach - target
 
 
 def _in_brackets(note: str) -> str:

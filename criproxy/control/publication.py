@@ -9,6 +9,7 @@ A pod that is placed now must still fit later, so what is published looks ahead 
                 (capacity - reserve - hour) / speed          no more than leaves pods `speed` of what they asked for,
                                                              if the forecast comes true
     always      within the box's floor and ceiling; the floor while `hour` is not known
+                nothing of the box's limit that waits to be given back
 
 `hour` is what online should not exceed within the hour, and `recent` its mean use of the last five minutes.
 
@@ -143,6 +144,8 @@ def lendable(
         amount, why = _open_box(online, recent, settings, factor)
     else:
         amount, why = _forecast(online, bounds.watermark_ratio)
+    if decided.waits and decided.limit is not UNLIMITED and amount > decided.limit - decided.waits:
+        amount, why = decided.limit - decided.waits, f"the box's limit, without what is given back: {decided.reason}"
     held = within(amount, capacity, bounds.floor, bounds.ceiling)
     if held > amount:
         return Lendable(held, f"the floor, above {why}")

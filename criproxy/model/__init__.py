@@ -355,7 +355,8 @@ class ResourceDecision(Struct, frozen=True):
 
     `before` is what the last decision gave; None: this is the first. `high`: what the box is brought down to below the
     limit, while the limit stays where it is, as who hits it is killed; None: nothing. `open`: the box has all that
-    online leaves, whatever is predicted, as nothing tells of harm.
+    online leaves, whatever is predicted, as nothing tells of harm. `waits`: what of the limit goes as soon as it is
+    given back (`GivingBack`).
     """
 
     limit: Limit
@@ -365,6 +366,7 @@ class ResourceDecision(Struct, frozen=True):
     before: Limit | None = None
     high: float | None = None
     open: bool = False
+    waits: float = 0.0
 
 
 class Decision(Struct, frozen=True):

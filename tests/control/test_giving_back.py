@@ -33,6 +33,7 @@ class Box:
         self.cores = decision.limits["cpu"], decision.resources["cpu"].reason
         limit = decision.limits["memory"]
         assert limit is not UNLIMITED
+        self.waits = decision.resources["memory"].waits / GIB
         return limit / GIB, decision.resources["memory"].reason
 
 
@@ -56,6 +57,7 @@ def test_limit_stays_at_what_is_published_until_less_is_and_then_for_what_is_giv
         limit, reason = box.look(2.0, 2.5, lent(3.0, LENT))
         assert limit == LENT, "nobody was told of less"
     assert reason.endswith("and 512.00 MiB more, as it is to be given back first")
+    assert box.waits == LENT - law(2.5)
     assert [box.look(2.0, 2.5, lent(left, law(2.5)))[0] - law(2.5) for left in (3.0, 0.05, 0.0)] == [
         LENT - law(2.5),
         pytest.approx(0.05, abs=1 / 1024),

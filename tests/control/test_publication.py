@@ -58,6 +58,8 @@ def opened(hour=6.0, recent=3.0, **bounds):
         pytest.param(opened(hour=None), 0.1, "can't be predicted", id="open, hour not known"),
         pytest.param(opened(recent=None), 16 * 0.9 - 6, "may use within the hour", id="open, nothing recent"),
         pytest.param(opened(watermark_ratio=None), 9.0, "the box's limit", id="open, static"),
+        pytest.param(replace(decided(limit=9.0), waits=2.0), 7.0, "without what is given back: so", id="what waits"),
+        pytest.param(replace(decided(limit=12.0), waits=2.0), 16 * 0.9 - 6, "x 0.90", id="what waits, above the law"),
         pytest.param(decided(hour=None), 0.1, "can't be predicted", id="hour not known"),
         pytest.param(decided(hour=math.nan), 0.1, "can't be predicted", id="no number"),
         pytest.param(decided(watermark_ratio=None, limit=3.0), 3.0, "the box's limit", id="static"),
