@@ -346,7 +346,7 @@ def published(made: Publication, offered: Offer, now_s: float, jitter: float) ->
     )
 
 
-class History(Struct, eq=False):
+class Promises(Struct, eq=False):
     """What was published within `MOST_WAIT_S`, for whoever was promised it and has to be told before it is taken back.
 
     What pods keep from being published as less (`Published.raised`) is theirs, and nobody's to give back.

@@ -13,9 +13,9 @@ from criproxy.config.settings import Kubernetes
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.extended_resources import (
     ExtendedResource,
-    History,
     Offer,
     OnNode,
+    Promises,
     Publication,
     Published,
     PublishSettings,
@@ -113,7 +113,7 @@ class Publisher:
         self._log = log
         self._seen: OnNode | None = None
         self._last: Published | None = None
-        self._history = History()
+        self._promises = Promises()
         self._not_before_s = 0.0
         self._failures = 0
         self._trouble = ""
@@ -148,7 +148,7 @@ class Publisher:
     def promised(self, resource: str, within_s: float) -> tuple[float, float]:
         """See `criproxy.kube.gives_back.Publishes`."""
         names = [one for one in self._settings.resources if one.of == resource]
-        return self._history.promised(names, within_s, self._clock.boottime_s())
+        return self._promises.promised(names, within_s, self._clock.boottime_s())
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -209,7 +209,7 @@ class Publisher:
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         self._last = published(made, offered, now_s, self._rng.random())
-        self._history.add(self._last)
+        self._promises.add(self._last)
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
