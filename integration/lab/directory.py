@@ -88,6 +88,8 @@ def remove(directory: Path) -> None:
         if libc.umount2(os.fsencode(point), MNT_DETACH) != 0 and os.path.ismount(point):
             raise LabError(f"can't unmount {point}: {os.strerror(ctypes.get_errno())}")
     Tree(cgroup_root(directory)).remove()
-    shutil.rmtree(directory)
+    while directory.exists():
+        with contextlib.suppress(FileNotFoundError):  # what a shim that ends has removed itself meanwhile
+            shutil.rmtree(directory)
     with contextlib.suppress(OSError):  # others' labs are in it
         directory.parent.rmdir()

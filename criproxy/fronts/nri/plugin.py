@@ -210,14 +210,29 @@ class NriPlugin(Struct, eq=False):
                 self._unplaced.pop(sandbox_id, None)
             return _NOTHING
         if method == "RunPodSandbox":
-            if self.acts or self._find(sandbox):
+            if self.acts:
+                return self._judged(NriCall(Operation.RUN_POD_SANDBOX, sandbox))
+            if self._find(sandbox):
                 self._heard.add(sandbox_id)
-            return self._start(NriCall(Operation.RUN_POD_SANDBOX, sandbox)) if self.acts else _NOTHING
+            return _NOTHING
         if method == "CreateContainer":
             return self._create(sandbox, container) if self.acts else self._stand_in(sandbox, container)
         return _NOTHING
 
     # --- starts and what follows ------------------------------------------------------------------------------------
+
+    def _judged(self, call: NriCall) -> NriAnswer | Pending:
+        """A start is heard of once it is decided: the runtime may have thrown us out meanwhile."""
+        begun = self._start(call)
+        if isinstance(begun, Pending):
+            return Pending(self._judged_later(call, begun), begun.late)
+        self._heard.add(call.sandbox_id)
+        return begun
+
+    async def _judged_later(self, call: NriCall, begun: Pending) -> NriAnswer:
+        answer = await begun.outcome
+        self._heard.add(call.sandbox_id)
+        return answer
 
     def _start(self, call: NriCall) -> NriAnswer | Pending:
         return self._settled(call, self.placing.start(call))

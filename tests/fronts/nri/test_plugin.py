@@ -316,6 +316,18 @@ def test_a_container_that_was_made_outside_though_its_pod_is_in_the_box_is_told(
     assert bench.plugin.missed == 1
 
 
+def test_a_container_of_a_pod_that_is_still_judged_when_the_runtime_is_back_is_told() -> None:
+    """It has thrown us out, as the judgement took too long, and has made the container without us."""
+    bench = acting()
+    bench.synchronize([])
+    judged = bench.plugin.call("RunPodSandbox", event(sandbox()))
+    assert isinstance(judged, Pending)
+    bench.synchronize([sandbox()], [container(state=3)])
+    assert bench.plugin.missed == 1
+    decided(judged)
+    assert bench.plugin.missed == 1
+
+
 def test_a_long_list_comes_in_parts() -> None:
     bench = acting(cgroups=FakeCgroups({BOXED}))
     assert bench.synchronize([sandbox()], more=True).more
