@@ -44,7 +44,7 @@ def site(containerd: Containerd, request: pytest.FixtureRequest) -> Iterator[Nod
         yield site
 
 
-@pytest.fixture(params=APIS)
+@pytest.fixture(params=[APIS[0], *(pytest.param(api, marks=pytest.mark.by_command) for api in APIS[1:])])
 def through(site: Node, client: CriClient, request: pytest.FixtureRequest) -> Iterator[CriClient]:
     """A client of the proxy, under either API; the pods go after the test."""
     with CriClient(site.proxy.socket, request.param) as through:

@@ -80,6 +80,7 @@ def test_pods_divide_the_box_as_their_requests_say(node: Node, say: Say) -> None
     assert_proportion(used_s(node, "offline/podsmall", "offline/podlarge"), say)
 
 
+@pytest.mark.by_command
 def test_best_effort_pods_divide_the_box_as_they_ask_in_koordinators_annotation(node: Node, say: Say) -> None:
     """Kubelet gives both the lowest shares, and no memory limit."""
     for uid, batch_cpu in (("small", "100"), ("large", "2000")):

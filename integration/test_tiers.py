@@ -33,7 +33,14 @@ def node(lab: Path) -> Iterator[Node]:
         yield node
 
 
-@pytest.mark.parametrize("shares", [2, SMALL, LARGE], ids=["nothing", "100m", "2-cpus"])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        pytest.param(2, id="nothing", marks=pytest.mark.by_command),
+        pytest.param(SMALL, id="100m", marks=pytest.mark.by_command),
+        pytest.param(LARGE, id="2-cpus"),
+    ],
+)
 def test_busy_mid_pod_leaves_little_to_a_low_one_that_asks_for_as_much(node: Node, say: Say, shares: int) -> None:
     for uid in ("low", "mid"):
         busy_pod(node, uid, shares, labels={TIER: uid})

@@ -147,6 +147,7 @@ def test_nodes_fall_back_to_their_own_files_while_the_crd_is_removed_and_the_res
     until(lambda: told(plane, node) == {"cpu": {"reserve_cores": 2}}, 90.0)
 
 
+@pytest.mark.by_command
 def test_controller_that_begins_while_the_crd_is_not_there_leaves_nodes_as_they_are(plane, two):
     node = put_node(plane, "kept")
     for one in two:

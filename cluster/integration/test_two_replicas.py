@@ -177,7 +177,9 @@ def told(plane, node):
     return None if text is None else json.loads(text)["settings"]
 
 
-@pytest.mark.parametrize("stderr", [UNREAD, GONE], ids=["unread", "gone"])
+@pytest.mark.parametrize(
+    "stderr", [pytest.param(UNREAD, id="unread"), pytest.param(GONE, id="gone", marks=pytest.mark.by_command)]
+)
 def test_a_switch_is_in_force_within_seconds_though_nobody_takes_the_log(plane, sides, stderr):
     first = sides[0]
     first.start(stderr)
