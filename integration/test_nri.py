@@ -108,19 +108,25 @@ def oom_score_adj(node: Node, container: Container) -> int:
 def test_a_frozen_daemon_delays_online_once_and_is_told(node: Node) -> None:
     pods = [node.run_pod("online"), node.run_pod("online")]
     offline = node.run_pod("offline", annotations=REQUIRED)
+    validates = not node.proxy.status()["nri"]["required_plugins"].startswith("no:")
+    assert validates == (build.version("containerd") not in WITHOUT_VALIDATOR)
     os.kill(node.proxy.pid, signal.SIGSTOP)
     try:
         took_s = [timed(partial(node.client.create_container, pod, "main")) for pod in pods]
         assert took_s[0] < FROZEN_S + SLACK_S
         assert took_s[1] < 1.0
-        with pytest.raises(grpc.RpcError, match='required plugin "criproxy" not present'):  # closed, for offline alone
-            node.client.create_container(offline, "main")
+        if validates:
+            with pytest.raises(grpc.RpcError, match='required plugin "criproxy" not present'):  # for offline alone
+                node.client.create_container(offline, "main")
     finally:
         os.kill(node.proxy.pid, signal.SIGCONT)
     wait_until(lambda: connected(node) and node.proxy.status()["nri"]["lost"] == 1, WELL_S, "a new connection")
     assert node.proxy.events("nri_lost")
     assert node.is_in_box(node.client.run_container(offline, "main", ("sleep", "1000")))
 
+
+WITHOUT_VALIDATOR = ("1.7", "2.1")
+"""Of containerd: there, an offline container is made outside the box meanwhile, and found."""
 
 SLACK_S = 0.4
 """What making the container takes by itself, on a busy machine."""
