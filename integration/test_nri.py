@@ -26,7 +26,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab import upgrades
 from integration.lab.cgroups import of_process, version
 from integration.lab.client import Container
-from integration.lab.containerd import Containerd
+from integration.lab.containerd import WITHOUT_VALIDATOR, Containerd
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, Config, merged, static
 from integration.lab.kubelet import PodStatus, static_pod
 from integration.lab.node import CLASS, KubeletNode, Node
@@ -124,9 +124,6 @@ def test_a_frozen_daemon_delays_online_once_and_is_told(node: Node) -> None:
     assert node.proxy.events("nri_lost")
     assert node.is_in_box(node.client.run_container(offline, "main", ("sleep", "1000")))
 
-
-WITHOUT_VALIDATOR = ("1.7", "2.1")
-"""Of containerd: there, an offline container is made outside the box meanwhile, and found."""
 
 SLACK_S = 0.4
 """What making the container takes by itself, on a busy machine."""

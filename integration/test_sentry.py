@@ -24,7 +24,7 @@ from criproxy.commands.sentry import FIRST, NAMES, PLUGINS, plugin_text, run
 from criproxy.fronts.sentry.rules import SentryOrders
 from criproxy.hooks.offline import DEFAULT_RULE
 from integration.lab.client import Container, CriClient, Pod
-from integration.lab.containerd import Containerd
+from integration.lab.containerd import WITHOUT_VALIDATOR, Containerd
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, static
 from integration.lab.node import Node
 from integration.lab.process import argv_of, descendants, wait_until
@@ -247,6 +247,7 @@ def test_the_verb_goes_by_what_the_runtime_says_of_itself(lab: Path, of_today: b
 REQUIRED = {"required-plugins.noderesource.dev": '["criproxy"]'}
 
 
+@pytest.mark.skipif(build.version("containerd") in WITHOUT_VALIDATOR, reason="this containerd has no such validator")
 def test_with_criproxy_and_sentry_gone_the_validator_keeps_offline_alone_out(place: SentryNode) -> None:
     place.install(*NAMES)
     with place.runs() as node:

@@ -13,6 +13,9 @@ from integration.lab.directory import socket_path
 from integration.lab.naming import Driver, driver, told_of_spec
 from integration.lab.process import LabError, Process, Service, all_pids, argv_of, descendants, kill_all
 
+WITHOUT_VALIDATOR = ("1.7", "2.1")
+"""The versions of it that let an offline container be made without the plugin that its pod requires."""
+
 START_S = 180
 """Enough for an emulated node that others keep busy, too."""
 CAP_SYS_RESOURCE = 24
