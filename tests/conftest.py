@@ -4,10 +4,7 @@ import gc
 
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = 50 if settings.default is not None and settings.default.derandomize else 100
-"""Where hypothesis takes the same ones in each run, as in CI, more of them find no more."""
-
-settings.register_profile("patient", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
