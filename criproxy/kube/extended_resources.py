@@ -352,28 +352,29 @@ class Promises(Struct, eq=False):
     What pods keep from being published as less (`Published.raised`) is theirs, and nobody's to give back.
     """
 
-    _last: Published | None = None
     _before: list[tuple[float, Mapping[str, int]]] = []
     """When it was followed by another, and what was wanted."""
 
-    def add(self, made: Published) -> None:
-        """The API server has taken it at `made.at_s`."""
-        if self._last is not None:
-            self._before.append((made.at_s, self._last.wanted))
-        self._before = [one for one in self._before if one[0] > made.at_s - MOST_WAIT_S]
-        self._last = made
+    def followed(self, last: Published, at_s: float) -> None:
+        """The API server has taken another one at `at_s`."""
+        self._before = [one for one in self._before if one[0] > at_s - MOST_WAIT_S]
+        self._before.append((at_s, last.wanted))
 
-    def promised(self, names: Collection[ExtendedResource], within_s: float, now_s: float) -> tuple[float, float]:
-        """What is published now of one resource, by whichever of its `names`, and the most of what was within the last
-        `within_s`, in its unit. A report that is overdue says nothing: who goes by it is never told of less.
+    def promised(
+        self, last: Published | None, names: Collection[ExtendedResource], within_s: float, now_s: float
+    ) -> tuple[float, float]:
+        """What is published now of one resource (by `last`), and the most of what was within the last `within_s`, in
+        its unit. A report that is overdue says nothing: who goes by it is never told of less.
         """
-        last = self._last
-        now = _amount(last.wanted, names) if last is not None and now_s < last.at_s + LATEST_S else 0.0
-        return now, max([now, *(_amount(one, names) for ended_s, one in self._before if ended_s > now_s - within_s)])
+        wanted = {} if last is None or now_s >= last.at_s + LATEST_S else last.wanted
+        lately = [wanted, *(one for ended_s, one in self._before if ended_s > now_s - within_s)]
+        amounts = [amount_of(names, one) or 0.0 for one in lately]
+        return amounts[0], max(amounts)
 
 
-def _amount(quantities: Mapping[str, int], names: Collection[ExtendedResource]) -> float:
-    return max((quantities[one.name] / one.per_unit for one in names if one.name in quantities), default=0.0)
+def amount_of(names: Collection[ExtendedResource], quantities: Mapping[str, int]) -> float | None:
+    """Of one resource, in its unit, by whichever of its names; None: there is none."""
+    return max((quantities[one.name] / one.per_unit for one in names if one.name in quantities), default=None)
 
 
 def why(offered: Offer, last: Published | None, settings: PublishSettings) -> str:

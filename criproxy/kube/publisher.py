@@ -19,6 +19,7 @@ from criproxy.kube.extended_resources import (
     Publication,
     Published,
     PublishSettings,
+    amount_of,
     due,
     ended,
     needs_allocated,
@@ -141,14 +142,14 @@ class Publisher:
 
     def published_of(self, resource: str) -> float | None:
         """What was published last of a resource, in its unit, by whichever of its names; None: nothing was."""
-        last = self._last.quantities if self._last else {}
-        names = [one for one in self._settings.resources if one.of == resource and one.name in last]
-        return max((last[one.name] / one.per_unit for one in names), default=None)
+        return amount_of(self._called(resource), self._last.quantities if self._last else {})
 
     def promised(self, resource: str, within_s: float) -> tuple[float, float]:
         """See `criproxy.kube.gives_back.Publishes`."""
-        names = [one for one in self._settings.resources if one.of == resource]
-        return self._promises.promised(names, within_s, self._clock.boottime_s())
+        return self._promises.promised(self._last, self._called(resource), within_s, self._clock.boottime_s())
+
+    def _called(self, resource: str) -> list[ExtendedResource]:
+        return [one for one in self._settings.resources if one.of == resource]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -208,8 +209,9 @@ class Publisher:
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
+        if last is not None:
+            self._promises.followed(last, now_s)
         self._last = published(made, offered, now_s, self._rng.random())
-        self._promises.add(self._last)
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
