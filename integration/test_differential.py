@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import grpc
 import pytest
@@ -20,6 +20,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from integration.lab import cri_client_pb2 as cri
+from integration.lab.apis import APIS
 from integration.lab.cgroups import Tree, version
 from integration.lab.client import METHODS, OPTIONS, STOP_S, Api
 from integration.lab.containerd import Containerd
@@ -32,7 +33,6 @@ pytestmark = pytest.mark.timeout(1800)
 
 ABSENT = "127.0.0.1:1/absent:1"
 UNKNOWN = "f" * 64
-APIS: tuple[Api, ...] = get_args(Api)
 MIB = 1 << 20
 QUIET_S = 15
 """A runtime without a method says so before that, on an emulated node too."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self
 
 import grpc
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from criproxy.fronts.cri import messages as raw  # its strings are bytes: what is no UTF-8 can be sent
 from criproxy.pods.reconciler import Reconciler
 from integration.lab import cri_client_pb2 as cri
+from integration.lab.apis import OLDER_BY_COMMAND
 from integration.lab.cgroups import Tree
 from integration.lab.client import OPTIONS, Api, Container, CriClient
 from integration.lab.containerd import Containerd
@@ -27,7 +28,6 @@ from integration.lab.node import Node
 from integration.lab.pods import assert_within, processes_of
 from integration.lab.process import Process, wait_until
 
-APIS: tuple[Api, ...] = get_args(Api)
 MIB = 1 << 20
 LONG_S = 120
 CROWDED_S = 600
@@ -104,7 +104,7 @@ def site(containerd: Containerd) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(params=[APIS[0], *(pytest.param(api, marks=pytest.mark.by_command) for api in APIS[1:])])
+@pytest.fixture(params=OLDER_BY_COMMAND)
 def pair(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Raw, Raw]]:
     """A client of containerd and one of the proxy; no pod is left after the test."""
     direct, through = Raw(site.containerd.socket, request.param), Raw(site.proxy.socket, request.param)

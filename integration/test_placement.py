@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import grpc
 import pytest
@@ -15,7 +14,8 @@ import pytest
 from criproxy.vocabulary.names import RESOURCES
 from integration.lab import cgroups, kubelet_cgroup
 from integration.lab import cri_client_pb2 as cri
-from integration.lab.client import Api, Container, CriClient, Pod
+from integration.lab.apis import OLDER_BY_COMMAND
+from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import ENGINE, ENGINES, static
 from integration.lab.node import Node
@@ -23,7 +23,6 @@ from integration.lab.pods import assert_within, cgroups_of, strays
 from integration.lab.process import wait_until
 from integration.lab.usage import Cgroup
 
-APIS: tuple[Api, ...] = get_args(Api)
 MIB = 1 << 20
 FOREVER = ["sh", "-c", "sleep 2147483647 & wait"]
 OFFLINE = {"colocation.criproxy.io/class": "offline"}
@@ -44,7 +43,7 @@ def site(containerd: Containerd, request: pytest.FixtureRequest) -> Iterator[Nod
         yield site
 
 
-@pytest.fixture(params=[APIS[0], *(pytest.param(api, marks=pytest.mark.by_command) for api in APIS[1:])])
+@pytest.fixture(params=OLDER_BY_COMMAND)
 def through(site: Node, client: CriClient, request: pytest.FixtureRequest) -> Iterator[CriClient]:
     """A client of the proxy, under either API; the pods go after the test."""
     with CriClient(site.proxy.socket, request.param) as through:
