@@ -28,7 +28,7 @@ READ_S: Final = 0.3
 """A bind waits no longer for a pod to be read; the API server waits for a second in all."""
 
 MOST_READS: Final = 16
-"""At once. A bind that would be one more passes."""
+"""At once. Nothing is said to a bind that would be one more."""
 
 LOOK_S: Final = 1.0
 """From one look for reservations whose time is over to the next."""
@@ -167,8 +167,11 @@ class Desk:
     def _decides(self) -> None:
         """Raises AbstainedError."""
         if why := self.abstains():
-            self._figures["abstained"] += 1
-            raise AbstainedError(why)
+            raise self._abstained(why)
+
+    def _abstained(self, why: str) -> AbstainedError:
+        self._figures["abstained"] += 1
+        return AbstainedError(why)
 
     def _count(self, verdict: Verdict) -> None:
         """Raises AbstainedError for a refusal by what may be of old."""
@@ -176,8 +179,7 @@ class Desk:
             self._figures["allowed"] += 1
             return
         if self._now_s() - self._seen.pods_s > SILENT_S:
-            self._figures["abstained"] += 1
-            raise AbstainedError(f"it has no room, but nothing was heard of pods for {SILENT_S:.0f} s")
+            raise self._abstained(f"it has no room, but nothing was heard of pods for {SILENT_S:.0f} s")
         self._figures["refused"] += 1
 
     async def _turn(self, priority: int) -> None:
@@ -196,16 +198,18 @@ class Desk:
                 mine.set_result(None)
 
     async def _read(self, asked: Asked) -> Pod | None:
-        """One that the watch has not shown. `None`: it is none of ours, or it can't be said in time."""
+        """One that the watch has not shown. `None`: it is none of ours. Raises AbstainedError."""
         if self._reading >= MOST_READS:
-            return None
+            raise self._abstained(f"{MOST_READS} pods are being read already")
         self._reading += 1
         self._figures["read"] += 1
         try:
             async with asyncio.timeout(READ_S):
                 found = await self._reader.read(asked.namespace, asked.name)
-        except (Trouble, TimeoutError):
-            return None
+        except Trouble as why:
+            raise self._abstained(f"the pod could not be read: {why}") from why
+        except TimeoutError as error:
+            raise self._abstained(f"the pod was not read within {READ_S} s") from error
         finally:
             self._reading -= 1
         if found is None or not found[1] or (asked.uid and found[0].uid != asked.uid):

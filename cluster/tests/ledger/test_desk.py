@@ -6,7 +6,7 @@ import json
 import pytest
 
 from cluster.tests import stepped as stepping
-from criproxy_cluster.ledger.desk import ABSTAIN_S, LOOK_S, SILENT_S, AbstainedError, Desk, Seen
+from criproxy_cluster.ledger.desk import ABSTAIN_S, LOOK_S, MOST_READS, SILENT_S, AbstainedError, Desk, Seen
 from criproxy_cluster.ledger.http_door import LedgerAnswers
 from criproxy_cluster.ledger.law import BIND_S, RESERVE_S, Ledger, Pod, Wish
 from criproxy_cluster.ledger.reviews import Asked
@@ -125,14 +125,27 @@ def test_a_pod_that_is_not_known_is_read(world, found, counts):
     running(world, scenario)
 
 
-def test_a_bind_passes_when_its_pod_can_t_be_read_in_time(world):
+def test_nothing_is_said_to_a_bind_whose_pod_can_t_be_read_in_time(world):
+    """It is done then, and counted: who looks at a node that is overfull is told why."""
+
     async def scenario():
         world.api.hangs = True
         began_s = world.now_s()
-        assert await world.bind("a") == ""
+        assert await world.bind("a") == "abstains: the pod was not read within 0.3 s"
         assert world.now_s() - began_s < 0.5
         world.api.hangs, world.api.trouble = False, Trouble("no answer")
-        assert await world.bind("a") == ""
+        assert await world.bind("a") == "abstains: the pod could not be read: no answer"
+        assert world.desk.figures["abstained"] == 2
+
+    running(world, scenario)
+
+
+def test_nothing_is_said_to_one_more_while_many_are_read(world):
+    async def scenario():
+        world.api.hangs = True
+        answers = await asyncio.gather(*(world.bind(f"u{number}") for number in range(MOST_READS + 1)))
+        assert answers[-1] == f"abstains: {MOST_READS} pods are being read already"
+        assert len(world.api.reads) == MOST_READS
 
     running(world, scenario)
 
