@@ -21,6 +21,7 @@ LEAST_S: Final = 1.0
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _LEAST: Final = 1e-6
 """What a sum of floats may lack to a whole pod."""
@@ -41,6 +42,16 @@ class Room(Struct):
             counts = np.minimum(counts, np.floor(self.free_memory / memory + _LEAST))
         whole: Ints = np.maximum(counts, 0.0).astype(np.int64)
         return whole
+
+    def holds(self, cpu: Floats, memory: Floats) -> Bools:
+        """Which of these shapes fit somewhere, as `fits` counts."""
+        order = np.argsort(self.free_cpu)
+        first = np.searchsorted(self.free_cpu[order], cpu * (1.0 - _LEAST))
+        held = first < len(order)
+        if self.free_memory is not None:
+            most = np.append(np.maximum.accumulate(self.free_memory[order][::-1])[::-1], -np.inf)
+            held &= memory * (1.0 - _LEAST) <= most[first]
+        return held
 
     def take(self, counts: Ints, cpu: float, memory: float) -> None:
         self.free_cpu -= counts * cpu
@@ -109,25 +120,41 @@ class Backlog:
 
     def __init__(self, jobs: Sequence[PodsToCome], rng: np.random.Generator) -> None:
         self._to_come = deque(sorted(jobs, key=lambda job: job.arrival_s))
-        self._shapes: dict[tuple[float, float], deque[_Lot]] = {}
+        self._shapes = list(dict.fromkeys((job.cpu, job.memory) for job in self._to_come))
+        self._numbers = {shape: number for number, shape in enumerate(self._shapes)}
+        self._cpu, self._memory = np.array(self._shapes, np.float64).reshape(-1, 2).T
+        self._lots = [deque[_Lot]() for _ in self._shapes]
+        self._oldest_s = np.full(len(self._shapes), np.inf)
+        """Per shape, when its first lot came; infinite: there is none."""
         self._rng = rng
 
     def place(self, t_s: float, room: Room) -> Placed | None:
         while self._to_come and self._to_come[0].arrival_s <= t_s:
             job = self._to_come.popleft()
-            lots = self._shapes.setdefault((job.cpu, job.memory), deque())
-            lots.append(_Lot(job.arrival_s, job.duration_s, np.nan, job.count))
+            number = self._numbers[job.cpu, job.memory]
+            self._lots[number].append(_Lot(job.arrival_s, job.duration_s, np.nan, job.count))
+            self._oldest_s[number] = self._lots[number][0].arrival_s
         placed = []
-        most = float(room.free_cpu.max(initial=0.0)) + _LEAST
-        for shape, lots in sorted(self._shapes.items(), key=lambda item: item[1][0].arrival_s):
-            if shape[0] <= most and (found := self._fill(shape, lots, room)) is not None:
+        waiting = np.argsort(self._oldest_s, kind="stable")[: np.count_nonzero(np.isfinite(self._oldest_s))]
+        waiting = self._that_fit(waiting, room)
+        while len(waiting):
+            number, waiting = int(waiting[0]), waiting[1:]
+            if (found := self._fill(number, room)) is not None:
                 placed.append(found)
-        self._shapes = {shape: lots for shape, lots in self._shapes.items() if lots}
+            else:
+                waiting = self._that_fit(waiting, room)
         return joined(placed)
 
-    def _fill(self, shape: tuple[float, float], lots: deque[_Lot], room: Room) -> Placed | None:
+    def _that_fit(self, shapes: Ints, room: Room) -> Ints:
+        return shapes[room.holds(self._cpu[shapes], self._memory[shapes])]
+
+    def _fill(self, number: int, room: Room) -> Placed | None:
+        """`None`: one of this shape fits nowhere."""
+        shape, lots = self._shapes[number], self._lots[number]
         fits = room.fits(*shape)
         total = int(fits.sum())
+        if not total:
+            return None
         wanted = 0
         for lot in lots:
             wanted += lot.count
@@ -135,8 +162,6 @@ class Backlog:
                 break
         counts = fits if wanted >= total else self._spread(wanted, fits, shape, room)
         total = min(wanted, total)
-        if not total:
-            return None
         room.take(counts, *shape)
         nodes = np.repeat(np.arange(len(counts)), counts)
         self._rng.shuffle(nodes)
@@ -150,6 +175,7 @@ class Backlog:
             left -= count
             if not lot.count:
                 lots.popleft()
+        self._oldest_s[number] = lots[0].arrival_s if lots else np.inf
         arrivals, durations, births, numbers = (np.array(column) for column in zip(*taken, strict=True))
         return Placed(
             nodes,
@@ -180,13 +206,14 @@ class Backlog:
         """Pods that were evicted wait again, before the others of their shape, and begin anew."""
         rows = zip(gone.cpu, gone.memory, gone.arrival_s, gone.duration_s, gone.born_s, strict=True)
         for cpu, memory, arrival_s, duration_s, born_s in rows:
-            lots = self._shapes.setdefault((float(cpu), float(memory)), deque())
-            lots.appendleft(_Lot(float(arrival_s), float(duration_s), float(born_s), 1))
+            number = self._numbers[float(cpu), float(memory)]
+            self._lots[number].appendleft(_Lot(float(arrival_s), float(duration_s), float(born_s), 1))
+            self._oldest_s[number] = arrival_s
 
     def waiting(self) -> tuple[int, float]:
         """How many pods wait, and how many core-hours of work they are."""
         jobs, hours = 0, 0.0
-        for (cpu, _), lots in self._shapes.items():
+        for (cpu, _), lots in zip(self._shapes, self._lots, strict=True):
             for lot in lots:
                 jobs += lot.count
                 hours += lot.count * cpu * lot.duration_s / 3600.0
