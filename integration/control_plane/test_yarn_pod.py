@@ -1,7 +1,8 @@
 """A YARN NodeManager as an offline pod of a real kubelet: its containers lie in the box, whose memory limit waits.
 
 What the node lends is lowered by its policy, as no other pod on this machine could be made to need so much, and no
-more. Maps are stopped by SIGSTOP: so they keep their memory for as long as the test says.
+more; in one test by the forecast alone. Maps are stopped by SIGSTOP: so they keep their memory for as long as the test
+says.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from criproxy.control.histogram import MEMORY_BUCKETS
 from integration.control_plane.cluster import CLASS, CPU, MEMORY, PLAIN, POD_S, PODS, SOON_S, Cluster, container_of
 from integration.lab import hadoop, ledger_side
 from integration.lab.cgroups import of_process
@@ -43,6 +45,15 @@ LAG_S = 10.0
 """From when something is over to the limit: looks of the ledger, of the node, and of the test."""
 ASKED_S = 1.5
 """The test hears of YARN's size so much later than YARN, at most."""
+MORE_MIB = 4096
+"""Online comes to use so much more, or a little more than that."""
+
+SPARE_MIB = 8
+"""YARN has so much more than it uses."""
+
+REPORTED_S = 420.0
+"""A node's reports are no further apart, with what the ledger and the test then take to hear of it."""
+
 JOB_S = 600.0
 MAPS = 6
 FITTING = 2
@@ -241,6 +252,50 @@ def test_box_keeps_its_memory_until_yarn_has_given_it_back(
     assert yarn.killed() == before, "YARN gave back by itself"
     fell_s = given_back[-1].at_s - told_s
     say(f"told after {told_s - began_s:.1f} s; held {held[-1]}; the limit fell {fell_s:.1f} s after")
+    finish(cluster, yarn, job)
+
+
+def test_a_small_fall_waits_for_the_report_that_tells_yarn_of_it(
+    cluster: Cluster, yarn: hadoop.Yarn, manager: Any, say: Say
+) -> None:
+    """The forecast rises by itself, while online uses no more; by less than a tenth of what is lent, which is published
+    with the next report. Until then the limit stays, as YARN's containers live by it.
+
+    Online has come to use what is low in a bucket of the histogram, 5 % wide: with time the percentile goes up there.
+    """
+
+    def memory() -> Any:
+        return cluster.proxy.status()["box"]["memory"]
+
+    of_box, before = box(cluster, manager), yarn.killed()
+    bucket = MEMORY_BUCKETS.index(memory()["online_bytes"] + (MORE_MIB << 20)) + 1
+    wanted = MEMORY_BUCKETS.edges[bucket] + 0.1 * MEMORY_BUCKETS.widths[bucket]
+    used_by_online = b"x" * int(wanted - memory()["online_bytes"])
+    with held_maps(yarn) as (job, maps):
+        wait_for(lambda: memory()["prediction_bytes"] > memory()["online_bytes"], POD_S, "the forecast to have risen")
+        lent_mib, most = MANAGER_MIB + yarn.used_mib() + SPARE_MIB, 0.9 * memory()["capacity_bytes"]
+        reserve = int(most - memory()["prediction_bytes"]) - (lent_mib << 20)
+        cluster.order("a reserve", cpu={"min_cores": CORES, "max_cores": CORES}, memory={"reserve_bytes": reserve})
+        wait_for(lambda: 0 <= yarn.size()[0] - yarn.used_mib() <= SPARE_MIB, SOON_S, "YARN to have little to spare")
+        size_mib, published = yarn.size()[0], cluster.published(MEMORY)
+        began_s = time.monotonic()
+        waited = watched(yarn, of_box, lambda look: look.size_mib < look.used_mib, REPORTED_S)
+        reason, now = memory()["reason"], cluster.published(MEMORY)
+        send(set(sorted(maps)[1:2]), signal.SIGKILL)
+        most_s = GRACE_S - (time.monotonic() - waited[-1].at_s)
+        given_back = watched(yarn, of_box, lambda look: look.limit_mib <= look.size_mib + MANAGER_MIB, most_s)
+    assert_room([*waited, *given_back])
+    assert waited[-1].size_mib < size_mib, waited[-1]
+    assert published is not None and now is not None and 0.9 * published < now < published
+    assert "more, as it is to be given back first" in reason
+    assert given_back[-1].limit_mib <= given_back[-1].size_mib + MANAGER_MIB, given_back[-1]
+    assert yarn.killed() == before, "YARN gave back by itself"
+    del used_by_online
+    told_s, fell_s = waited[-1].at_s - began_s, given_back[-1].at_s - waited[-1].at_s
+    say(
+        f"{(published - now) >> 20} MiB less were published, and YARN told after {told_s:.0f} s; the limit, "
+        f"{waited[-1].limit_mib} MiB until then, fell to {given_back[-1].limit_mib} MiB {fell_s:.1f} s after"
+    )
     finish(cluster, yarn, job)
 
 
