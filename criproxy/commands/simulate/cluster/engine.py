@@ -35,7 +35,7 @@ from criproxy.commands.simulate.cluster.figures import (
 )
 from criproxy.commands.simulate.cluster.forecast import HARD, OPEN_BOX, Foreseen
 from criproxy.commands.simulate.cluster.laws import BY_NAME, CHANGE_RATIO, Law
-from criproxy.commands.simulate.cluster.queue import Backlog, Endless, Floats, Placed, Room
+from criproxy.commands.simulate.cluster.queue import Backlog, Bools, Endless, Floats, Placed, Room
 from criproxy.commands.simulate.cluster.record import Grid, PodsToCome
 from criproxy.config.settings import Config
 from criproxy.control.interference.ladder import Budget
@@ -51,7 +51,6 @@ BUDGET: Final = Budget()
 _MEMORY: Final = Config().memory
 
 Floats32 = NDArray[np.float32]
-Bools = NDArray[np.bool_]
 
 
 class NodesByLaw(Struct, frozen=True):
