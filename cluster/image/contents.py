@@ -161,7 +161,7 @@ def compile_python(base: Path, root: Path, directory: str) -> None:
     python = [str(library), "--library-path", libraries, str(base / f"usr/bin/python{PYTHON}"), "-sSB"]
     told = ["-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash"]
     where = ["-s", str(root), "-p", "/", str(root / directory)]
-    environment = {"PYTHONHOME": str(base / "usr"), "PYTHONHASHSEED": "0"}
+    environment = {"PYTHONHOME": str(base / "usr"), "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": ""}
     _run([*python, *told, *where], "compiling", environment)
 
 
