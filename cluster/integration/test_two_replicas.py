@@ -64,6 +64,13 @@ def freezes(side, rng):
     side.heal()
 
 
+def freezes_for_long(side, rng):
+    """The other one leads afterwards."""
+    side.replica.process.signal(signal.SIGSTOP)
+    time.sleep(rng.uniform(DURATION_S + 5.0, DURATION_S + 8.0))
+    side.heal()
+
+
 def dies(side, rng):
     side.replica.process.kill()
     time.sleep(rng.uniform(0.0, 3.0))
@@ -116,7 +123,7 @@ def stirred(plane, nodes):
             plane.merge(node, {"metadata": {"labels": {SWITCH: None}}})
 
 
-EVILS = (freezes, dies, is_cut, loses_its_network, is_answered_late, freezes_without_a_network)
+EVILS = (freezes_for_long, dies, is_cut, loses_its_network, is_answered_late, freezes_without_a_network)
 
 
 def audited(plane):
@@ -157,10 +164,12 @@ def test_whatever_happens_never_do_two_write_and_all_comes_into_force(plane, sid
     with stirred(plane, nodes):
         for number in range(ROUNDS):
             plane.merge(f"{POLICIES}/two", {"spec": {"settings": {"cpu": {"reserve_cores": number + 2}}}})
-            leads = next((side for side in sides if side.replica.leads()), sides[0])
             evil = EVILS[number % len(EVILS)]
             print(f"{number}: {evil.__name__}")
-            evil(leads if rng.random() < 0.8 else rng.choice(sides), rng)
+            if evil is freezes_for_long:
+                until(lambda: any(side.replica.leads() for side in sides), 60.0)
+            leads = next((side for side in sides if side.replica.leads()), sides[0])
+            evil(leads if evil is freezes_for_long or rng.random() < 0.8 else rng.choice(sides), rng)
     settings = {"cpu": {"reserve_cores": ROUNDS + 1}}
     until(lambda: all(told(plane, node) == settings for node in nodes), 2 * DURATION_S + 30.0)
 

@@ -287,6 +287,7 @@ def test_a_small_fall_waits_for_the_report_that_tells_yarn_of_it(
     assert_room([*waited, *given_back])
     assert waited[-1].size_mib < size_mib, waited[-1]
     assert published is not None and now is not None and 0.9 * published < now < published
+    assert min(one.limit_mib for one in waited if one.size_mib == size_mib) >= published >> 20, "YARN was not yet told"
     assert "more, as it is to be given back first" in reason
     assert given_back[-1].limit_mib <= given_back[-1].size_mib + MANAGER_MIB, given_back[-1]
     assert yarn.killed() == before, "YARN gave back by itself"
@@ -294,7 +295,7 @@ def test_a_small_fall_waits_for_the_report_that_tells_yarn_of_it(
     told_s, fell_s = waited[-1].at_s - began_s, given_back[-1].at_s - waited[-1].at_s
     say(
         f"{(published - now) >> 20} MiB less were published, and YARN told after {told_s:.0f} s; the limit, "
-        f"{waited[-1].limit_mib} MiB until then, fell to {given_back[-1].limit_mib} MiB {fell_s:.1f} s after"
+        f"{waited[0].limit_mib} MiB until then, fell to {given_back[-1].limit_mib} MiB {fell_s:.1f} s after"
     )
     finish(cluster, yarn, job)
 

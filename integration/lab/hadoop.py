@@ -149,6 +149,7 @@ class Yarn:
             "yarn.scheduler.minimum-allocation-mb": 128,
             "yarn.application.classpath": f"{self._jars}/*",
             "mapreduce.shuffle.port": ports[8],
+            "mapreduce.task.timeout": 0,  # tests stop tasks for as long as they need
             "mapreduce.framework.name": "yarn",
             "mapreduce.application.classpath": f"{self._jars}/*",
             "yarn.app.mapreduce.am.staging-dir": self.folder / "staging",

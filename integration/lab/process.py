@@ -77,8 +77,9 @@ class Process:
         """As `wait_until`, and raises LabError at once when the process ends."""
 
         def check() -> T:
+            lived = self.is_alive()  # asked before: what waits for the end itself must not find it between the two
             result = condition()
-            if not result and not self.is_alive():
+            if not result and not lived:
                 raise LabError(f"{self.name} ended with status {self.exit_status}, before {what}{tail(self.log)}")
             return result
 

@@ -126,7 +126,7 @@ def test_a_pod_that_is_not_known_is_read(world, found, counts):
 
 
 def test_nothing_is_said_to_a_bind_whose_pod_can_t_be_read_in_time(world):
-    """It is done then, and counted: who looks at a node that is overfull is told why."""
+    """The bind is done all the same, and counted: who looks at a node that is overfull is told why."""
 
     async def scenario():
         world.api.hangs = True
