@@ -32,4 +32,5 @@ last guard. So where what is known may not be true the ledger abstains, in words
 | it has not listed all yet, or a watch is lost | it does not know what there is |
 | a bind that was stored for 10 s is not in the watch | the watch is late |
 | it would refuse, and has heard nothing of pods for `desk.SILENT_S` | a watch may be dead without a word |
+| the pod is not known, and can't be read (`desk.READ_S`, `desk.MOST_READS`) | it may be marked or not |
 """

@@ -28,7 +28,7 @@ READ_S: Final = 0.3
 """A bind waits no longer for a pod to be read; the API server waits for a second in all."""
 
 MOST_READS: Final = 16
-"""At once. Nothing is said to a bind that would be one more."""
+"""At once. The ledger abstains from a bind that would be one more."""
 
 LOOK_S: Final = 1.0
 """From one look for reservations whose time is over to the next."""

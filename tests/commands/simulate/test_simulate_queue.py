@@ -9,7 +9,7 @@ from criproxy.commands.simulate.cluster.record import PodsToCome
 
 GIB = 2.0**30
 amounts = st.integers(0, 12)
-nodes = st.lists(st.tuples(amounts, amounts), max_size=6)
+nodes = st.lists(st.tuples(amounts, st.one_of(amounts, st.just(-1e-10))), max_size=6)
 shapes = st.lists(st.tuples(st.integers(1, 12), amounts), max_size=8)
 
 

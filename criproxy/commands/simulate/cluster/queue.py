@@ -44,13 +44,13 @@ class Room(Struct):
         return whole
 
     def holds(self, cpu: Floats, memory: Floats) -> Bools:
-        """Which of these shapes fit somewhere, as `fits` counts."""
+        """Which of these shapes fit somewhere, as `fits` counts but for the last bit of what may be lacking."""
         order = np.argsort(self.free_cpu)
         first = np.searchsorted(self.free_cpu[order], cpu * (1.0 - _LEAST))
         held = first < len(order)
         if self.free_memory is not None:
             most = np.append(np.maximum.accumulate(self.free_memory[order][::-1])[::-1], -np.inf)
-            held &= memory * (1.0 - _LEAST) <= most[first]
+            held &= (memory == 0.0) | (memory * (1.0 - _LEAST) <= most[first])
         return held
 
     def take(self, counts: Ints, cpu: float, memory: float) -> None:
@@ -146,7 +146,7 @@ class Backlog:
         return joined(placed)
 
     def _that_fit(self, shapes: Ints, room: Room) -> Ints:
-        return shapes[room.holds(self._cpu[shapes], self._memory[shapes])]
+        return shapes[room.holds(self._cpu[shapes], self._memory[shapes])] if len(shapes) else shapes
 
     def _fill(self, number: int, room: Room) -> Placed | None:
         """`None`: one of this shape fits nowhere."""
