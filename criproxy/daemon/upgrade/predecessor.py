@@ -100,10 +100,22 @@ class Predecessor(Struct):
     async def serve(
         self, admission: AdmitsPods, on_main: Callable[[], None], on_changed: Callable[[], Awaitable[None]]
     ) -> None:
-        """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed."""
+        """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed.
+
+        A pod whose start is over there counts as starting until it is known here: a sweep would take its cgroup.
+        """
         changed = asyncio.Event()
         changed.set()  # by what it did between our listing and now
-        following = asyncio.create_task(_follow(changed, on_changed))
+        over: list[str] = []
+
+        async def listed() -> None:
+            names = tuple(over)
+            await on_changed()
+            for name in names:
+                over.remove(name)
+                admission.forget(name)
+
+        following = asyncio.create_task(_follow(changed, listed))
         try:
             while (message := await self._opened.receive()) is not None:
                 match message:
@@ -114,13 +126,13 @@ class Predecessor(Struct):
                         task.add_done_callback(self._answering.discard)
                     case Changed(started):
                         if started:
-                            admission.forget(started)
+                            over.append(started)
                         changed.set()
         finally:
             self.gone.set()
             following.cancel()
         on_main()  # it may have died before it could say so
-        await on_changed()
+        await listed()
 
     async def _answer(self, question: AdmitMessage, admission: AdmitsPods) -> None:
         error = ""

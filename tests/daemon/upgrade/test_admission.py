@@ -37,6 +37,8 @@ class Two:
     serving: asyncio.Task[None]
     mains: list[bool]
     changes: list[bool]
+    listing: asyncio.Event
+    """Cleared: the runtime answers no list."""
 
 
 @contextlib.asynccontextmanager
@@ -61,13 +63,17 @@ async def handed_over() -> AsyncIterator[Two]:
     mains: list[bool] = []
     changes: list[bool] = []
 
+    listing = asyncio.Event()
+    listing.set()
+
     async def changed() -> None:
         changes.append(True)
+        await listing.wait()
 
     box, remote = FakeAdmissions(), Remote(channel)
     serving = asyncio.create_task(predecessor.serve(box, lambda: mains.append(True), changed))
     answering = asyncio.create_task(remote.run())
-    yield Two(remote, box, channel, predecessor, serving, mains, changes)
+    yield Two(remote, box, channel, predecessor, serving, mains, changes, listing)
     for task in (serving, answering):
         task.cancel()
     await asyncio.gather(serving, answering, return_exceptions=True)
@@ -104,6 +110,24 @@ def test_new_process_lists_at_once_and_when_the_old_one_has_changed_something() 
             assert two.mains == []
             two.channel.send(Main())
             await until(lambda: two.mains == [True])
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_pod_whose_start_is_over_counts_as_starting_until_it_is_listed(ends: bool) -> None:
+    async def play() -> None:
+        async with handed_over() as two:
+            await until(lambda: len(two.changes) == 1)
+            two.listing.clear()
+            two.remote.forget("pod1")
+            await until(lambda: len(two.changes) == 2)
+            if ends:  # amid a list, which is made anew then
+                two.channel.close()
+                await until(lambda: len(two.changes) == 3)
+            assert two.box.forgotten == []
+            two.listing.set()
+            await until(lambda: two.box.forgotten == ["pod1"])
 
     asyncio.run(play())
 
