@@ -58,17 +58,15 @@ def sides(plane):
         side.network.close()
 
 
-def freezes(side, rng):
+def freezes(side, rng, least_s=3.0, most_s=DURATION_S + 6.0):
     side.replica.process.signal(signal.SIGSTOP)
-    time.sleep(rng.uniform(3.0, DURATION_S + 6.0))
+    time.sleep(rng.uniform(least_s, most_s))
     side.heal()
 
 
 def freezes_for_long(side, rng):
     """The other one leads afterwards."""
-    side.replica.process.signal(signal.SIGSTOP)
-    time.sleep(rng.uniform(DURATION_S + 5.0, DURATION_S + 8.0))
-    side.heal()
+    freezes(side, rng, DURATION_S + 5.0, DURATION_S + 8.0)
 
 
 def dies(side, rng):
