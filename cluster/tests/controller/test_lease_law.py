@@ -28,7 +28,7 @@ NOW, OLD = "now", "old"
 """Versions: the Lease's, any before it."""
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, gc=False):
     """`names` is the version that a write names. `answer` None: it is under way; "": it was refused."""
 
     kind: Ask
@@ -38,7 +38,7 @@ class Request(Struct, frozen=True):
     answer: Lease | str | None = None
 
 
-class Replica(Struct, frozen=True):
+class Replica(Struct, frozen=True, gc=False):
     """`late`: a write of which it waits no more may still be done, and names the Lease's version."""
 
     known: Known = Known()
@@ -46,7 +46,7 @@ class Replica(Struct, frozen=True):
     late: str | None = None
 
 
-class World(Struct, frozen=True):
+class World(Struct, frozen=True, gc=False):
     """Now is 0."""
 
     lease: Lease
@@ -54,6 +54,7 @@ class World(Struct, frozen=True):
 
 
 NAMES = ("a", "b")
+OTHER = {"a": "b", "b": "a", "": ""}
 
 
 def aged(version):
@@ -135,8 +136,25 @@ def goes_on(world, number, one):
         yield put(world, number, replace(one, request=replace(request, answer="" if writes else world.lease)))
 
 
+def swapped(world):
+    """The same with the other's name for each."""
+
+    def lease(found):
+        return replace(found, holder=OTHER[found.holder]) if isinstance(found, Lease) else found
+
+    def replica(one):
+        request = one.request and replace(
+            one.request, holder=OTHER[one.request.holder], answer=lease(one.request.answer)
+        )
+        late = one.late if one.late is None else OTHER[one.late]
+        return Replica(replace(one.known, lease=lease(one.known.lease)), request, late)
+
+    first, second = world.replicas
+    return World(lease(world.lease), (replica(second), replica(first)))
+
+
 def worlds():
-    """All that can be reached, up to the first in which both lead."""
+    """All that can be reached, up to the first in which both lead; of two that are each other's `swapped` one."""
     first = World(Lease("", NOW, lease_law.DURATION_S), (Replica(), Replica()))
     seen, coming = {first}, [first]
     while coming:
@@ -146,7 +164,7 @@ def worlds():
             return
         for next_one in (later(world), *after(world, 0), *after(world, 1)):
             if next_one not in seen:
-                seen.add(next_one)
+                seen |= {next_one, swapped(next_one)}
                 coming.append(next_one)
 
 

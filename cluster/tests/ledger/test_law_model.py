@@ -163,29 +163,28 @@ class World:
         return ""
 
     def leak(self):
-        """What is wrong once all has come to rest, whoever has crashed."""
-        rest = copied(self)
-        while rest.flight:
-            rest.do_store(rest.flight[0])
-        while rest.events:
-            rest.do_hear()
-        while rest.reads:
-            rest.do_read(0)
-        for one in all_reserved(rest.ledger):
-            rest.do_ask(one.pod.uid, one.node)
-            rest.do_read(0)
-        if found := all_reserved(rest.ledger):
+        """What is wrong once all has come to rest, whoever has crashed; and it does."""
+        while self.flight:
+            self.do_store(self.flight[0])
+        while self.events:
+            self.do_hear()
+        while self.reads:
+            self.do_read(0)
+        for one in all_reserved(self.ledger):
+            self.do_ask(one.pod.uid, one.node)
+            self.do_read(0)
+        if found := all_reserved(self.ledger):
             return f"{found} stay reserved"
         for node in NODES:
-            there = sum(where == node for where in rest.stored.values())
-            if rest.ledger.free(node) != {CPU: 1 - there}:
-                return f"{node}: {rest.ledger.free(node)} free with {there} pods there"
+            there = sum(where == node for where in self.stored.values())
+            if self.ledger.free(node) != {CPU: 1 - there}:
+                return f"{node}: {self.ledger.free(node)} free with {there} pods there"
         return ""
 
 
-def copied(world):
-    """What is the same object in it is so in the copy."""
-    return pickle.loads(pickle.dumps(world, pickle.HIGHEST_PROTOCOL))
+def saved(world):
+    """For copies, in which what is the same object in it is so, too."""
+    return pickle.dumps(world, pickle.HIGHEST_PROTOCOL)
 
 
 def all_reserved(ledger):
@@ -199,18 +198,18 @@ def ledger_has(ledger, one):
 def faults(*arguments):
     """Of every state that can be reached from this `World`; ends with how many there are."""
     first = World(*arguments)
-    seen, coming = {first.key()}, deque([first])
+    seen, coming = {first.key()}, deque([saved(first)])
     while coming:
         world = coming.popleft()
-        for step in world.steps():
-            after = copied(world)
+        for step in pickle.loads(world).steps():
+            after = pickle.loads(world)
             after.do(*step)
             if (key := after.key()) in seen:
                 continue
             seen.add(key)
+            coming.append(saved(after))
             if fault := after.too_much() or after.leak():
                 yield fault
-            coming.append(after)
     yield len(seen)
 
 
