@@ -25,6 +25,7 @@ from criproxy_cluster.ledger.grpc_door import SERVICE
 from integration.lab.cluster_side import run as run_program
 from integration.lab.control_plane import Authority
 from integration.lab.ports import free_ports
+from integration.lab.process import Process
 
 NODES: Final = 10_000
 RUNNING: Final = 80_000
@@ -40,6 +41,7 @@ QUIET_S: Final = 0.02
 """Between two calls, when it is quiet."""
 
 MIB: Final = 1 << 20
+_EMPTY: Final = (sys.executable, "-m", "benchmarks.ledger.empty")
 TARGETS: Final = {"batches": 20_000.0, "one by one": 2_000.0, "binds": 1_500.0}
 
 
@@ -184,20 +186,22 @@ async def _measure(folder: Path, seconds: float) -> list[Figure]:
         "current-context": "x",
     }
     (folder / "config").write_text(json.dumps(config))
-    port, grpc_port = free_ports(2)
+    port, grpc_port, empty_port = free_ports(3)
     ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
     verb = ["ledger", *ports, "--certificates", str(folder)]
     process = run_program(verb, folder / "log", {"KUBECONFIG": str(folder / "config")})
+    empty_server = Process("empty server", [*_EMPTY, str(empty_port), folder / "tls.key"], folder / "empty.log")
     doors, load = Doors(folder, api, port, grpc_port), Load()
+    empty = Doors(folder, api, port, empty_port)
     try:
         listed_s = await _ready(port, doors, process)
         gc.freeze()
         await asyncio.sleep(4.0)  # a new leader abstains
         listed_mib = _rss_mib(process.pid)
         quiet_bind = await doors.binds(load, seconds, 1, QUIET_S)
-        quiet_reserve = await doors.singles(seconds, 1, QUIET_S)
+        quiet, quiet_empty = await _in_turns(doors, empty, seconds, 1, QUIET_S)
         batches = await doors.batches(seconds)
-        singles = await doors.singles(seconds, AT_ONCE)
+        singles, empty_singles = await _in_turns(doors, empty, seconds, AT_ONCE)
         before_s = _cpu_s(process.pid)
         binds = await doors.binds(load, seconds, AT_ONCE)
         bind_us = (_cpu_s(process.pid) - before_s) / len(binds[1]) * 1e6
@@ -207,21 +211,32 @@ async def _measure(folder: Path, seconds: float) -> list[Figure]:
         raise
     finally:
         process.stop()
+        empty_server.kill()
         await asyncio.sleep(END_S)  # the played API server sees that its connections are closed
     return [
         Figure("reservations in batches, short of 20,000/s by", max(TARGETS["batches"] - batches, 0), "/s", 0),
         Figure("reservations in batches", batches, "/s"),
         Figure("reservations one by one, short of 2,000/s by", max(TARGETS["one by one"] - singles[0], 0), "/s", 0),
         Figure("reservations one by one", singles[0], "/s"),
+        Figure("… of a gRPC server that does nothing", empty_singles[0], "/s"),
         Figure("binds, short of 1,500/s by", max(TARGETS["binds"] - binds[0], 0), "/s", 0),
         Figure("binds", binds[0], "/s"),
         Figure("processor time of a bind, with its watch's event", bind_us, "us"),
         Figure("bind, p99, quiet", _p99_ms(quiet_bind[1]), "ms", 5.0),
-        Figure("reservation, p99, quiet", _p99_ms(quiet_reserve[1]), "ms", 5.0),
+        Figure("reservation, p99, quiet", _p99_ms(quiet[1]), "ms", 5.0),
+        Figure("… of a gRPC server that does nothing", _p99_ms(quiet_empty[1]), "ms"),
         Figure(f"memory with {NODES} nodes and {RUNNING + WAITING} pods", listed_mib, "MiB", 150.0),
         Figure("memory after all of this", after_mib, "MiB", 150.0),
         Figure("from its start until all is listed", listed_s, "s"),
     ]
+
+
+async def _in_turns(
+    doors: Doors, empty: Doors, seconds: float, at_once: int, pause_s: float = 0.0
+) -> list[tuple[float, list[float]]]:
+    """What `singles` says of the ledger, and of the empty server: each for so long, one after the other, twice."""
+    turns = [await one.singles(seconds / 2, at_once, pause_s) for one in (doors, empty, doors, empty)]
+    return [((turns[one][0] + turns[one + 2][0]) / 2, turns[one][1] + turns[one + 2][1]) for one in (0, 1)]
 
 
 async def _ready(port: int, doors: Doors, process: Any) -> float:
