@@ -78,6 +78,7 @@ def _snapshot_name(settings: Settings, wanted: Wanted) -> str:
         *map(_text, ("build.py", "machine.py")),
         *(
             settings.find_qemu(),
+            wanted.source.name,
             settings.cpus,
             settings.processor,
             str(settings.memory_mib),

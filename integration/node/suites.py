@@ -25,7 +25,7 @@ from integration.node.machine import Command, Machine, Start
 from integration.node.packages import CHECKOUT, find_packages
 from integration.node.settings import Settings
 from integration.node.spawn import GuestKernelError, NodeError
-from integration.node.table import NODES, PYTHONS, Node, entries_of, left_out
+from integration.node.table import NODES, PYTHONS, entries_of, left_out
 from integration.programs import build
 
 SMOKE = "integration/test_smoke.py"
@@ -34,6 +34,14 @@ SMOKE_S, FILE_S = 900, 7200
 SMOKE_TEST_S, TEST_S = 300, 900
 """Each test's own time-outs, those of a file above: Python is fifteen times slower there."""
 PACKAGES, KUBELET, CONTAINERD = "/opt/python", "/opt/kubelet", "/opt/containerd"
+COMPILED = "/var/tmp/pycache"
+COMPILE = f"""
+mkdir -p {PACKAGES}
+mount --bind /mnt/0 {PACKAGES}
+PYTHONPYCACHEPREFIX={COMPILED} python3 -m compileall -q -j 0 -x /pygments/ {PACKAGES} /usr/lib/python3*
+umount {PACKAGES}
+"""
+"""What all tests import is compiled before the snapshot, or each file's fresh machine spends half a minute on it."""
 CONTROL_PLANE = ("/opt/control-plane", "/opt/etcd")
 WITH_CONTROL_PLANE = ("integration/control_plane/", "integration/test_gates.py")
 """The files that a control plane is brought for."""
@@ -77,8 +85,9 @@ class Stand:
         self._name = name
         settings = replace(Settings.from_environment(), suite=node.release)
         self._settings = replace(settings, cpus=node.cpus or settings.cpus, processor=node.processor)
-        self._image, self._snapshot = find_snapshot(self._settings, _wanted(node))
         python = find_packages(self._settings.cache, PYTHONS[node.release])
+        wanted = Wanted(python, node.prepare + COMPILE, kernel_arguments=node.kernel_arguments)
+        self._image, self._snapshot = find_snapshot(self._settings, wanted)
         containerd = {CONTAINERD: build.find("containerd").parent} if node.containerd else {}
         self._binds = {PACKAGES: python, KUBELET: find_kubelet(), **containerd}
 
@@ -92,7 +101,7 @@ class Stand:
         pytest = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={test_timeout_s}"]
         environment = {
             "PYTHONPATH": f"{PACKAGES}:/w",
-            "PYTHONPYCACHEPREFIX": "/var/tmp/pycache",
+            "PYTHONPYCACHEPREFIX": COMPILED,
             "PYTHONUNBUFFERED": "1",
             "CRIPROXY_NODE": self._name,
             **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
@@ -127,11 +136,6 @@ def once_more_after_a_kernel_failure(run: Callable[[], int]) -> int:
     except GuestKernelError as error:
         say(f"THE GUEST'S KERNEL FAILED; all is run once more, on a fresh machine. {error}")
         return run()
-
-
-def _wanted(node: Node) -> Wanted:
-    empty = CHECKOUT / "packaging"  # the preparation needs no source
-    return Wanted(empty, node.prepare, kernel_arguments=node.kernel_arguments)
 
 
 def smoke(name: str) -> Outcome:
