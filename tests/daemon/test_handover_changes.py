@@ -23,6 +23,7 @@ from criproxy.pods.part import NodeSettings
 from tests.fakes.clock import FakeClock
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "100"))
+pytestmark = pytest.mark.timeout(300 + SCHEDULES)
 
 T = TypeVar("T")
 

@@ -28,6 +28,7 @@ from tests.fakes.part import node_settings
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "20"))
 """For each part."""
+pytestmark = pytest.mark.timeout(300 + SCHEDULES)
 
 ENDS_WITHIN = 50
 """Passes of the event loop from a cancel to the end of all looks: nobody waits for anything on the way."""
