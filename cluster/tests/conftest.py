@@ -10,7 +10,8 @@ def stepped(monkeypatch):
     """Runs a scenario in stepped time, with `kube` in memory. No list of its few nodes is followed by a search for
     garbage in all that the tests hold.
     """
-    monkeypatch.setattr("criproxy_cluster.controller.controller.settle", lambda: None)
+    for module in ("controller.controller", "ledger.watching"):
+        monkeypatch.setattr(f"criproxy_cluster.{module}.settle", lambda: None)
     clock = stepping.SteppedTime()
     for module in (
         "controller.controller",

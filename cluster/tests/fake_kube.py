@@ -60,6 +60,8 @@ class FakeKube:
         """What is sent for some bytes of what would be sent, as what Python's own JSON can't hold."""
         self.hangs = ""
         """What has this in its path is never answered, in memory."""
+        self.loses = ""
+        """A patch that has this in its path is done, and its answer is lost, in memory."""
         self.answers_in_s = ANSWERS_IN_S
         self.page = 500
         self.absent: set = set()
@@ -85,7 +87,8 @@ class FakeKube:
 
     def client(self):
         server = f"http://127.0.0.1:{self.port}" if self._server else "http://in-memory"
-        config = KubeConfig.from_one(user=User(token="t"), cluster=Cluster(server=server), namespace="criproxy-system")
+        cluster = Cluster(server=server, insecure=True)  # nothing is encrypted, and no authorities are read for it
+        config = KubeConfig.from_one(user=User(token="t"), cluster=cluster, namespace="criproxy-system")
         transport = None if self._server else self.transport()
         return AsyncClient(
             config.get(), namespace="criproxy-system", field_manager="criproxy-cluster", transport=transport
@@ -402,6 +405,8 @@ class InMemory(httpx2.AsyncBaseTransport):
             await asyncio.sleep(api.lies_s(path.rpartition("/")[2]))
         kind = request.headers.get("Content-Type", "").partition(";")[0]
         status, body = api.answer(request.method, path, query, kind, json.loads(data or b"{}"))
+        if request.method == "PATCH" and api.loses and api.loses in path:
+            raise httpx2.ReadError("cut", request=request)
         await asyncio.sleep(api.answers_in_s - ANSWERS_IN_S)
         headers = {"Content-Type": "application/json"}
         if "watch" in query and status == 200:

@@ -5,10 +5,12 @@ many seeds there are: `SCHEDULES=10000 .venv/bin/python -m pytest cluster/tests/
 """
 
 import asyncio
+import gc
 import os
 import random
 from contextlib import suppress
 from datetime import datetime
+from itertools import count
 
 import httpx2
 import pytest
@@ -33,6 +35,7 @@ from criproxy_cluster.yarn.operator import YarnOperator, YarnSettings
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "5"))
 """For each part."""
+pytestmark = pytest.mark.timeout(300 + SCHEDULES)
 
 ENDS_WITHIN = 50
 """Passes of the event loop from a cancel to the end: nobody waits for anything on the way."""
@@ -121,6 +124,7 @@ def walk(make, stepped):
             stepped(scenario())
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+    gc.collect()  # what the lives have left ends now, not amid whatever comes next
 
 
 # --- the controller that overflows -----------------------------------------------------------------------------------
@@ -188,7 +192,7 @@ class FatefulYarn(FakeYarn):
         self._kube = kube
 
     def client(self):
-        return httpx2.AsyncClient(transport=httpx2.MockTransport(self.fated), timeout=5.0)
+        return httpx2.AsyncClient(transport=httpx2.MockTransport(self.fated), verify=False, timeout=5.0)
 
     async def fated(self, request):
         chance = self._kube.chance
@@ -216,6 +220,7 @@ class Keeping:
 
     def __init__(self, kube, chance, lines):
         self.kube, self.chance, self.lines = kube, chance, lines
+        self.made = count()
         self.yarn = FatefulYarn(kube)
         self.yarn.node(ID, 16384, 16)
         kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, SYSTEM)
@@ -259,7 +264,7 @@ class Keeping:
             if self.chance.random() < 0.3:
                 with suppress(AbstainedError):
                     await self.desk.reserve([Wish(self.pod(name), "n")], all_or_nothing=self.chance.random() < 0.5)
-            elif await self.is_let_through(Asked("r", "default", name, f"uid-{name}", "n", dry_run=False)):
+            elif await self.is_let_through(Asked("r", "default", name, self.uid(name), "n", dry_run=False)):
                 self.store(name, bound=self.chance.random() < 0.7)
             assert asyncio.get_running_loop().time() - began_s <= READ_S + 0.01, "a bind waits for no more than a read"
             await asyncio.sleep(self.chance.choice((0.1, 2.0, 20.0)))
@@ -271,19 +276,27 @@ class Keeping:
             return True
 
     def pod(self, name):
-        return Pod(f"uid-{name}", "default", name, ((CPU, 1000), (MEMORY, GIB)))
+        return Pod(self.uid(name), "default", name, ((CPU, 1000), (MEMORY, GIB)))
+
+    def uid(self, name):
+        """No two pods ever have the same. One that is not there has some."""
+        found = self.kube.objects.get(("pods", "default", name))
+        return found["metadata"]["uid"] if found else f"uid-{name}-{next(self.made)}"
 
     def store(self, name, *, bound):
         if ("pods", "default", name) in self.kube.objects:
             self.put_pod(name, "n" if bound else "")
 
     def put_pod(self, name, node=""):
+        """One that is bound stays so."""
+        found = self.kube.objects.get(("pods", "default", name))
+        node = (found and found["spec"].get("nodeName")) or node
         requests = {CPU: "1000", MEMORY: str(GIB)}
         spec = {
             "containers": [{"name": "c", "resources": {"requests": requests}}],
             **({"nodeName": node} if node else {}),
         }
-        meta = {"name": name, "namespace": "default", "labels": {CLASS: OFFLINE}}
+        meta = {"name": name, "namespace": "default", "uid": self.uid(name), "labels": {CLASS: OFFLINE}}
         self.kube.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}}, "default")
 
     def change(self):

@@ -299,13 +299,12 @@ class Controller:
                 continue
             # As a whole: a merge patch leaves what is no more, and 1.20 refuses an empty text in one.
             whole = [{"op": "add", "path": "/status", "value": status}]
+            self._written.pop(name, None)  # whether it is done is known by its answer alone
             try:
                 await patch(self._client, PolicyStatusResource, name, whole, PatchType.JSON, what=f"status of {name}")
             except Trouble as trouble:
                 self._metrics.wrote("policies", ok=False)
-                if trouble.code == 404:
-                    self._statuses.done(name)
-                elif self._statuses.failed(name, urgency) == 3:
+                if self._statuses.failed(name, urgency) == 3:
                     self._log.warning("status_not_written", policy=name, error=str(trouble), consequence="tried again")
             else:
                 self._metrics.wrote("policies", ok=True)

@@ -219,6 +219,7 @@ class OwnersKeeper:
         if self._written is not None and self._written[0] == text and since_s < AGAIN_S:
             return
         body = {"metadata": {"annotations": {"colocation.criproxy.io/written": rfc3339(wall_s)}}, "data": {KEY: text}}
+        self._written = None  # whether it is done is known by its answer alone
         await patch(self._client, BookResource, BOOK, body, PatchType.MERGE, what=f"ConfigMap {BOOK}")
         self._written = text, now_s
         self._heard = {one.owner: self._heard.get(one.owner, now_s) for one in book.histories}

@@ -216,6 +216,7 @@ class QuotaKeeper:
         if self._written is not None and self._written[0] == wanted and now_s - self._written[1] < AGAIN_S:
             return
         name = self._settings.cohort
+        self._written = None  # whether it is done is known by its answer alone
         try:
             await patch(self._client, CohortResource, name, wanted, PatchType.APPLY, what=f"Cohort {name}")
         except Trouble as trouble:

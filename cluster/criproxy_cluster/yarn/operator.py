@@ -205,10 +205,10 @@ class YarnOperator:
         if now_s >= self._next_try_s:
             try:
                 await self._ask_due(now_s)
-            except* Trouble as troubles:
-                self._fail(str(troubles.exceptions[0]))
-            except* Exception as errors:  # whatever is wrong with YARN, the ledger goes on
-                self._fail(repr(errors.exceptions[0]))
+            except Trouble as trouble:
+                self._fail(str(trouble))
+            except Exception as error:  # whatever is wrong with YARN, the ledger goes on
+                self._fail(repr(error))
             else:
                 self._failures = 0
                 self._say("")
@@ -231,25 +231,37 @@ class YarnOperator:
                 self._hold(name, node.wanted)
 
     async def _ask_due(self, now_s: float) -> None:
-        """Raises a group of Trouble."""
+        """Raises Trouble."""
         due = sorted((one for one in self._nodes.values() if one.is_due(now_s)), key=_Node.turn)[:MOST_ASKED]
         if any(not one.node_id for one in due) and now_s - self._known_s >= LIST_S:
             self._known, self._known_s = await self._manager.nodes(), now_s
-        gate = asyncio.Semaphore(AT_ONCE)
-        async with asyncio.TaskGroup() as turns:
-            for one in due:
-                turns.create_task(self._take_turn(one, gate))
+        gate, failed = asyncio.Semaphore(AT_ONCE), False
 
-    async def _take_turn(self, node: _Node, gate: asyncio.Semaphore) -> None:
-        """Raises Trouble of the ResourceManager as a whole: what it has against one node holds up no other."""
-        async with gate:
-            try:
-                await self._settle(node)
-            except Trouble as trouble:
-                if trouble.code in OF_ALL:
+        async def turn(node: _Node) -> None:
+            nonlocal failed
+            async with gate:
+                if failed:
+                    return
+                try:
+                    await self._take_turn(node)
+                except BaseException:
+                    failed = True
                     raise
-                self._leave(node, str(trouble))
-            await self._tell_node(node)
+
+        # No TaskGroup: before Python 3.13 it keeps a cancel to itself by which one of its parts fails.
+        for ended in await asyncio.gather(*map(turn, due), return_exceptions=True):
+            if ended is not None:
+                raise ended
+
+    async def _take_turn(self, node: _Node) -> None:
+        """Raises Trouble of the ResourceManager as a whole: what it has against one node holds up no other."""
+        try:
+            await self._settle(node)
+        except Trouble as trouble:
+            if trouble.code in OF_ALL:
+                raise
+            self._leave(node, str(trouble))
+        await self._tell_node(node)
 
     async def _settle(self, node: _Node) -> None:
         """Raises Trouble."""

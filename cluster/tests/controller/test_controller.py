@@ -17,7 +17,7 @@ from criproxy_cluster.controller import follower
 from criproxy_cluster.controller.controller import BACKGROUND_WRITERS, Controller
 from criproxy_cluster.controller.fleet import Fleet
 from criproxy_cluster.controller.leader import LEASE
-from criproxy_cluster.requests import Trouble, trouble_of
+from criproxy_cluster.requests import MOST_PAUSE_S, Trouble, trouble_of
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, POLICY_STATUS, PRESSURE, SWITCH
 from criproxy_cluster.vocabulary.times import rfc3339
 
@@ -117,6 +117,36 @@ def test_a_policy_reaches_its_nodes_and_says_what_came_of_it(kube, log):
         assert kube.seen("patch", "nodes").count("n0") == 0, "a node that it does not select is left alone"
 
     asyncio.run(scenario())
+
+
+def test_a_status_whose_answer_was_lost_is_written_again_though_it_is_as_before_by_then(kube, stepped, log):
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 1)
+            kube.loses = "colocationpolicies"
+            kube.put("nodes", node("n2", {"pool": "night"}))
+            await until(lambda: status(kube, "night").get("nodes") == 2)
+            kube.remove("nodes", "n2")
+            await asyncio.sleep(MOST_PAUSE_S)
+            kube.loses = ""
+            await until(lambda: status(kube, "night").get("nodes") == 1, 2 * MOST_PAUSE_S)
+
+    stepped(scenario())
+
+
+def test_a_status_that_is_refused_with_404_while_its_policy_is_there_is_written_later(kube, stepped, log):
+    """As an API server answers that has just begun, and does not serve its CRDs yet."""
+
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        kube.fail("PATCH .*colocationpolicies/night/status", 404)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 1, 2 * MOST_PAUSE_S)
+
+    stepped(scenario())
 
 
 def test_a_switch_is_not_said_to_be_done_before_its_nodes_were_seen(kube, stepped, log, monkeypatch):

@@ -22,7 +22,7 @@ class FakeYarn:
         self.sizes[node_id], self.used[node_id] = [mib, vcores], [0, 0]
 
     def client(self):
-        return httpx2.AsyncClient(transport=httpx2.MockTransport(self.answer))
+        return httpx2.AsyncClient(transport=httpx2.MockTransport(self.answer), verify=False)
 
     def answer(self, request):
         if self.fails:

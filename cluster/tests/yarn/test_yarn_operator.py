@@ -351,6 +351,28 @@ def test_a_node_that_the_resourcemanager_does_not_know_is_said_once(kube, steppe
     assert [one["node_id"] for one in said(lines, "yarn_node_left")] == ["other:1"] and not yarn.sent
 
 
+def test_an_end_is_heard_though_what_is_asked_fails_by_it(kube, stepped, yarn, lines, monkeypatch):
+    async def fails(*_):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise requests.Trouble("cut off")
+
+    async def scenario():
+        put_node(kube)
+        put_manager(kube)
+        async with operating(kube, yarn, lines) as term:
+            monkeypatch.setattr(term.operator, "_take_turn", fails)
+            await asyncio.sleep(10.0)
+            task = asyncio.create_task(term.operator._keep())
+            await asyncio.sleep(10.0)
+            task.cancel()
+            await asyncio.wait([task], timeout=10.0)
+            assert task.cancelled()
+
+    stepped(scenario())
+
+
 def test_one_node_that_it_fails_for_holds_up_no_other(kube, stepped, yarn, lines):
     put_manager(kube)
     yarn.node("broken:1", 16384, 16)
