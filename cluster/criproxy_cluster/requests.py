@@ -3,6 +3,7 @@
 import random
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -12,9 +13,12 @@ import msgspec
 from lightkube.core.async_client import AsyncClient
 from lightkube.core.exceptions import ApiError, LoadResourceError
 from lightkube.types import PatchType
+from structlog.typing import FilteringBoundLogger
 
 FIRST_PAUSE_S: Final = 0.5
 MOST_PAUSE_S: Final = 30.0
+REFUSED_S: Final = 10.0
+MOST_REFUSED_S: Final = 240.0
 
 _SOCKET: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -43,6 +47,12 @@ class Trouble(Exception):
     def __init__(self, words: str, code: int = 0) -> None:
         super().__init__(words)
         self.code: Final = code
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether other objects would fare no better: no answer, no right, or a server that can't now."""
+        has_no_right = self.code == 403 and "is forbidden: User " in str(self)  # not so by a webhook or a policy
+        return has_no_right or self.code in (0, 401, 429, 502, 503, 504)
 
 
 @contextmanager
@@ -87,3 +97,27 @@ def pause_s(failures: int) -> float:
     """Seconds to wait after so many failures in a row, 1 or more: doubled each time, and half of it by chance."""
     grown_s = min(FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 30), MOST_PAUSE_S)
     return grown_s * (0.5 + 0.5 * random.random())
+
+
+class Refusals:
+    """What the API server has refused of single objects, which are left alone for a while: none holds up another."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """By object, how long it is left alone, and until when."""
+
+    def __contains__(self, what: str) -> bool:
+        return what in self._pauses and time.monotonic() < self._pauses[what][1]
+
+    def add(self, what: str, trouble: Trouble) -> None:
+        """Twice as long as the time before. Raises what is no refusal of this object alone."""
+        if trouble.is_of_all:
+            raise trouble
+        now_s = time.monotonic()
+        self._pauses = {name: one for name, one in self._pauses.items() if now_s < one[1] + MOST_REFUSED_S}
+        if what not in self._pauses:
+            self._log.warning("write_refused", error=str(trouble), consequence="tried again; nothing else waits for it")
+        before_s, _ = self._pauses.get(what, (REFUSED_S / 2, 0.0))
+        pause_s = min(before_s * 2, MOST_REFUSED_S)
+        self._pauses[what] = pause_s, now_s + pause_s

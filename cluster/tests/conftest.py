@@ -20,6 +20,7 @@ def stepped(monkeypatch):
         "ledger.watching",
         "quota.keeper",
         "overflow.keeper",
+        "requests",
         "yarn.operator",
     ):
         monkeypatch.setattr(f"criproxy_cluster.{module}.time", clock)

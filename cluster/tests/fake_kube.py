@@ -179,7 +179,7 @@ class FakeKube:
                     fault[2] -= 1
                     return failure(fault[1], "as the test wants it") if fault[3] is None else (fault[1], fault[3])
             if not self.may(verb, resource, name):
-                return failure(403, f"may not {verb} {resource} {name}")
+                return forbidden(verb, resource, name)
             if plural in self.absent:
                 return failure(404, "the server could not find the requested resource")
             if verb == "watch":
@@ -217,7 +217,7 @@ class FakeKube:
             return failure(404, f'{plural} "{name}" not found')
         self.requests.append(("create", resource, name))
         if not self.may("create", resource, name):
-            return failure(403, f"may not create {resource} {name}")
+            return forbidden("create", resource, name)
         return 201, self.put(plural, body, namespace)
 
     def watch(self, path, query, tell):
@@ -289,6 +289,11 @@ def patched(document, change):
 
 def failure(code, message):
     return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+
+
+def forbidden(verb, resource, name):
+    """In the words of a real one, by which a lack of rights differs from what a webhook refuses."""
+    return failure(403, f'{resource} "{name}" is forbidden: User "us" cannot {verb} resource "{resource}"')
 
 
 def merged(old, patch):

@@ -19,6 +19,7 @@ from structlog.testing import CapturingLogger
 from cluster.tests.controller.test_controller import put_policy
 from cluster.tests.fates import FatefulKube, never, passes
 from cluster.tests.overflow.test_owners_keeper import OWNERS, book, put_pod, put_virtual, wall_s
+from cluster.tests.quota.test_quota_keeper import evict, put_flavor, put_node, put_workload, quota
 from cluster.tests.yarn.fake_yarn import FakeYarn
 from cluster.tests.yarn.test_yarn_operator import CPU, GIB, ID, MEMORY, notes, put_manager, said
 from criproxy_cluster.commands.ledger import LEASE
@@ -30,7 +31,8 @@ from criproxy_cluster.ledger.reviews import Asked
 from criproxy_cluster.ledger.watching import PodReader, Watches
 from criproxy_cluster.overflow.keeper import AGAIN_S, OwnersKeeper, OwnersSettings
 from criproxy_cluster.overflow.resources import BOOK
-from criproxy_cluster.vocabulary.names import CLASS, OFFLINE
+from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
+from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, SUSPENDED
 from criproxy_cluster.yarn.operator import YarnOperator, YarnSettings
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "5"))
@@ -69,9 +71,9 @@ async def let_down(part, kube, chance):
         kube.well = chance.random() < 0.2
 
 
-def compact(kube, name, namespace):
-    """History is gone, and with it the end of this pod, of which no watch has heard."""
-    kube.objects.pop(("pods", namespace, name), None)
+def compact(kube, plural, name, namespace):
+    """History is gone, and with it the end of this object, of which no watch has heard."""
+    kube.objects.pop((plural, namespace, name), None)
     kube.forget()
 
 
@@ -161,7 +163,7 @@ class Overflowing:
             case 4:
                 put_virtual(kube, chance.choice(("True", "False")))
             case 5:
-                compact(kube, name, "batch")
+                compact(kube, "pods", name, "batch")
 
     def is_well(self):
         """The webhooks have a book of now, and the policy's status says what there is."""
@@ -181,6 +183,86 @@ class Overflowing:
 
 def test_the_controller_that_overflows_lives_through_whatever_becomes_of_each_of_its_awaits(stepped):
     walk(Overflowing, stepped)
+
+
+# --- the controller that keeps a quota --------------------------------------------------------------------------------
+
+
+class Queueing:
+    """The controller with its keeper of Kueue's quota, and Kueue, which takes quota back from what is suspended."""
+
+    leading = None
+
+    def __init__(self, kube, chance, lines):
+        self.kube, self.chance, self.lines = kube, chance, lines
+        put_flavor(kube)
+        put_node(kube, "n0", "4000")
+
+    def begin(self, client):
+        self.keeper = QuotaKeeper(client, QuotaSettings(suspends_per_hour=20), self.lines)
+        controller = Controller(client, self.lines, listener=self.keeper)
+        return [asyncio.create_task(one) for one in (controller.run(), self.takes_quota_back())]
+
+    async def takes_quota_back(self):
+        while True:
+            for name in self.names("workloads"):
+                if self.kube.get("workloads", name, "batch")["spec"].get("active") is False:
+                    evict(self.kube, name)
+            await asyncio.sleep(self.chance.choice((0.1, 2.0, 20.0)))
+
+    def names(self, kind):
+        return [name for plural, _, name in self.kube.objects if plural == kind]
+
+    def change(self):
+        kube, chance = self.kube, self.chance
+        node, workload = f"n{chance.randrange(3)}", f"w{chance.randrange(6)}"
+        match chance.randrange(9):
+            case 0 | 1:
+                put_node(kube, node, str(chance.randrange(5) * 1000))
+            case 2 | 3:
+                put_workload(kube, workload, chance.randrange(60), str(chance.randrange(1, 4)))
+            case 4:
+                kind, namespace, name = chance.choice((("nodes", "", node), ("workloads", "batch", workload)))
+                with suppress(KeyError):
+                    kube.remove(kind, name, namespace)
+            case 5:
+                with suppress(KeyError):
+                    kube.remove("resourceflavors", "lent")
+            case 6:
+                put_flavor(kube)
+            case 7:
+                with suppress(KeyError):
+                    kube.remove("cohorts", "lent")
+            case 8:
+                compact(kube, *chance.choice((("nodes", node, ""), ("workloads", workload, "batch"))))
+
+    def is_well(self):
+        """It has all Workloads as they are; none waits for it; the Cohort has a quota, and no more than nodes lend."""
+        found = {name: self.kube.get("workloads", name, "batch") for name in self.names("workloads")}
+        if {key[1]: one.version for key, one in self.keeper._workloads.items()} != {
+            name: one["metadata"]["resourceVersion"] for name, one in found.items()
+        }:
+            return False
+        if any(SUSPENDED in one["metadata"]["annotations"] for one in found.values()):
+            return False  # Kueue has taken its quota back
+        if not self.names("resourceflavors"):
+            return "there is no ResourceFlavor lent" in self.keeper.state.problem
+        nodes = [self.kube.get("nodes", name)["status"]["allocatable"] for name in self.names("nodes")]
+        lent = sum(int(one[CPU]) for one in nodes), len(nodes) * 8 * GIB
+        known, kept = self.keeper.state.lent["lent"], self.keeper.state.quota["lent"]
+        cpu, memory = quota(self.kube)
+        if self.keeper.state.problem or (known.millicores, known.bytes) != lent:
+            return False
+        written = int(cpu.removesuffix("m")), int(memory)
+        return written == (kept.millicores, kept.bytes) and written[0] <= lent[0] and written[1] <= lent[1]
+
+    def check_told(self):
+        assert bool(self.keeper.state.failures) <= bool(said(self.lines, "quota_trouble"))
+
+
+def test_the_keeper_of_a_quota_lives_through_whatever_becomes_of_each_of_its_awaits(stepped, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.quota.surplus.OVER_S", 20.0)  # or next to nothing would be suspended
+    walk(Queueing, stepped)
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------
@@ -257,11 +339,14 @@ class Keeping:
         return [self.leading, *(asyncio.create_task(one) for one in parts)]
 
     async def asks(self):
-        """Binds and reservations, each of which is answered in time. What is not refused the API server stores."""
+        """Binds and reservations, each of which is answered in time. What is not refused the API server stores.
+
+        In a world that is well nobody reserves: those last 30 s each, and `is_well` looks for a moment without.
+        """
         while True:
             name = f"b{self.chance.randrange(6)}"
             began_s = asyncio.get_running_loop().time()
-            if self.chance.random() < 0.3:
+            if self.chance.random() < 0.3 and not self.kube.well:
                 with suppress(AbstainedError):
                     await self.desk.reserve([Wish(self.pod(name), "n")], all_or_nothing=self.chance.random() < 0.5)
             elif await self.is_let_through(Asked("r", "default", name, self.uid(name), "n", dry_run=False)):
@@ -315,7 +400,7 @@ class Keeping:
             case 5:
                 self.yarn.sizes[ID] = [16384, 16]  # its NodeManager has come back
             case 6:
-                compact(kube, name, "default")
+                compact(kube, "pods", name, "default")
             case 7:  # another replica has taken the Lease
                 spec = {"holderIdentity": "other", "leaseDurationSeconds": 15, "leaseTransitions": 7}
                 kube.put("leases", {"metadata": {"name": LEASE}, "spec": spec}, SYSTEM)
@@ -342,7 +427,7 @@ def test_the_ledger_lives_through_whatever_becomes_of_each_of_its_awaits(stepped
     walk(Keeping, stepped)
 
 
-@pytest.mark.parametrize("make", [Overflowing, Keeping])
+@pytest.mark.parametrize("make", [Overflowing, Queueing, Keeping])
 def test_a_walk_sees_what_a_part_does_that_ends_by_itself(make, stepped, monkeypatch):
     """The walk itself can fail."""
 

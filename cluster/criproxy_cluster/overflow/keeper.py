@@ -32,7 +32,7 @@ from criproxy_cluster.owners.history import Book, Written, raised
 from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
 from criproxy_cluster.owners.rules import Asked, Rule, overflows, rule_of
 from criproxy_cluster.owners.state import OwnersState
-from criproxy_cluster.requests import Trouble, patch, pause_s, trouble_of
+from criproxy_cluster.requests import Refusals, Trouble, patch, pause_s, trouble_of
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, RAISED, TIER
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.vocabulary.watching import Item
@@ -76,6 +76,7 @@ class OwnersKeeper:
         self._pods = Hearing()
         self._listed = False
         self._written: tuple[str, float] | None = None
+        self._refusals = Refusals(log)
         """The book without its time, and when it was written."""
         self._heard: dict[Owner, float] = {}
         """Since when the book that is written has an owner's past."""
@@ -198,10 +199,13 @@ class OwnersKeeper:
         waiting = self._book.waiting()
         self._show(waiting, counts, wall_s)
         await self._write(now_s, wall_s)
-        for pod in raised(waiting, self._rules, counts["raised"], wall_s)[:MOST_RAISED]:
+        for pod in raised(self._not_refused("pod", waiting), self._rules, counts["raised"], wall_s)[:MOST_RAISED]:
             await self._raise(pod, wall_s)
         if self._settings.remakes_per_hour and self._virtual:
-            await self._remake(waiting, counts["overflowed"], now_s, wall_s)
+            await self._remake(self._not_refused("eviction of", waiting), counts["overflowed"], now_s, wall_s)
+
+    def _not_refused(self, what: str, pods: Sequence[OwnedPod]) -> list[OwnedPod]:
+        return [pod for pod in pods if _words(what, pod) not in self._refusals]
 
     def _show(self, waiting: Sequence[OwnedPod], counts: Mapping[str, Mapping[str, int]], wall_s: float) -> None:
         self.state.owners, self.state.waiting = len(self._book), len(waiting)
@@ -250,11 +254,9 @@ class OwnersKeeper:
     async def _raise(self, pod: OwnedPod, wall_s: float) -> None:
         """Its labels are all that is changed: by pods/status, which can't change what a pod runs. Raises Trouble."""
         meta = {"uid": pod.uid, "labels": {TIER: "mid"}, "annotations": {RAISED: rfc3339(wall_s)}}
-        what = f"pod {pod.owner.namespace}/{pod.name}"
-        namespace, body = pod.owner.namespace, {"metadata": meta}
-        if await self._done(
-            patch(self._client, PodStatusResource, pod.name, body, PatchType.MERGE, what=what, namespace=namespace)
-        ):
+        what, namespace, body = _words("pod", pod), pod.owner.namespace, {"metadata": meta}
+        write = patch(self._client, PodStatusResource, pod.name, body, PatchType.MERGE, what=what, namespace=namespace)
+        if await self._done(what, write):
             self.state.raises += 1
             self._log.info("pod_raised", namespace=namespace, pod=pod.name, waited_s=round(wall_s - pod.created_s))
 
@@ -289,25 +291,28 @@ class OwnersKeeper:
         """Whether it goes. One that has a node meanwhile stays: the request names the pod's version. Raises Trouble."""
         precondition = {"uid": pod.uid, "resourceVersion": pod.version}
         meta = Meta(name=pod.name, namespace=pod.owner.namespace)
-        return await self._done(
-            self._post(PodEvictionResource(metadata=meta, deleteOptions={"preconditions": precondition}))
-        )
+        eviction = PodEvictionResource(metadata=meta, deleteOptions={"preconditions": precondition})
+        what = _words("eviction of", pod)
+        return await self._done(what, self._post(eviction, what))
 
-    async def _post(self, eviction: PodEvictionResource) -> None:
+    async def _post(self, eviction: PodEvictionResource, what: str) -> None:
         """Raises Trouble."""
-        meta = eviction.metadata
-        with trouble_of(f"eviction of {meta.namespace}/{meta.name}"):
-            await self._client.create(eviction, meta.name)
+        with trouble_of(what):
+            await self._client.create(eviction, eviction.metadata.name)
 
-    async def _done(self, write: Awaitable[None]) -> bool:
+    async def _done(self, what: str, write: Awaitable[None]) -> bool:
         """Whether a write was done. A pod that has changed, or is gone, is seen again first. Raises Trouble."""
         try:
             await write
         except Trouble as trouble:
-            if trouble.code in (NOT_FOUND, CONFLICT, BUDGET):
-                return False
-            raise
+            if trouble.code not in (NOT_FOUND, CONFLICT, BUDGET):
+                self._refusals.add(what, trouble)
+            return False
         return True
+
+
+def _words(what: str, pod: OwnedPod) -> str:
+    return f"{what} {pod.owner.namespace}/{pod.name}"
 
 
 def _in_words(trouble: Trouble) -> str:

@@ -20,7 +20,7 @@ from criproxy_cluster.objects import CohortObject, Json, NodeObject, WorkloadObj
 from criproxy_cluster.quota.law import Law
 from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, QuotaState, usage
 from criproxy_cluster.quota.surplus import Surplus, Workload, to_resume
-from criproxy_cluster.requests import Trouble, patch, pause_s, trouble_of
+from criproxy_cluster.requests import Refusals, Trouble, patch, pause_s, trouble_of
 from criproxy_cluster.resources import KUEUE, CohortResource, FlavorResource, WorkloadResource, WorkloadsResource
 from criproxy_cluster.vocabulary.names import SUSPENDED
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
@@ -79,6 +79,7 @@ class QuotaKeeper:
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._listing: set[tuple[str, str]] = set()
         self._surplus = Surplus(settings.suspends_per_hour)
+        self._refusals = Refusals(log)
         self._written: tuple[Json, float] | None = None
         self._told: dict[str, Amounts] = {}
         self._failures = 0
@@ -165,15 +166,23 @@ class QuotaKeeper:
             self._say(self._missing())
 
     async def _act(self, now_s: float) -> None:
+        """Raises Trouble. Workloads that wait to be active again wait for no Cohort."""
+        try:
+            await self._keep_cohort(now_s)
+        except Trouble as trouble:
+            if not trouble.is_of_all:
+                await self._resume()
+            raise
+        await self._resume()
+        await self._suspend(now_s)
+
+    async def _keep_cohort(self, now_s: float) -> None:
         """Raises Trouble."""
         if self._before is None:
             self._before = await self._read()
             self._step(now_s)
-        if not self._pool.lent:
-            return
-        await self._apply(now_s)
-        if self._settings.suspends_per_hour:
-            await self._make_room(now_s)
+        if self._pool.lent:
+            await self._apply(now_s)
 
     def _missing(self) -> str:
         """What people have to make first; "": nothing."""
@@ -228,12 +237,15 @@ class QuotaKeeper:
             said = {flavor: {"cores": one.millicores / 1000, "bytes": one.bytes} for flavor, one in quotas.items()}
             self._log.info("quota_written", cohort=name, quotas=said)
 
-    async def _make_room(self, now_s: float) -> None:
-        """Raises Trouble, but not when a Workload has changed meanwhile, or is gone."""
+    async def _resume(self) -> None:
+        """Raises Trouble."""
         for one in to_resume(self._workloads.values()):
             if await self._set_active(one, active=True):
                 self.state.resumed += 1
                 self._log.info("workload_resumed", namespace=one.namespace, workload=one.name)
+
+    async def _suspend(self, now_s: float) -> None:
+        """Raises Trouble."""
         for one in self._surplus.chosen(self._workloads.values(), self._pool.lent, now_s):
             if await self._set_active(one, active=False):
                 self._surplus.suspended(now_s)
@@ -241,21 +253,23 @@ class QuotaKeeper:
                 self._log.info("workload_suspended", namespace=one.namespace, workload=one.name, why="nodes lend less")
 
     async def _set_active(self, one: Workload, *, active: bool) -> bool:
-        """Whether it is written. One that has changed since it was seen is seen again first."""
+        """Whether it is written. One that has changed since it was seen is seen again first. Raises Trouble."""
+        what = f"Workload {one.namespace}/{one.name}"
+        if what in self._refusals:
+            return False
         mark = None if active else rfc3339(time.time())
         body = {
             "metadata": {"resourceVersion": one.version, "annotations": {SUSPENDED: mark}},
             "spec": {"active": active},
         }
-        what = f"Workload {one.namespace}/{one.name}"
         try:
             await patch(
                 self._client, WorkloadResource, one.name, body, PatchType.MERGE, what=what, namespace=one.namespace
             )
         except Trouble as trouble:
-            if trouble.code in (NOT_FOUND, CONFLICT):
-                return False
-            raise
+            if trouble.code not in (NOT_FOUND, CONFLICT):
+                self._refusals.add(what, trouble)
+            return False
         return True
 
     def _say(self, problem: str) -> None:

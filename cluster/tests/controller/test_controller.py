@@ -418,7 +418,9 @@ def test_a_watch_that_the_api_server_refuses_is_told_of_in_its_words(kube, monke
             await until(lambda: log.calls)
 
     asyncio.run(scenario())
-    assert log.calls[0].kwargs["error"] == "watch of NodeResource: 403 may not watch nodes "
+    assert log.calls[0].kwargs["error"] == (
+        'watch of NodeResource: 403 nodes "" is forbidden: User "us" cannot watch resource "nodes"'
+    )
 
 
 def test_an_error_without_a_content_type_is_trouble_like_others():

@@ -10,6 +10,7 @@ import yaml
 from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import put_policy, status, until
+from cluster.tests.fake_kube import failure
 from cluster.tests.manifests import load, named, rights_of
 from criproxy_cluster.cli import main
 from criproxy_cluster.commands.overflowing_webhook import keep_up
@@ -20,6 +21,7 @@ from criproxy_cluster.overflow.keeper import AGAIN_S, HEARD_S, WRITE_S, OwnersKe
 from criproxy_cluster.overflow.resources import BOOK, KEY
 from criproxy_cluster.owners.history import decoded
 from criproxy_cluster.owners.rules import Past
+from criproxy_cluster.requests import MOST_REFUSED_S
 from criproxy_cluster.vocabulary.names import CLASS, OVERFLOW, RAISED, TIER
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.overflow import Overflow
@@ -179,6 +181,33 @@ def test_a_pod_that_waits_is_made_anew_once_the_webhooks_know_within_the_budget(
     stepped(scenario())
     assert {"a", "b", "c"} - {name for plural, _, name in cluster.objects if plural == "pods"} == {"a", "b"}
     assert "waited" in said(lines, "pod_made_anew")[0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(500, "This pod has more than one PodDisruptionBudget"), (403, 'admission webhook "x" denied the request')],
+)
+def test_a_pod_that_is_refused_holds_up_no_other_and_is_tried_again(number, words, cluster, stepped, lines):
+    cluster.fail("POST .*/pods/a/eviction", number, 6, failure(number, words)[1])
+    cluster.fail("PATCH .*/pods/a/status", number, 6, failure(number, words)[1])
+
+    async def scenario():
+        for name in "ab":
+            put_pod(cluster, name, 300)
+        async with keeping(cluster, lines, remakes_per_hour=5) as keeper:
+            await until(lambda: keeper.state.raises == 1 and keeper.state.remakes == 1, 60)
+            written = len(cluster.seen("patch", "configmaps"))
+            await asyncio.sleep(3 * AGAIN_S)
+            assert len(cluster.seen("patch", "configmaps")) >= written + 3 and keeper.state.problem == ""
+            assert meta(cluster, "a") and len(tries(cluster, "a")) <= 10, "with pauses that grow"
+            await until(lambda: ("pods", "batch", "a") not in cluster.objects, 4 * MOST_REFUSED_S)
+
+    stepped(scenario())
+    assert [words in one["error"] for one in said(lines, "write_refused")] == [True, True]
+
+
+def tries(cluster, pod):
+    return [one for one in cluster.requests if one[1] in ("pods/eviction", "pods/status") and one[2] == pod]
 
 
 @pytest.mark.parametrize("lacks", ["virtual", "budget", "owner"])

@@ -307,6 +307,30 @@ def test_next_leader_makes_active_what_the_one_before_has_suspended(kube, steppe
     stepped(scenario())
 
 
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        lambda kube: kube.remove("resourceflavors", "lent"),
+        lambda kube: kube.fail("PATCH .*/cohorts/lent", 409, 1000),
+        lambda kube: kube.fail("PATCH .*/workloads/a-refused", 422, 1000),
+    ],
+    ids=["no-flavor", "the-cohort-is-somebody-else-s", "another-is-refused"],
+)
+def test_one_that_was_suspended_becomes_active_again_whatever_is_wrong_elsewhere(breaks, kube, stepped, log):
+    begin(kube)
+    for name in ("a-refused", "left"):
+        put_workload(kube, name, 5, active=False)
+        kube.get("workloads", name, "batch")["metadata"]["annotations"][SUSPENDED] = "2026-01-01T00:00:00Z"
+        evict(kube, name)
+    breaks(kube)
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=5):
+            await until(lambda: active(kube, "left") is True, 10.0)
+
+    stepped(scenario())
+
+
 def test_workloads_are_not_even_read_where_nothing_is_to_be_suspended(kube, stepped, log):
     begin(kube)
 
