@@ -28,18 +28,14 @@ async def serve(port: int, pem: bytes) -> None:
 
     unary = grpc.unary_unary_rpc_method_handler
     methods = {
-        "Reserve": unary(reserve, messages.ReserveRequest.FromString, _bytes),
-        "Release": unary(release, messages.ReleaseRequest.FromString, _bytes),
+        "Reserve": unary(reserve, messages.ReserveRequest.FromString, messages.ReserveResponse.SerializeToString),
+        "Release": unary(release, messages.ReleaseRequest.FromString, messages.ReleaseResponse.SerializeToString),
     }
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     server.add_secure_port(f"localhost:{port}", grpc.ssl_server_credentials([(pem, pem)]))
     await server.start()
     await server.wait_for_termination()
-
-
-def _bytes(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
 
 
 if __name__ == "__main__":

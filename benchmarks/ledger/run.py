@@ -281,15 +281,13 @@ def _review(number: int, node: str) -> bytes:
 
 
 def _reserve(channel: Any) -> Any:
-    return channel.unary_unary(f"/{SERVICE}/Reserve", _bytes, messages.ReserveResponse.FromString)
+    request, response = messages.ReserveRequest, messages.ReserveResponse
+    return channel.unary_unary(f"/{SERVICE}/Reserve", request.SerializeToString, response.FromString)
 
 
 def _release(channel: Any) -> Any:
-    return channel.unary_unary(f"/{SERVICE}/Release", _bytes, messages.ReleaseResponse.FromString)
-
-
-def _bytes(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+    request, response = messages.ReleaseRequest, messages.ReleaseResponse
+    return channel.unary_unary(f"/{SERVICE}/Release", request.SerializeToString, response.FromString)
 
 
 def _p99_ms(took_s: list[float]) -> float:

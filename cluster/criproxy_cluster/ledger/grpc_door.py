@@ -137,9 +137,13 @@ class LedgerService:
     def handlers(self) -> Iterable[grpc.GenericRpcHandler]:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         methods = {
-            "Reserve": unary(self.reserve, messages.ReserveRequest.FromString, _bytes),
-            "Release": unary(self.release, messages.ReleaseRequest.FromString, _bytes),
-            "Watch": stream(self.watch, messages.WatchRequest.FromString, _bytes),
+            "Reserve": unary(
+                self.reserve, messages.ReserveRequest.FromString, messages.ReserveResponse.SerializeToString
+            ),
+            "Release": unary(
+                self.release, messages.ReleaseRequest.FromString, messages.ReleaseResponse.SerializeToString
+            ),
+            "Watch": stream(self.watch, messages.WatchRequest.FromString, messages.Changes.SerializeToString),
         }
         return (grpc.method_handlers_generic_handler(SERVICE, methods),)
 
@@ -178,7 +182,3 @@ async def serve(desk: Desk, certificate: HasPair, address: str) -> None:
 def _pod(wish: messages.Wish) -> Pod:
     amounts = tuple(sorted(wish.resources.items()))
     return Pod(wish.uid, wish.namespace, wish.name, amounts, wish.priority)
-
-
-def _bytes(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
