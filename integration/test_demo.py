@@ -24,7 +24,7 @@ CLEAN = "no process, mount, cgroup, socket or file of the demo is left"
 PLAYING = "throttled"
 """In every line of a play."""
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,5 +119,5 @@ class Refusals:
         if what not in self._pauses:
             self._log.warning("write_refused", error=str(trouble), consequence="tried again; nothing else waits for it")
         before_s, _ = self._pauses.get(what, (REFUSED_S / 2, 0.0))
-        pause_s = min(before_s * 2, MOST_REFUSED_S)
-        self._pauses[what] = pause_s, now_s + pause_s
+        rests_s = min(before_s * 2, MOST_REFUSED_S)
+        self._pauses[what] = rests_s, now_s + rests_s
