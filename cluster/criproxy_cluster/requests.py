@@ -4,7 +4,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -13,12 +13,12 @@ import msgspec
 from lightkube.core.async_client import AsyncClient
 from lightkube.core.exceptions import ApiError, LoadResourceError
 from lightkube.types import PatchType
-from structlog.typing import FilteringBoundLogger
 
 FIRST_PAUSE_S: Final = 0.5
 MOST_PAUSE_S: Final = 30.0
 REFUSED_S: Final = 10.0
-MOST_REFUSED_S: Final = 240.0
+MOST_REFUSED_S: Final = 120.0
+FORGOTTEN_S: Final = 60.0
 
 _SOCKET: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -49,10 +49,15 @@ class Trouble(Exception):
         self.code: Final = code
 
     @property
-    def is_of_all(self) -> bool:
+    def concerns_all(self) -> bool:
         """Whether other objects would fare no better: no answer, no right, or a server that can't now."""
-        has_no_right = self.code == 403 and "is forbidden: User " in str(self)  # not so by a webhook or a policy
-        return has_no_right or self.code in (0, 401, 429, 502, 503, 504)
+        has_no_right = self.code == 403 and "is forbidden: User " in str(self)  # a webhook's has other words
+        return has_no_right or self.may_be_done or self.code in (401, 429, 502, 503)
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether what was asked for may be done all the same: only the answer is missing."""
+        return self.code in (0, 504)
 
 
 @contextmanager
@@ -102,22 +107,33 @@ def pause_s(failures: int) -> float:
 class Refusals:
     """What the API server has refused of single objects, which are left alone for a while: none holds up another."""
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
-        self._log = log
-        self._pauses: dict[str, tuple[float, float]] = {}
-        """By object, how long it is left alone, and until when."""
+    def __init__(self) -> None:
+        self._pauses: dict[Hashable, tuple[float, float, str]] = {}
+        """By object, how long it is left alone, until when, and why."""
 
-    def __contains__(self, what: str) -> bool:
-        return what in self._pauses and time.monotonic() < self._pauses[what][1]
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._pauses and time.monotonic() < self._pauses[key][1]
 
-    def add(self, what: str, trouble: Trouble) -> None:
-        """Twice as long as the time before. Raises what is no refusal of this object alone."""
-        if trouble.is_of_all:
+    def add(self, key: Hashable, trouble: Trouble) -> None:
+        """Leaves the object alone, for twice as long as the last time. Raises `trouble` where it concerns others, too.
+
+        No answer may come of this object alone, as of a webhook that hangs: another one is next.
+        """
+        if trouble.concerns_all and not trouble.may_be_done:
             raise trouble
         now_s = time.monotonic()
-        self._pauses = {name: one for name, one in self._pauses.items() if now_s < one[1] + MOST_REFUSED_S}
-        if what not in self._pauses:
-            self._log.warning("write_refused", error=str(trouble), consequence="tried again; nothing else waits for it")
-        before_s, _ = self._pauses.get(what, (REFUSED_S / 2, 0.0))
+        before_s, _, _ = self._pauses.pop(key, (REFUSED_S / 2, 0.0, ""))
         rests_s = min(before_s * 2, MOST_REFUSED_S)
-        self._pauses[what] = rests_s, now_s + rests_s
+        self._pauses[key] = rests_s, now_s + rests_s, str(trouble)
+        if trouble.concerns_all:
+            raise trouble
+
+    def done(self, key: Hashable) -> None:
+        self._pauses.pop(key, None)
+
+    @property
+    def problem(self) -> str:
+        """Of one that is refused still; "": none is. One that is not asked for any more is forgotten."""
+        now_s = time.monotonic()
+        self._pauses = {key: one for key, one in self._pauses.items() if now_s < one[1] + FORGOTTEN_S}
+        return next((why for _, _, why in self._pauses.values()), "")

@@ -32,6 +32,7 @@ from criproxy_cluster.ledger.watching import PodReader, Watches
 from criproxy_cluster.overflow.keeper import AGAIN_S, OwnersKeeper, OwnersSettings
 from criproxy_cluster.overflow.resources import BOOK
 from criproxy_cluster.quota.keeper import QuotaKeeper, QuotaSettings
+from criproxy_cluster.quota.pool import NOTHING
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, SUSPENDED
 from criproxy_cluster.yarn.operator import YarnOperator, YarnSettings
 
@@ -43,8 +44,8 @@ ENDS_WITHIN = 50
 """Passes of the event loop from a cancel to the end: nobody waits for anything on the way."""
 
 RECOVERS_S = 300.0
-"""From when the world is well to when the part is: a watch that is silent counts as lost after 90 s, a list and the
-longest pause take 30 s each, and figures are written each minute.
+"""From when the world is well to when the part is: a watch that is silent counts as lost after 90 s, a list takes 30 s,
+one object that was refused is left alone for 120 s, and figures are written each minute.
 """
 
 SYSTEM = "criproxy-system"
@@ -101,6 +102,7 @@ async def life(part, kube, chance):
     for last in (*(False,) * chance.randrange(3), True):
         async with kube.client() as client:
             kube.well = chance.random() < 0.3
+            part.lines.calls.clear()
             tasks = part.begin(client)
             await let_down(part, kube, chance)
             assert_all_run(tasks)
@@ -188,6 +190,10 @@ def test_the_controller_that_overflows_lives_through_whatever_becomes_of_each_of
 # --- the controller that keeps a quota --------------------------------------------------------------------------------
 
 
+BUDGET = 20
+"""Of Workloads that are suspended in an hour."""
+
+
 class Queueing:
     """The controller with its keeper of Kueue's quota, and Kueue, which takes quota back from what is suspended."""
 
@@ -199,7 +205,7 @@ class Queueing:
         put_node(kube, "n0", "4000")
 
     def begin(self, client):
-        self.keeper = QuotaKeeper(client, QuotaSettings(suspends_per_hour=20), self.lines)
+        self.keeper = QuotaKeeper(client, QuotaSettings(suspends_per_hour=BUDGET), self.lines)
         controller = Controller(client, self.lines, listener=self.keeper)
         return [asyncio.create_task(one) for one in (controller.run(), self.takes_quota_back())]
 
@@ -237,7 +243,7 @@ class Queueing:
                 compact(kube, *chance.choice((("nodes", node, ""), ("workloads", workload, "batch"))))
 
     def is_well(self):
-        """It has all Workloads as they are; none waits for it; the Cohort has a quota, and no more than nodes lend."""
+        """It has all Workloads as they are, none waits for it, and neither they nor the Cohort exceed what is lent."""
         found = {name: self.kube.get("workloads", name, "batch") for name in self.names("workloads")}
         if {key[1]: one.version for key, one in self.keeper._workloads.items()} != {
             name: one["metadata"]["resourceVersion"] for name, one in found.items()
@@ -250,6 +256,9 @@ class Queueing:
         nodes = [self.kube.get("nodes", name)["status"]["allocatable"] for name in self.names("nodes")]
         lent = sum(int(one[CPU]) for one in nodes), len(nodes) * 8 * GIB
         known, kept = self.keeper.state.lent["lent"], self.keeper.state.quota["lent"]
+        holding = [one.used["lent"] for one in self.keeper._workloads.values() if one.reserved and one.active]
+        if sum(holding, NOTHING).exceeds(known) and len(self.keeper._surplus._suspended_s) < BUDGET:
+            return False
         cpu, memory = quota(self.kube)
         if self.keeper.state.problem or (known.millicores, known.bytes) != lent:
             return False
@@ -262,7 +271,15 @@ class Queueing:
 
 def test_the_keeper_of_a_quota_lives_through_whatever_becomes_of_each_of_its_awaits(stepped, monkeypatch):
     monkeypatch.setattr("criproxy_cluster.quota.surplus.OVER_S", 20.0)  # or next to nothing would be suspended
-    walk(Queueing, stepped)
+    made = []
+
+    def make(*arguments):
+        made.append(Queueing(*arguments))
+        return made[-1]
+
+    walk(make, stepped)
+    if SCHEDULES >= 100:
+        assert any(one.keeper.state.suspended for one in made) and any(one.keeper.state.resumed for one in made)
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------

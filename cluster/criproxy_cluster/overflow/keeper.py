@@ -43,8 +43,8 @@ AGAIN_S: Final = 60.0
 """The book is written anew, so that the webhooks know that somebody keeps it."""
 
 HEARD_S: Final = 5.0
-MOST_RAISED: Final = 20
-"""In one look."""
+MOST_TRIED: Final = 20
+"""Raises, and evictions, in one look: the webhooks want a book of now."""
 
 HOUR_S: Final = 3600.0
 MOST_SHOWN: Final = 20
@@ -53,7 +53,8 @@ MARKED: Final = {"labelSelector": f"{CLASS}={OFFLINE}"}
 VIRTUAL: Final = ("type", "virtual-kubelet")
 """The label of virtual nodes, whoever provides them."""
 
-NOT_FOUND, CONFLICT, BUDGET = 404, 409, 429
+NOT_FOUND, CONFLICT = 404, 409
+RAISE, EVICTION = "raise", "eviction"
 
 
 class OwnersSettings(Struct, frozen=True):
@@ -76,8 +77,8 @@ class OwnersKeeper:
         self._pods = Hearing()
         self._listed = False
         self._written: tuple[str, float] | None = None
-        self._refusals = Refusals(log)
         """The book without its time, and when it was written."""
+        self._refusals = Refusals()
         self._heard: dict[Owner, float] = {}
         """Since when the book that is written has an owner's past."""
         self._remade_s: deque[float] = deque()
@@ -179,17 +180,21 @@ class OwnersKeeper:
             self._failed(_in_words(error) if isinstance(error, Trouble) else repr(error))
         else:
             self._failures = 0
-            if self.state.problem:
-                self._log.info("owners_well_again")
-            self.state.problem = ""
+            self._say(self._refusals.problem)
 
     def _failed(self, problem: str) -> None:
         self._failures += 1
         self.state.failures += 1
         self._next_try_s = time.monotonic() + pause_s(self._failures)
-        if problem != self.state.problem:
-            consequence = "pods are converted as without it; tried again"
+        self._say(problem)
+
+    def _say(self, problem: str) -> None:
+        """Once."""
+        if problem and problem != self.state.problem:
+            consequence = "without the book, pods are converted as ever; one pod stays as it is; tried again"
             self._log.warning("owners_trouble", error=problem, consequence=consequence)
+        elif self.state.problem and not problem:
+            self._log.info("owners_well_again")
         self.state.problem = problem
 
     async def _act(self, now_s: float, wall_s: float) -> None:
@@ -199,13 +204,14 @@ class OwnersKeeper:
         waiting = self._book.waiting()
         self._show(waiting, counts, wall_s)
         await self._write(now_s, wall_s)
-        for pod in raised(self._not_refused("pod", waiting), self._rules, counts["raised"], wall_s)[:MOST_RAISED]:
+        to_raise = raised(self._not_refused(RAISE, waiting), self._rules, counts["raised"], wall_s)
+        for pod in to_raise[:MOST_TRIED]:
             await self._raise(pod, wall_s)
         if self._settings.remakes_per_hour and self._virtual:
-            await self._remake(self._not_refused("eviction of", waiting), counts["overflowed"], now_s, wall_s)
+            await self._remake(self._not_refused(EVICTION, waiting), counts["overflowed"], now_s, wall_s)
 
     def _not_refused(self, what: str, pods: Sequence[OwnedPod]) -> list[OwnedPod]:
-        return [pod for pod in pods if _words(what, pod) not in self._refusals]
+        return [pod for pod in pods if (what, pod.uid) not in self._refusals]
 
     def _show(self, waiting: Sequence[OwnedPod], counts: Mapping[str, Mapping[str, int]], wall_s: float) -> None:
         self.state.owners, self.state.waiting = len(self._book), len(waiting)
@@ -252,11 +258,19 @@ class OwnersKeeper:
         return sum(number for namespace, number in count.items() if rule_of(self._rules, namespace) is rule)
 
     async def _raise(self, pod: OwnedPod, wall_s: float) -> None:
-        """Its labels are all that is changed: by pods/status, which can't change what a pod runs. Raises Trouble."""
-        meta = {"uid": pod.uid, "labels": {TIER: "mid"}, "annotations": {RAISED: rfc3339(wall_s)}}
-        what, namespace, body = _words("pod", pod), pod.owner.namespace, {"metadata": meta}
+        """Its labels are all that is changed: by pods/status, which can't change what a pod runs. Raises Trouble.
+
+        One that has a node meanwhile stays as it is: the request names the pod's version.
+        """
+        meta = {
+            "uid": pod.uid,
+            "resourceVersion": pod.version,
+            "labels": {TIER: "mid"},
+            "annotations": {RAISED: rfc3339(wall_s)},
+        }
+        what, namespace, body = f"pod {pod.owner.namespace}/{pod.name}", pod.owner.namespace, {"metadata": meta}
         write = patch(self._client, PodStatusResource, pod.name, body, PatchType.MERGE, what=what, namespace=namespace)
-        if await self._done(what, write):
+        if await self._done((RAISE, pod.uid), write):
             self.state.raises += 1
             self._log.info("pod_raised", namespace=namespace, pod=pod.name, waited_s=round(wall_s - pod.created_s))
 
@@ -266,15 +280,29 @@ class OwnersKeeper:
         """Raises Trouble."""
         while self._remade_s and self._remade_s[0] <= now_s - HOUR_S:
             self._remade_s.popleft()
+        tries = 0
         for pod in waiting:
-            if len(self._remade_s) >= self._settings.remakes_per_hour:
+            if len(self._remade_s) >= self._settings.remakes_per_hour or tries >= MOST_TRIED:
                 return
             why = self._is_to_be_remade(pod, overflowed, now_s, wall_s)
-            if why and await self._evict(pod):
-                self._remade_s.append(now_s)
-                self._heard.pop(pod.owner, None)  # the next of the same owner when this one's successor was seen
-                self.state.remakes += 1
-                self._log.info("pod_made_anew", namespace=pod.owner.namespace, pod=pod.name, why=why)
+            if not why:
+                continue
+            tries += 1
+            try:
+                if not await self._evict(pod):
+                    continue
+            except Trouble as trouble:
+                if trouble.may_be_done:
+                    self._remade(pod, now_s)
+                raise
+            self._remade(pod, now_s)
+            self.state.remakes += 1
+            self._log.info("pod_made_anew", namespace=pod.owner.namespace, pod=pod.name, why=why)
+
+    def _remade(self, pod: OwnedPod, now_s: float) -> None:
+        """The next of the same owner when this one's successor was seen."""
+        self._remade_s.append(now_s)
+        self._heard.pop(pod.owner, None)
 
     def _is_to_be_remade(self, pod: OwnedPod, overflowed: Mapping[str, int], now_s: float, wall_s: float) -> str:
         rule = rule_of(self._rules, pod.owner.namespace)
@@ -292,27 +320,26 @@ class OwnersKeeper:
         precondition = {"uid": pod.uid, "resourceVersion": pod.version}
         meta = Meta(name=pod.name, namespace=pod.owner.namespace)
         eviction = PodEvictionResource(metadata=meta, deleteOptions={"preconditions": precondition})
-        what = _words("eviction of", pod)
-        return await self._done(what, self._post(eviction, what))
+        return await self._done((EVICTION, pod.uid), self._post(eviction))
 
-    async def _post(self, eviction: PodEvictionResource, what: str) -> None:
+    async def _post(self, eviction: PodEvictionResource) -> None:
         """Raises Trouble."""
-        with trouble_of(what):
-            await self._client.create(eviction, eviction.metadata.name)
+        meta = eviction.metadata
+        with trouble_of(f"eviction of {meta.namespace}/{meta.name}"):
+            await self._client.create(eviction, meta.name)
 
-    async def _done(self, what: str, write: Awaitable[None]) -> bool:
-        """Whether a write was done. A pod that has changed, or is gone, is seen again first. Raises Trouble."""
+    async def _done(self, key: tuple[str, str], write: Awaitable[None]) -> bool:
+        """Whether a write was done. A pod that has changed, or is gone, is seen again first, one that is refused is
+        left alone for a while. Raises Trouble.
+        """
         try:
             await write
         except Trouble as trouble:
-            if trouble.code not in (NOT_FOUND, CONFLICT, BUDGET):
-                self._refusals.add(what, trouble)
+            if trouble.code not in (NOT_FOUND, CONFLICT):
+                self._refusals.add(key, trouble)
             return False
+        self._refusals.done(key)
         return True
-
-
-def _words(what: str, pod: OwnedPod) -> str:
-    return f"{what} {pod.owner.namespace}/{pod.name}"
 
 
 def _in_words(trouble: Trouble) -> str:

@@ -220,7 +220,7 @@ class Book:
         if now_s - self._forgot_s >= FORGET_S:
             self._forgot_s = now_s
             for owner in [one for one, past in self._histories.items() if not past.has_news(now_s)]:
-                if owner not in self._mine:
+                if owner not in self._mine and owner not in self._settling:
                     del self._histories[owner]
         names = {rule.policy for rule in rules}
         self._outcomes = {name: one for name, one in self._outcomes.items() if name in names}

@@ -7,7 +7,7 @@ again by then.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from lightkube.core.async_client import AsyncClient
@@ -79,7 +79,10 @@ class QuotaKeeper:
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._listing: set[tuple[str, str]] = set()
         self._surplus = Surplus(settings.suspends_per_hour)
-        self._refusals = Refusals(log)
+        self._refusals = Refusals()
+        self._to_suspend: list[Workload] = []
+        self._hearing = Hearing()
+        """Of Workloads."""
         self._written: tuple[Json, float] | None = None
         self._told: dict[str, Amounts] = {}
         self._failures = 0
@@ -109,7 +112,7 @@ class QuotaKeeper:
                     WorkloadsResource,
                     self._workload_changed,
                     self._workloads_listed,
-                    hearing=Hearing(),
+                    hearing=self._hearing,
                     log=self._log,
                 )
                 parts.create_task(workloads.run())
@@ -163,17 +166,14 @@ class QuotaKeeper:
             self._say(str(error) if isinstance(error, Trouble) else repr(error))
         else:
             self._failures = 0
-            self._say(self._missing())
+            self._say(self._missing() or self._refusals.problem)
 
     async def _act(self, now_s: float) -> None:
-        """Raises Trouble. Workloads that wait to be active again wait for no Cohort."""
-        try:
-            await self._keep_cohort(now_s)
-        except Trouble as trouble:
-            if not trouble.is_of_all:
-                await self._resume()
-            raise
-        await self._resume()
+        """Raises Trouble. Neither Cohort nor Workloads wait for the other; nobody goes for a Cohort that can't fall."""
+        failed = [await _attempted(self._keep_cohort(now_s)), await _attempted(self._resume())]
+        for trouble in failed:
+            if trouble is not None:
+                raise trouble
         await self._suspend(now_s)
 
     async def _keep_cohort(self, now_s: float) -> None:
@@ -206,6 +206,13 @@ class QuotaKeeper:
                 laws = self._laws[flavor] = _Laws(self._before.get(flavor))
             self.state.quota[flavor] = laws.step(lent, now_s)
         self.state.lent = dict(self._pool.lent)
+        self._to_suspend = (
+            []
+            if self._hearing.is_lost
+            else self._surplus.chosen(
+                self._workloads.values(), self._pool.lent, now_s, lambda one: one.key in self._refusals
+            )
+        )
 
     async def _read(self) -> dict[str, Amounts]:
         """The quotas that the Cohort has; {}: it is not there. Raises Trouble."""
@@ -240,46 +247,61 @@ class QuotaKeeper:
     async def _resume(self) -> None:
         """Raises Trouble."""
         for one in to_resume(self._workloads.values()):
-            if await self._set_active(one, active=True):
+            if one.key not in self._refusals and await self._set_active(one, active=True):
                 self.state.resumed += 1
                 self._log.info("workload_resumed", namespace=one.namespace, workload=one.name)
 
     async def _suspend(self, now_s: float) -> None:
         """Raises Trouble."""
-        for one in self._surplus.chosen(self._workloads.values(), self._pool.lent, now_s):
-            if await self._set_active(one, active=False):
-                self._surplus.suspended(now_s)
-                self.state.suspended += 1
-                self._log.info("workload_suspended", namespace=one.namespace, workload=one.name, why="nodes lend less")
+        for one in self._to_suspend:
+            try:
+                if not await self._set_active(one, active=False):
+                    continue
+            except Trouble as trouble:
+                if trouble.may_be_done:
+                    self._surplus.suspended(now_s)
+                raise
+            self._surplus.suspended(now_s)
+            self.state.suspended += 1
+            self._log.info("workload_suspended", namespace=one.namespace, workload=one.name, why="nodes lend less")
 
     async def _set_active(self, one: Workload, *, active: bool) -> bool:
-        """Whether it is written. One that has changed since it was seen is seen again first. Raises Trouble."""
-        what = f"Workload {one.namespace}/{one.name}"
-        if what in self._refusals:
-            return False
+        """Whether it is written. One that has changed since it was seen is seen again first, one that is refused is
+        left alone for a while. Raises Trouble.
+        """
         mark = None if active else rfc3339(time.time())
         body = {
             "metadata": {"resourceVersion": one.version, "annotations": {SUSPENDED: mark}},
             "spec": {"active": active},
         }
+        what = f"Workload {one.namespace}/{one.name}"
         try:
             await patch(
                 self._client, WorkloadResource, one.name, body, PatchType.MERGE, what=what, namespace=one.namespace
             )
         except Trouble as trouble:
             if trouble.code not in (NOT_FOUND, CONFLICT):
-                self._refusals.add(what, trouble)
+                self._refusals.add(one.key, trouble)
             return False
+        self._refusals.done(one.key)
         return True
 
     def _say(self, problem: str) -> None:
         """Once."""
         if problem and problem != self.state.problem:
-            consequence = "the quota stays as it is; tried again"
+            consequence = "what it concerns stays as it is; tried again"
             self._log.warning("quota_trouble", cohort=self._settings.cohort, error=problem, consequence=consequence)
         elif self.state.problem and not problem:
             self._log.info("quota_well_again", cohort=self._settings.cohort)
         self.state.problem = problem
+
+
+async def _attempted(write: Awaitable[None]) -> Trouble | None:
+    try:
+        await write
+    except Trouble as trouble:
+        return trouble
+    return None
 
 
 def cohort(name: str, quotas: Mapping[str, Amounts]) -> Json:

@@ -12,7 +12,7 @@ One that somebody else has made inactive has no mark, and is left alone.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -48,8 +48,17 @@ class Surplus:
         self._over_s: dict[str, float] = {}
         self._suspended_s: deque[float] = deque()
 
-    def chosen(self, workloads: Iterable[Workload], lent: Mapping[str, Amounts], now_s: float) -> list[Workload]:
-        """Those to suspend now, the newest first. Call `suspended` after each that is."""
+    def chosen(
+        self,
+        workloads: Iterable[Workload],
+        lent: Mapping[str, Amounts],
+        now_s: float,
+        refused: Callable[[Workload], bool] = lambda _: False,
+    ) -> list[Workload]:
+        """Those to suspend now, the newest first, without those that are `refused`. Ask each second: see `OVER_S`.
+
+        Call `suspended` for each that is, or may be.
+        """
         holding = [one for one in workloads if one.reserved and one.active]
         found: dict[tuple[str, str], Workload] = {}
         for flavor, pool in lent.items():
@@ -63,7 +72,7 @@ class Surplus:
                 if not used.exceeds(pool) or len(found) >= self._left(now_s):
                     break
                 part = one.used.get(flavor, NOTHING)
-                if one.key not in found and _helps(part, used, pool):
+                if one.key not in found and _helps(part, used, pool) and not refused(one):
                     found[one.key] = one
                     used -= part
         return list(found.values())

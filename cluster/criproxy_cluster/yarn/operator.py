@@ -40,8 +40,8 @@ CONFIRM_S: Final = 0.1
 LIST_S: Final = 30.0
 """From one list of the ResourceManager's nodes to the next, while one is looked for in it."""
 
-OF_ALL: Final = (0, 401, 403)
-"""A Trouble with these codes is none of a single node."""
+FORBIDDEN: Final = 403
+"""The ResourceManager asks nobody for a right to single nodes."""
 
 TOLD_RATIO: Final = 0.10
 MILLICORES: Final = 1000
@@ -92,6 +92,8 @@ class _Node:
         self.asked_s = float("-inf")
         self.is_unknown = False
         self.was_overdue = False
+        self.untold = False
+        """Whether its box could not be told of what YARN gives back."""
         self.told = Size()
 
     def turn(self) -> tuple[int, float]:
@@ -138,7 +140,6 @@ class YarnOperator:
         self._failures = 0
         self._next_try_s = 0.0
         self._warned = False
-        self._untold = ""
         """Why a node could not be told, last; "": it was."""
 
     async def run(self) -> None:
@@ -258,7 +259,7 @@ class YarnOperator:
         try:
             await self._settle(node)
         except Trouble as trouble:
-            if trouble.code in OF_ALL:
+            if trouble.concerns_all or trouble.code == FORBIDDEN:
                 raise
             self._leave(node, str(trouble))
         await self._tell_node(node)
@@ -325,13 +326,13 @@ class YarnOperator:
         try:
             await patch(self._client, SwitchedResource, name, body, PatchType.MERGE, what=f"Node {name}")
         except Trouble as trouble:
-            if not self._untold:
+            if not node.untold:
                 consequence = "its box does not wait for what YARN gives back; tried again"
                 self._log.warning("yarn_node_not_told", node=name, error=str(trouble), consequence=consequence)
-            self._untold = str(trouble)
+            node.untold = True
         else:
             node.note.told(size_bytes, now_s)
-            self._untold = ""
+            node.untold = False
 
     def _leave(self, node: _Node, why: str) -> None:
         """Its size, until another look. It is said once."""

@@ -184,12 +184,11 @@ def test_a_pod_that_waits_is_made_anew_once_the_webhooks_know_within_the_budget(
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
-    [(500, "This pod has more than one PodDisruptionBudget"), (403, 'admission webhook "x" denied the request')],
+    ("number", "words"), [(500, 'failed calling webhook "x"'), (403, 'admission webhook "x" denied the request')]
 )
 def test_a_pod_that_is_refused_holds_up_no_other_and_is_tried_again(number, words, cluster, stepped, lines):
-    cluster.fail("POST .*/pods/a/eviction", number, 6, failure(number, words)[1])
-    cluster.fail("PATCH .*/pods/a/status", number, 6, failure(number, words)[1])
+    for request in ("POST .*/pods/a/eviction", "PATCH .*/pods/a/status"):
+        cluster.fail(request, number, 6, failure(number, words)[1])
 
     async def scenario():
         for name in "ab":
@@ -198,16 +197,68 @@ def test_a_pod_that_is_refused_holds_up_no_other_and_is_tried_again(number, word
             await until(lambda: keeper.state.raises == 1 and keeper.state.remakes == 1, 60)
             written = len(cluster.seen("patch", "configmaps"))
             await asyncio.sleep(3 * AGAIN_S)
-            assert len(cluster.seen("patch", "configmaps")) >= written + 3 and keeper.state.problem == ""
+            assert len(cluster.seen("patch", "configmaps")) >= written + 3 and words in keeper.state.problem
             assert meta(cluster, "a") and len(tries(cluster, "a")) <= 10, "with pauses that grow"
-            await until(lambda: ("pods", "batch", "a") not in cluster.objects, 4 * MOST_REFUSED_S)
+            await until(lambda: ("pods", "batch", "a") not in cluster.objects, 6 * MOST_REFUSED_S)
+            await until(lambda: keeper.state.problem == "")
 
     stepped(scenario())
-    assert [words in one["error"] for one in said(lines, "write_refused")] == [True, True]
+    assert all(words in one["error"] for one in said(lines, "owners_trouble")) and len(tries(cluster, "a")) == 14
 
 
 def tries(cluster, pod):
     return [one for one in cluster.requests if one[1] in ("pods/eviction", "pods/status") and one[2] == pod]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(403, 'pods "a" is forbidden: User "us" cannot create'), (429, "later"), (503, "not now")]
+)
+def test_what_concerns_all_pods_is_asked_for_one_of_them_after_pauses(number, words, cluster, stepped, lines):
+    cluster.fail("POST .*/eviction", number, 1000, failure(number, words)[1])
+
+    async def scenario():
+        for index in range(50):
+            put_pod(cluster, f"p{index}", 300)
+        async with keeping(cluster, lines, remakes_per_hour=50) as keeper:
+            await until(lambda: words in keeper.state.problem, 60)
+            before = len(cluster.seen("create", "pods/eviction"))
+            await asyncio.sleep(120)
+            assert len(cluster.seen("create", "pods/eviction")) - before < 12 and keeper.state.remakes == 0
+
+    stepped(scenario())
+    assert len(said(lines, "owners_trouble")) == 1
+
+
+def test_pods_that_are_refused_leave_time_for_the_book(cluster, stepped, log):
+    cluster.fail("POST .*/eviction", 403, 100_000)
+    cluster.answers_in_s = 0.5
+
+    async def scenario():
+        for index in range(300):
+            put_pod(cluster, f"p{index}", 300)
+        async with keeping(cluster, log, remakes_per_hour=300):
+            await until(lambda: len(cluster.seen("create", "pods/eviction")) > 100, 120)
+            before = len(cluster.seen("patch", "configmaps"))
+            await asyncio.sleep(3 * AGAIN_S)
+            assert len(cluster.seen("patch", "configmaps")) - before >= 2
+
+    stepped(scenario())
+
+
+def test_a_pod_that_has_a_node_meanwhile_is_not_raised_and_nothing_is_amiss(cluster, stepped, lines):
+    async def scenario():
+        put_pod(cluster, "a", 10)
+        async with keeping(cluster, lines) as keeper:
+            await until(lambda: keeper.state.waiting == 1)
+            found = cluster.objects["pods", "batch", "a"]  # the watch has not said so yet
+            found["spec"]["nodeName"], found["metadata"]["resourceVersion"] = "n", "1000"
+            await until(lambda: len(tries(cluster, "a")) >= 3, 60)
+            assert keeper.state.raises == 0 and keeper.state.problem == ""
+            put_pod(cluster, "a", 60, "n")
+            await until(lambda: keeper.state.waiting == 0)
+
+    stepped(scenario())
+    assert not said(lines, "owners_trouble")
 
 
 @pytest.mark.parametrize("lacks", ["virtual", "budget", "owner"])

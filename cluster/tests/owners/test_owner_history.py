@@ -124,6 +124,17 @@ def test_work_that_ends_while_nobody_leads_is_judged_by_its_own_times():
     assert book.outcomes("p").kept == 1
 
 
+def test_work_of_more_than_a_day_that_is_deleted_as_it_ends_is_judged():
+    book = Book()
+    book.see(pod(1, bound_s=NOW + 1, alone_s=3 * DAY_S), NOW)
+    ended_s = NOW + 2 * DAY_S
+    book.see(pod(1, bound_s=NOW + 1, alone_s=3 * DAY_S, phase="Succeeded", ended_s=ended_s), ended_s)
+    book.forget(pod(1).uid, ended_s)
+    for seconds in range(int(SETTLED_S) + int(FORGET_S)):
+        book.settle(SLO, ended_s + seconds)
+    assert book.outcomes("p").kept == 1 and len(book) == 0
+
+
 def test_work_without_its_time_alone_is_not_judged():
     book = Book()
     book.see(pod(1, bound_s=NOW), NOW)

@@ -7,11 +7,13 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import annotation, policy, until
+from cluster.tests.fake_kube import forbidden
 from criproxy_cluster.cli import main
 from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.quota.keeper import AGAIN_S, QuotaKeeper, QuotaSettings
 from criproxy_cluster.quota.law import RISE_S, WINDOW_S
 from criproxy_cluster.quota.surplus import OVER_S
+from criproxy_cluster.requests import FORGOTTEN_S, MOST_REFUSED_S
 from criproxy_cluster.vocabulary.names import SUSPENDED
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
@@ -294,6 +296,55 @@ def test_one_that_its_user_changes_meanwhile_is_seen_again_first(kube, stepped, 
     assert kube.seen("patch", "workloads") == ["w3", "w3"]
 
 
+def test_one_that_is_refused_is_said_and_the_next_newest_goes(kube, stepped, lines):
+    begin(kube)
+    kube.fail("PATCH .*/workloads/w3", 422, 1000)
+
+    async def scenario():
+        async with keeping(kube, lines, suspends_per_hour=5) as keeper:
+            await until(lambda: quota(kube))
+            put_node(kube, "a", "3000")
+            await until(lambda: active(kube, "w2") is False, OVER_S + 10)
+            assert "Workload batch/w3: 422" in keeper.state.problem
+            put_node(kube, "a", "4000")
+            await until(lambda: keeper.state.problem == "", MOST_REFUSED_S + FORGOTTEN_S)
+
+    stepped(scenario())
+    assert active(kube, "w3") is None and active(kube, "w1") is None
+    assert [one["error"] for one in said(lines, "quota_trouble")] == ["Workload batch/w3: 422 as the test wants it"]
+
+
+def test_the_budget_counts_what_may_have_been_done(kube, stepped, log):
+    begin(kube)
+    kube.loses = "/workloads/w3"
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=1):
+            await until(lambda: quota(kube))
+            put_node(kube, "a", "1000")
+            await asyncio.sleep(2 * OVER_S)
+
+    stepped(scenario())
+    assert [active(kube, f"w{number}") for number in range(4)] == [None, None, None, False]
+
+
+def test_nobody_is_suspended_while_nothing_is_heard_of_workloads(kube, stepped, log):
+    begin(kube)
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=5):
+            await until(lambda: quota(kube))
+            kube.fail("GET .*/workloads", 500, times=10_000)
+            kube.tell_watchers(None)
+            put_node(kube, "a", "1000")
+            await asyncio.sleep(2 * OVER_S)
+            assert not kube.seen("patch", "workloads")
+            kube.faults.clear()
+            await until(lambda: active(kube, "w3") is False, OVER_S + 60)
+
+    stepped(scenario())
+
+
 def test_next_leader_makes_active_what_the_one_before_has_suspended(kube, stepped, log):
     begin(kube)
     put_workload(kube, "left", 5, active=False)
@@ -312,9 +363,10 @@ def test_next_leader_makes_active_what_the_one_before_has_suspended(kube, steppe
     [
         lambda kube: kube.remove("resourceflavors", "lent"),
         lambda kube: kube.fail("PATCH .*/cohorts/lent", 409, 1000),
+        lambda kube: kube.fail("PATCH .*/cohorts/lent", 403, 1000, forbidden("patch", "cohorts", "lent")[1]),
         lambda kube: kube.fail("PATCH .*/workloads/a-refused", 422, 1000),
     ],
-    ids=["no-flavor", "the-cohort-is-somebody-else-s", "another-is-refused"],
+    ids=["no-flavor", "the-cohort-is-somebody-else-s", "no-right-to-the-cohort", "another-is-refused"],
 )
 def test_one_that_was_suspended_becomes_active_again_whatever_is_wrong_elsewhere(breaks, kube, stepped, log):
     begin(kube)

@@ -51,6 +51,12 @@ def test_as_many_go_as_are_needed_within_the_budget():
     assert names(surplus.chosen(FIVE[:3], less, OVER_S + HOUR_S)) == ["2"]
 
 
+def test_one_that_is_refused_counts_as_in_use_and_the_next_goes():
+    surplus = Surplus(1)
+    surplus.chosen(FIVE, LENT, 0.0)
+    assert names(surplus.chosen(FIVE, LENT, OVER_S, lambda one: one.name == "4")) == ["3"]
+
+
 def test_those_that_take_none_of_it_stay():
     others = [workload("8", flavor="exclusive"), workload("9", 0)]
     assert names(over(Surplus(10), [*FIVE, *others])) == ["4"]

@@ -6,7 +6,8 @@ import httpx2
 
 
 class FakeYarn:
-    """`sizes`, `used`: by a node's id, [MiB, virtual cores]. `sent`: all that was posted. `fails`: it does not answer.
+    """`sizes`, `used`: by a node's id, [MiB, virtual cores]. `sent`: all that was posted. `fails`: it does not
+    answer, or with this status.
 
     `standby`: the host that only redirects. `broken`: the id of a node for which it fails.
     """
@@ -25,8 +26,11 @@ class FakeYarn:
         return httpx2.AsyncClient(transport=httpx2.MockTransport(self.answer), verify=False)
 
     def answer(self, request):
-        if self.fails:
+        if self.fails is True:
             raise httpx2.ConnectError("refused")
+        return httpx2.Response(self.fails, text="not now") if self.fails else self._answer(request)
+
+    def _answer(self, request):
         if request.url.host == self.standby:
             return httpx2.Response(307, headers={"Location": "http://other"})
         path = request.url.path.removeprefix("/ws/v1/cluster/")

@@ -207,6 +207,27 @@ def test_node_that_can_t_be_told_is_said_once_and_yarn_is_squeezed_all_the_same(
     assert len(said(lines, "yarn_node_not_told")) == 1
 
 
+def test_each_node_that_can_t_be_told_is_said_once_though_others_are_told(kube, stepped, yarn, lines):
+    put_node(kube)
+    yarn.node("m:1", 16384, 16)
+    put_manager(kube)
+    put_manager(kube, "another", "m", {NODE_ID: "m:1"})
+    kube.put("nodes", {"metadata": {"name": "m"}})
+    kube.fail("PATCH .*/nodes/n", 403, times=10_000)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            for cores in (8, 2, 8, 2, 8):
+                term.lend(cores, cores)
+                term.lend(cores, cores, "m")
+                await asyncio.sleep(60.0)
+
+    stepped(scenario())
+    assert [one["node"] for one in said(lines, "yarn_node_not_told")] == ["n"] and kube.seen("patch", "nodes").count(
+        "m"
+    )
+
+
 def test_a_node_that_is_switched_off_is_drained_with_the_longer_grace(kube, stepped, yarn, lines):
     put_manager(kube)
 
@@ -255,13 +276,14 @@ def test_a_nodemanager_that_came_back_with_its_own_size_gets_ours(kube, stepped,
     stepped(scenario())
 
 
-def test_a_resourcemanager_that_is_away_changes_nothing_and_is_asked_less_and_less(kube, stepped, yarn, lines):
+@pytest.mark.parametrize("fails", [True, 503])
+def test_a_resourcemanager_that_is_away_changes_nothing_and_is_asked_less_and_less(kube, stepped, yarn, lines, fails):
     put_manager(kube)
 
     async def scenario():
         async with operating(kube, yarn, lines) as term:
             await until(lambda: yarn.sizes[ID] == [4096, 4])
-            yarn.fails = True
+            yarn.fails = fails
             term.lend(2, 2)
             await asyncio.sleep(120.0)
             assert term.held()[MEMORY] == 4 * GIB and term.operator.state.problem
