@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from criproxy_cluster.vocabulary.presets import NAMES
 from criproxy_cluster.webhook.conversion import ConversionSettings
@@ -149,6 +150,12 @@ def _add_yarn(parser: argparse.ArgumentParser) -> None:
         help="the same where the node is switched off, or the NodeManager's pod is being deleted (default: 600)",
     )
     yarn.add_argument("--yarn-cluster", metavar="ID", help="leave NodeManagers alone whose pods name another one")
+    yarn.add_argument(
+        "--yarn-namespace",
+        metavar="NAME",
+        action="append",
+        help="where NodeManagers' pods are, once for each; pods elsewhere are none (default: anywhere)",
+    )
     _add_preset(yarn)
 
 
@@ -240,13 +247,14 @@ def _ledger(chosen: argparse.Namespace) -> int:
     from criproxy_cluster.commands.ledger import LedgerSettings, main
     from criproxy_cluster.yarn.operator import YarnSettings
 
-    said = {
+    said: dict[str, Any] = {
         name: value
         for name, value in (
             ("share_ratio", chosen.yarn_share),
             ("grace_s", chosen.yarn_grace),
             ("drain_grace_s", chosen.yarn_drain_grace),
             ("cluster_id", chosen.yarn_cluster),
+            ("namespaces", chosen.yarn_namespace and tuple(chosen.yarn_namespace)),
         )
         if value is not None
     }

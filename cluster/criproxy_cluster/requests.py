@@ -122,7 +122,7 @@ class Refusals:
         if trouble.concerns_all and not trouble.may_be_done:
             raise trouble
         now_s = time.monotonic()
-        before_s, _, _ = self._pauses.pop(key, (REFUSED_S / 2, 0.0, ""))
+        before_s, _, _ = self._pauses.get(key, (REFUSED_S / 2, 0.0, ""))
         rests_s = min(before_s * 2, MOST_REFUSED_S)
         self._pauses[key] = rests_s, now_s + rests_s, str(trouble)
         if trouble.concerns_all:
@@ -133,7 +133,7 @@ class Refusals:
 
     @property
     def problem(self) -> str:
-        """Of one that is refused still; "": none is. One that is not asked for any more is forgotten."""
+        """Of the first that is refused still; "": none is. One that is not asked for any more is forgotten."""
         now_s = time.monotonic()
         self._pauses = {key: one for key, one in self._pauses.items() if now_s < one[1] + FORGOTTEN_S}
         return next((why for _, _, why in self._pauses.values()), "")

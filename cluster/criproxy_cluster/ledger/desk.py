@@ -149,7 +149,7 @@ class Desk:
         await self._turn(max((one.pod.priority for one in wishes), default=0))
         self._decides()
         known = [Wish(self.ledger.pod(one.pod.uid) or one.pod, one.node) for one in wishes]
-        verdicts = self.ledger.reserve(known, self._now_s(), all_or_nothing=all_or_nothing)
+        verdicts = self.ledger.reserve(known, self._now_s(), all_or_nothing=all_or_nothing or self._is_silent())
         for one in verdicts:
             self._count(one)
         return verdicts
@@ -162,7 +162,9 @@ class Desk:
         """Which of these have no room for it, and why. Nothing is taken; who abstains finds room everywhere."""
         if not pod.amounts or self.abstains():
             return {}
-        return {name: verdict.why for name in nodes if not (verdict := self.ledger.could(pod, name)).allowed}
+        return {
+            name: verdict.why for name in dict.fromkeys(nodes) if not (verdict := self.ledger.could(pod, name)).allowed
+        }
 
     def _decides(self) -> None:
         """Raises AbstainedError."""
@@ -178,9 +180,13 @@ class Desk:
         if verdict.allowed:
             self._figures["allowed"] += 1
             return
-        if self._now_s() - self._seen.pods_s > SILENT_S:
+        if self._is_silent():
             raise self._abstained(f"it has no room, but nothing was heard of pods for {SILENT_S:.0f} s")
         self._figures["refused"] += 1
+
+    def _is_silent(self) -> bool:
+        """Whether a refusal can't be relied on: all that comes with it is let go."""
+        return self._now_s() - self._seen.pods_s > SILENT_S
 
     async def _turn(self, priority: int) -> None:
         """Returns when it is one's turn, which lasts until one waits for something."""

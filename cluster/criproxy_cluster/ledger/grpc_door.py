@@ -5,7 +5,7 @@ image has, would be smaller; but all of gRPC above it would be ours to write and
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -26,6 +26,7 @@ END_S: Final = 1.0
 WAIT_S: Final = 1.0
 """For a certificate, from one look to the next; and how soon a stream ends whose replica leads no more."""
 
+MOST_INT64: Final = (1 << 63) - 1
 MOST_STREAMS: Final = 256
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
@@ -95,12 +96,14 @@ class LedgerService:
     async def reserve(
         self, request: messages.ReserveRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> messages.ReserveResponse:
+        if any(amount < 0 for one in request.wishes for amount in one.resources.values()):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a pod takes no less than nothing")
         wishes = [Wish(_pod(one), one.node) for one in request.wishes]
         try:
             verdicts = await self._desk.reserve(wishes, all_or_nothing=request.all_or_nothing)
         except AbstainedError as why:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"criproxy abstains: {why}")
-        said = [messages.Verdict(why=one.why, free=one.free) if one.why else _YES for one in verdicts]
+        said = [messages.Verdict(why=one.why, free=_int64(one.free)) if one.why else _YES for one in verdicts]
         return messages.ReserveResponse(verdicts=said)
 
     async def release(
@@ -132,7 +135,7 @@ class LedgerService:
 
     def _node(self, name: str) -> messages.Node:
         free = self._desk.ledger.free(name)
-        return messages.Node(name=name, gone=True) if free is None else messages.Node(name=name, free=free)
+        return messages.Node(name=name, gone=True) if free is None else messages.Node(name=name, free=_int64(free))
 
     def handlers(self) -> Iterable[grpc.GenericRpcHandler]:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
@@ -177,6 +180,11 @@ async def serve(desk: Desk, certificate: HasPair, address: str) -> None:
         await changes.run()
     finally:
         await server.stop(END_S)
+
+
+def _int64(amounts: Mapping[str, int]) -> dict[str, int]:
+    """As a message can say it: pods of anybody may ask for more."""
+    return {name: max(-MOST_INT64, min(amount, MOST_INT64)) for name, amount in amounts.items()}
 
 
 def _pod(wish: messages.Wish) -> Pod:

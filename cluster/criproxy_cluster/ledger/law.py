@@ -37,6 +37,9 @@ BIND_S: Final = 10.0
 MOST_RESERVED: Final = 1 << 17
 """Of reservations in all: a client that never binds takes this much of the memory, and no more."""
 
+MOST_BINDS: Final = 8
+"""Of one pod, to different nodes, before the watch shows one. What comes beyond is let through, and does not count."""
+
 Amounts = tuple[tuple[str, int], ...]
 """Each resource's name with how much of it, in its own unit, whole numbers. Many pods share one."""
 
@@ -223,6 +226,8 @@ class Ledger:
         for one in tuple(self._reserved.get(pod.uid, ())):
             if not one.bind or one.node == name:
                 self._drop(one)
+        if self._count >= MOST_RESERVED or len(self._reserved.get(pod.uid, ())) >= MOST_BINDS:
+            return Verdict()
         self._add(Reservation(pod, name, now_s + BIND_S, next(self._numbers), bind=True))
         return Verdict()
 

@@ -13,10 +13,15 @@ import msgspec
 from msgspec import Struct
 
 from criproxy_cluster.ledger.law import Amounts, Pod, total
-from criproxy_cluster.objects import NodeObject, published
-from criproxy_cluster.vocabulary.quantities import amount, rounded_up
+from criproxy_cluster.objects import LENT, NodeObject, published
+from criproxy_cluster.vocabulary.quantities import MOST_CHARACTERS, amount, rounded_up
 
 ENDED: Final = ("Succeeded", "Failed")
+MOST_NAMES: Final = 64
+"""Of a pod's resources: beyond, only those count that every node lends. An author may write tens of thousands."""
+
+_SHORT: Final = 8
+"""What is remembered has no more names."""
 
 
 class PodMeta(Struct, frozen=True, gc=False):
@@ -100,7 +105,13 @@ def _asked(spec: PodSpec) -> Amounts:
         beginnings.append(total([*sidecars, needs]))
     running = total([*sidecars, *(_amounts(one) for one in spec.containers or ())])
     overhead = _read(tuple((spec.overhead or {}).items()))
-    return _shared(total([_most([running, *beginnings]), overhead]))
+    return _shared(_few(total([_most([running, *beginnings]), overhead])))
+
+
+def _few(amounts: Amounts) -> Amounts:
+    if len(amounts) <= MOST_NAMES:
+        return amounts
+    return tuple(one for index, one in enumerate(amounts) if index < MOST_NAMES or one[0] in LENT)
 
 
 def _amounts(container: Container) -> Amounts:
@@ -109,8 +120,14 @@ def _amounts(container: Container) -> Amounts:
     return _read(tuple(found.items()))
 
 
-@lru_cache(4096)
 def _read(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
+    is_usual = len(quantities) <= _SHORT and all(
+        isinstance(value, (int, str)) and len(str(value)) <= MOST_CHARACTERS for _, value in quantities
+    )
+    return _remembered(quantities) if is_usual else _made(quantities)
+
+
+def _made(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
     """Of extended resources alone, whose names have a domain."""
     found = []
     for name, quantity in quantities:
@@ -118,6 +135,9 @@ def _read(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
             with suppress(ValueError):
                 found.append((intern(name), rounded_up(amount(quantity))))
     return tuple(sorted(found))
+
+
+_remembered: Final = lru_cache(4096)(_made)
 
 
 def _most(several: list[Amounts]) -> Amounts:

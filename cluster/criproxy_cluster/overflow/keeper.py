@@ -22,6 +22,7 @@ from criproxy_cluster.objects import Json, Meta, NodeObject
 from criproxy_cluster.overflow.resources import (
     BOOK,
     KEY,
+    WRITTEN,
     BookResource,
     OwnedPodResource,
     PodEvictionResource,
@@ -228,7 +229,7 @@ class OwnersKeeper:
         text = history.encoded(book)
         if self._written is not None and self._written[0] == text and since_s < AGAIN_S:
             return
-        body = {"metadata": {"annotations": {"colocation.criproxy.io/written": rfc3339(wall_s)}}, "data": {KEY: text}}
+        body = {"metadata": {"annotations": {WRITTEN: rfc3339(wall_s)}}, "data": {KEY: text}}
         self._written = None  # whether it is done is known by its answer alone
         await patch(self._client, BookResource, BOOK, body, PatchType.MERGE, what=f"ConfigMap {BOOK}")
         self._written = text, now_s

@@ -19,6 +19,7 @@ BOOK: Final = "criproxy-owners"
 """The ConfigMap, in the namespace of the replicas."""
 
 KEY: Final = "book"
+WRITTEN: Final = "colocation.criproxy.io/written"
 
 
 class BookObject(Struct):

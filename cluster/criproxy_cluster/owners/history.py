@@ -136,6 +136,9 @@ class Book:
 
     def see(self, pod: OwnedPod, now_s: float) -> None:
         before = self._pods.get(pod.uid)
+        if before is not None and before.owner != pod.owner:
+            self.forget(pod.uid, now_s)
+            before = None
         self._pods[pod.uid] = pod
         if before is not None:
             self._count(before, -1)
@@ -145,7 +148,7 @@ class Book:
         mine.unfinished += (not pod.phase) - (before is not None and not before.phase)
         history = self._histories.setdefault(pod.owner, History(pod.owner))
         if pod.evicted_s is not None:
-            _evicted(history, pod.uid, int(pod.evicted_s))
+            _evicted(history, pod.uid, int(min(pod.evicted_s, now_s)))  # it is its node's clock that says so
         if pod.waits:
             mine.waiting[pod.uid] = pod.created_s
             history.waits_since_s = int(min(history.waits_since_s or pod.created_s, pod.created_s))

@@ -42,15 +42,22 @@ class Overflow:
         self._wall_s = wall_s
         self._book = Written()
         self._histories = {one.owner: one for one in self._book.histories}
+        self._version = ""
         self._heard_s = float("-inf")
         self._since: Counter[str] = Counter()
         """By namespace, those that have overflowed since the book came."""
 
-    def hear(self, text: str) -> None:
-        """A book has come. Raises ValueError, and keeps the one before."""
+    def hear(self, text: str, version: str = "", written_s: float | None = None) -> None:
+        """A book has come, which was written then (None: just now). A version that is known already changes nothing.
+
+        Raises ValueError, and keeps the one before.
+        """
+        if version and version == self._version:
+            return
+        self._version = version
         self._book = decoded(text) if text else Written()
         self._histories = {one.owner: one for one in self._book.histories}
-        self._heard_s = self._now_s()
+        self._heard_s = self._now_s() - (0.0 if written_s is None else max(0.0, self._wall_s() - written_s))
         self._since.clear()
 
     def forget(self) -> None:

@@ -45,8 +45,12 @@ class _OneNode(Struct):
     node: _Node
 
 
+class _Named(Struct):
+    id: str = ""
+
+
 class _Several(Struct):
-    node: tuple[_Node, ...] | None = None
+    node: tuple[_Named, ...] | None = None
 
 
 class _AllNodes(Struct):

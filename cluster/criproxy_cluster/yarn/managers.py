@@ -4,7 +4,7 @@ The label and the annotations are those of Koordinator's yarn-copilot, so that a
 found as it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -26,7 +26,9 @@ class ManagerMeta(Struct, frozen=True):
     name: str = msgspec.field(name="uid", default="")
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     pod_name: str = msgspec.field(name="name", default="")
+    namespace: str = ""
     annotations: dict[str, str] | None = None
+    created: str = msgspec.field(name="creationTimestamp", default="")
     deleted: str | None = msgspec.field(name="deletionTimestamp", default=None)
 
 
@@ -55,6 +57,7 @@ class Manager(Struct, frozen=True):
     node: str
     node_id: str
     hosts: frozenset[str]
+    created: str = ""
     ends: bool = False
 
     def find(self, known: Iterable[str]) -> str:
@@ -69,21 +72,24 @@ class Manager(Struct, frozen=True):
 
 
 class Managers:
-    """Those of one YARN. `cluster_id` "": whichever it is that they name."""
+    """Those of one YARN. `cluster_id` "": whichever it is that they name. `namespaces` (): in all."""
 
-    def __init__(self, cluster_id: str) -> None:
+    def __init__(self, cluster_id: str = "", namespaces: Collection[str] = ()) -> None:
         self._cluster_id = cluster_id
+        self._namespaces = namespaces
         self._by_uid: dict[str, Manager] = {}
 
     def see(self, found: ManagerObject) -> None:
         self.forget(found.metadata.name)
+        if self._namespaces and found.metadata.namespace not in self._namespaces:
+            return
         annotations: Mapping[str, str] = found.metadata.annotations or {}
         ours = not self._cluster_id or annotations.get(CLUSTER_ID, self._cluster_id) == self._cluster_id
         if found.spec.node_name and found.status.phase not in _ENDED and ours:
             hosts = {found.status.pod_ip, found.spec.hostname, found.metadata.pod_name, found.spec.node_name} - {""}
             uid, node = found.metadata.name, found.spec.node_name
-            ends = found.metadata.deleted is not None
-            self._by_uid[uid] = Manager(uid, node, annotations.get(NODE_ID, ""), frozenset(hosts), ends)
+            created, ends = found.metadata.created, found.metadata.deleted is not None
+            self._by_uid[uid] = Manager(uid, node, annotations.get(NODE_ID, ""), frozenset(hosts), created, ends)
 
     def forget(self, uid: str) -> None:
         self._by_uid.pop(uid, None)
@@ -93,6 +99,15 @@ class Managers:
         for uid in self._by_uid.keys() - uids:
             self.forget(uid)
 
-    def by_node(self) -> Iterator[Manager]:
-        """One for each node: of several, that which was seen last."""
-        yield from {one.node: one for one in self._by_uid.values()}.values()
+    def by_node(self) -> dict[str, Manager]:
+        """One for each node, and for each id. Of several, who does not end goes before who does, then the oldest.
+
+        Anybody may make a pod with these labels: what comes later takes nothing from one that is there.
+        """
+        found: dict[str, Manager] = {}
+        ids: set[str] = set()
+        for one in sorted(self._by_uid.values(), key=lambda one: (one.ends, one.created, one.uid)):
+            if one.node not in found and one.node_id not in ids:
+                found[one.node] = one
+                ids |= {one.node_id} - {""}
+        return found

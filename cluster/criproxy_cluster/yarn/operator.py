@@ -49,13 +49,14 @@ MILLICORES: Final = 1000
 
 class YarnSettings(Struct, frozen=True):
     """`share_ratio`: see `law.wanted`. `drain_grace_s`: where the node is switched off, or
-    the NodeManager's pod is being deleted. `cluster_id` "": any."""
+    the NodeManager's pod is being deleted. `cluster_id` "": any. `namespaces` (): NodeManagers' pods are in any."""
 
     addresses: tuple[str, ...]
     share_ratio: float = 0.5
     grace_s: float = 30.0
     drain_grace_s: float = 600.0
     cluster_id: str = ""
+    namespaces: tuple[str, ...] = ()
     names: ExtendedNames = NAMES["batch"]
 
 
@@ -131,7 +132,7 @@ class YarnOperator:
         seen.missing.add(NODEMANAGERS)
         self._leads = leads
         self._log = log
-        self._managers = Managers(settings.cluster_id)
+        self._managers = Managers(settings.cluster_id, settings.namespaces)
         self._nodes: dict[str, _Node] = {}
         self._switched_off: set[str] = set()
         self._known: list[str] = []
@@ -217,7 +218,7 @@ class YarnOperator:
 
     def _hold_unknown(self) -> None:
         """Of a node of which nothing is known yet YARN holds all that it may have."""
-        found = {one.node: one for one in self._managers.by_node()}
+        found = self._managers.by_node()
         for name in [
             one for one, node in self._nodes.items() if one not in found or found[one].uid != node.manager.uid
         ]:
@@ -235,7 +236,13 @@ class YarnOperator:
         """Raises Trouble."""
         due = sorted((one for one in self._nodes.values() if one.is_due(now_s)), key=_Node.turn)[:MOST_ASKED]
         if any(not one.node_id for one in due) and now_s - self._known_s >= LIST_S:
-            self._known, self._known_s = await self._manager.nodes(), now_s
+            self._known_s = now_s
+            try:
+                self._known = await self._manager.nodes()
+            except Trouble as trouble:  # those that have an id need no list
+                self._log.warning(
+                    "yarn_not_listed", error=str(trouble), consequence="no NodeManager is looked for by host"
+                )
         gate, failed = asyncio.Semaphore(AT_ONCE), False
 
         async def turn(node: _Node) -> None:
@@ -266,7 +273,7 @@ class YarnOperator:
 
     async def _settle(self, node: _Node) -> None:
         """Raises Trouble."""
-        node.node_id = node.node_id or node.manager.find(self._known)
+        node.node_id = node.node_id or self._find(node)
         if await self._see(node):
             node.wanted = self._wanted(node.manager)
             before = node.law.size
@@ -275,6 +282,11 @@ class YarnOperator:
             if send is not None and before is not None and self._leads():
                 await self._send(node, before, send)
 
+    def _find(self, node: _Node) -> str:
+        """Its id; "": none that is its alone."""
+        found = node.manager.find(self._known)
+        return "" if any(one.node_id == found for one in self._nodes.values() if one is not node) else found
+
     async def _see(self, node: _Node) -> bool:
         """Whether it is there still, and the ResourceManager knows it. Raises Trouble."""
         node.asked_s = time.monotonic()
@@ -282,6 +294,7 @@ class YarnOperator:
         if self._nodes.get(node.manager.node) is not node:
             return False  # its pod went meanwhile, and holds nothing
         if seen is None:
+            node.node_id = node.manager.node_id  # one that is found by its host may have another port by now
             self._leave(node, "the ResourceManager does not know it, or not as alive")
             return False
         node.is_unknown = False

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
@@ -213,6 +214,35 @@ def test_nothing_is_refused_by_what_a_silent_watch_has_said(world):
         assert "nothing was heard" in await world.bind("b")
         world.seen.pods_s = world.now_s()
         assert "has 0 of" in await world.bind("b")
+
+    running(world, scenario)
+
+
+def test_a_batch_that_is_let_go_for_a_silent_watch_keeps_nothing(world):
+    async def scenario():
+        world.ledger.set_node("m", {CPU: 1000})
+        world.ledger.see(pod("a", node="n"))
+        await asyncio.sleep(SILENT_S + 0.1)
+        with pytest.raises(AbstainedError, match="nothing was heard"):
+            await world.desk.reserve([Wish(pod("b"), "m"), Wish(pod("c"), "n")], all_or_nothing=False)
+        assert world.ledger.reservations == 0
+        assert [one.why for one in await world.desk.reserve([Wish(pod("b"), "m")], all_or_nothing=False)] == [""]
+
+    running(world, scenario)
+
+
+def test_a_node_that_is_named_often_is_looked_at_once(world, monkeypatch):
+    async def scenario():
+        looked: Counter[str] = Counter()
+        could = world.ledger.could
+
+        def counted(one, node):
+            looked[node] += 1
+            return could(one, node)
+
+        monkeypatch.setattr(world.ledger, "could", counted)
+        world.desk.full(pod("a"), ["n"] * 10_000)
+        assert looked == {"n": 1}
 
     running(world, scenario)
 

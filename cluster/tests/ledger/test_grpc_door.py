@@ -13,7 +13,7 @@ from cluster.tests.ledger.test_desk import CPU, FakeApi, pod
 from criproxy_cluster.certificates.authority import Tls, with_authority, with_certificate
 from criproxy_cluster.ledger import grpc_door, messages
 from criproxy_cluster.ledger.desk import Desk, Seen
-from criproxy_cluster.ledger.law import Ledger
+from criproxy_cluster.ledger.law import Ledger, Pod
 from integration.lab.ports import free_ports
 
 NAME = "criproxy-ledger.criproxy-system.svc"
@@ -114,6 +114,29 @@ def test_a_watcher_hears_of_all_nodes_and_then_of_what_others_reserve(log):
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await watch.read()
             assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_that_asks_for_more_than_there_can_be_ends_no_stream_and_no_batch(log):
+    async def scenario():
+        async with open_door(log) as (door, channel):
+            door.ledger.see(Pod("huge", "d", "huge", ((CPU, 1 << 64),), node="n"))
+            said = await anext(aiter(door.watch(channel)))
+            assert {one.name: dict(one.free)[CPU] for one in said.nodes} == {"m": 2000, "n": -((1 << 63) - 1)}
+            whys, _ = await door.reserve(channel, ("a", "m"), ("b", "n"))
+            assert whys[0] == "" and "0 of" in whys[1]
+
+    asyncio.run(scenario())
+
+
+def test_less_than_nothing_is_reserved_for_nobody(log):
+    async def scenario():
+        async with open_door(log) as (door, channel):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await door.reserve(channel, ("a", "n", -1000))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert door.ledger.free("n") == {CPU: 2000}
 
     asyncio.run(scenario())
 

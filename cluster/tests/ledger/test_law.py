@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from criproxy_cluster.ledger.law import BIND_S, RESERVE_S, Ledger, Pod, Wish
+from criproxy_cluster.ledger.law import BIND_S, MOST_BINDS, RESERVE_S, Ledger, Pod, Wish
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 
@@ -56,6 +56,13 @@ def test_what_the_watch_shows_counts_once_also_when_it_was_reserved(ledger):
 def test_a_bind_that_is_tried_again_takes_its_room_once(ledger):
     assert bind(ledger, pod("a", 2000)).allowed and bind(ledger, pod("a", 2000)).allowed
     assert free(ledger) == 0
+
+
+def test_binds_of_one_pod_to_many_nodes_are_remembered_within_bounds(ledger):
+    assert all(bind(ledger, pod("a"), f"x{index}").allowed for index in range(1000))
+    assert ledger.reservations == MOST_BINDS
+    assert bind(ledger, pod("a"), "x0").allowed and ledger.reservations == MOST_BINDS
+    assert not bind(ledger, pod("b", 3000)).allowed
 
 
 def test_a_bind_elsewhere_leaves_the_first_one_s_room_taken_until_the_watch_shows_which(ledger):

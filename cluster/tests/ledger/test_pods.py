@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
+from criproxy_cluster.ledger import pods
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger
-from criproxy_cluster.ledger.pods import PodObject, lent_by, pod_of
+from criproxy_cluster.ledger.pods import MOST_NAMES, PodObject, lent_by, pod_of
 from criproxy_cluster.ledger.resources import PodResource, UnplacedResource
 from criproxy_cluster.ledger.watching import Watches
 from criproxy_cluster.objects import NodeObject
@@ -37,6 +38,25 @@ ASKED = {
     "what can't be read is nothing": ({"containers": [container("many"), container("5")]}, 5),
     "nothing": ({"containers": None}, 0),
 }
+
+
+def test_of_tens_of_thousands_of_names_those_that_are_lent_and_some_others_count():
+    names = {f"a.example/c{index}": "1" for index in range(30_000)}
+    spec = {"containers": [{"resources": {"requests": {**names, CPU: "5", MEMORY: "7"}}}]}
+    before = cached()
+    found = pod_of(msgspec.convert({"metadata": {"uid": "a"}, "spec": spec}, PodObject))
+    assert len(found.amounts) <= MOST_NAMES + 2 and {(CPU, 5), (MEMORY, 7)} <= set(found.amounts)
+    assert cached() == before, "nothing of that size is remembered"
+
+
+def cached():
+    return pods._remembered.cache_info().currsize
+
+
+@pytest.mark.parametrize("quantity", [[1], {}, None, True, 1.5, "1" * 1000])
+def test_a_quantity_of_any_kind_is_read_or_counts_as_nothing(quantity):
+    spec = {"containers": [{"resources": {"requests": {CPU: quantity}}}]}
+    assert pod_of(msgspec.convert({"spec": spec}, PodObject)).amounts in ((), ((CPU, 2),))
 
 
 @pytest.mark.parametrize(("spec", "cpu"), ASKED.values(), ids=ASKED)

@@ -206,6 +206,19 @@ def test_a_pod_that_is_refused_holds_up_no_other_and_is_tried_again(number, word
     assert all(words in one["error"] for one in said(lines, "owners_trouble")) and len(tries(cluster, "a")) == 14
 
 
+def test_of_many_that_are_refused_one_is_named(cluster, stepped, lines):
+    cluster.fail("POST .*/eviction", 403, 100_000)
+
+    async def scenario():
+        for index in range(30):
+            put_pod(cluster, f"p{index}", 300)
+        async with keeping(cluster, lines, remakes_per_hour=30):
+            await asyncio.sleep(600)
+
+    stepped(scenario())
+    assert len(said(lines, "owners_trouble")) == 1 and len(tries(cluster, "p29")) > 3
+
+
 def tries(cluster, pod):
     return [one for one in cluster.requests if one[1] in ("pods/eviction", "pods/status") and one[2] == pod]
 

@@ -52,6 +52,22 @@ def test_an_eviction_counts_once_whoever_lists_the_pod():
     assert book.past(JOB, NOW + 6 + DAY_S).evictions == 0
 
 
+def test_an_eviction_of_a_node_whose_clock_is_ahead_counts_for_a_day():
+    book = Book()
+    book.see(pod(1, bound_s=NOW, evicted_s=NOW + 365 * DAY_S), NOW)
+    assert book.past(JOB, NOW + 1).evictions == 1 and book.past(JOB, NOW + DAY_S).evictions == 0
+
+
+def test_a_pod_whose_owner_is_another_one_now_waits_for_that():
+    book, other = Book(), Owner("batch", "Pod", "p1", "uid-pod")
+    book.see(pod(1), NOW)
+    book.see(pod(1, owner=other), NOW + 10)
+    assert book.past(JOB, NOW + 9999).waited_s < 60 and book.past(other, NOW + 100).waited_s == 100
+    book.forget(pod(1).uid, NOW + 20)
+    book.settle((), NOW + 20 + DAY_S)
+    assert not book._mine and not book.waiting() and len(book) == 0
+
+
 def test_evictions_that_are_remembered_are_the_newest():
     book = Book()
     for number in range(MOST_EVICTIONS + 3):

@@ -137,6 +137,25 @@ def test_a_book_that_can_not_be_read_leaves_the_one_before(overflow):
     assert made(pod(), overflow)[1] == "overflowed"
 
 
+def test_a_book_that_is_heard_again_is_no_newer_for_it(overflow, clock):
+    book = encoded(Written([RULE], True, {"batch": 1}, [WAITED]))
+    overflow.hear(book, "7")
+    assert [made(pod(), overflow)[1] for _ in range(2)] == ["overflowed", "converted"]
+    overflow.hear(book, "7", written_s=NOW)
+    assert made(pod(), overflow)[1] == "converted", "what has overflowed since counts"
+    overflow.hear(book, "8")
+    clock.now_s += STALE_S + 1
+    overflow.hear(book, "8", written_s=NOW)
+    assert made(pod(), overflow)[1] == "converted"
+
+
+@pytest.mark.parametrize(("age_s", "outcome"), [(0, "overflowed"), (-60, "overflowed"), (STALE_S + 1, "converted")])
+def test_a_book_that_a_webhook_finds_at_its_start_is_as_old_as_it_says(age_s, outcome, clock):
+    overflow = Overflow(clock, lambda: NOW)
+    overflow.hear(encoded(BOOK), "7", written_s=NOW - age_s)
+    assert made(pod(), overflow)[1] == outcome
+
+
 def test_a_burst_does_not_pass_the_most_of_its_namespace_and_a_trial_counts_for_nothing(overflow):
     made(pod(), overflow, dry_run=True)
     assert [made(pod(), overflow)[1] for _ in range(3)] == ["overflowed", "overflowed", "converted"]

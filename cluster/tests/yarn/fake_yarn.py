@@ -9,13 +9,14 @@ class FakeYarn:
     """`sizes`, `used`: by a node's id, [MiB, virtual cores]. `sent`: all that was posted. `fails`: it does not
     answer, or with this status.
 
+    `unlisted`: it fails where it is to list its nodes.
     `standby`: the host that only redirects. `broken`: the id of a node for which it fails.
     """
 
     def __init__(self):
         self.sizes, self.used, self.sent = {}, {}, []
         self.states = {}
-        self.fails = self.deaf = False
+        self.fails = self.deaf = self.unlisted = False
         self.standby = self.broken = ""
         self.asked = []
 
@@ -36,7 +37,8 @@ class FakeYarn:
         path = request.url.path.removeprefix("/ws/v1/cluster/")
         self.asked.append(path)
         if path == "nodes":
-            return httpx2.Response(200, json={"nodes": {"node": [self._shown(one) for one in self.sizes]}})
+            all_nodes = {"nodes": {"node": [self._shown(one) for one in self.sizes]}}
+            return httpx2.Response(500 if self.unlisted else 200, json=all_nodes)
         node_id = path.removeprefix("nodes/").removesuffix("/resource")
         if node_id not in self.sizes:
             return httpx2.Response(404, json={"RemoteException": {"message": "unknown"}})

@@ -37,11 +37,15 @@ def yarn():
     return made
 
 
-def put_manager(kube, name="nm", node="n", annotations=None, labels=None, **status):
+def put_manager(kube, name="nm", node="n", annotations=None, labels=None, **fields):
+    """`fields`: of metadata, spec and status."""
     found = {"app.kubernetes.io/component": "node-manager", "colocation.criproxy.io/class": "offline"}
     meta = {"name": name, "namespace": "yarn", "labels": {**found, **(labels or {})}}
     meta["annotations"] = {NODE_ID: ID} if annotations is None else annotations
-    kube.put("pods", {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running", **status}}, "yarn")
+    meta |= {key: value for key, value in fields.items() if key.endswith("Timestamp")}
+    spec = {"nodeName": node, **({"hostname": fields["hostname"]} if "hostname" in fields else {})}
+    status = {key: value for key, value in fields.items() if key in ("podIP", "phase")}
+    kube.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Running", **status}}, "yarn")
 
 
 def put_node(kube, labels=None):
@@ -331,6 +335,74 @@ def test_a_replica_that_does_not_lead_asks_and_sends_nothing(kube, stepped, yarn
             assert len(yarn.asked) == before
 
     stepped(scenario())
+
+
+def test_a_pod_that_somebody_else_makes_takes_no_nodemanager_s_place(kube, stepped, yarn, lines):
+    yarn.node("m:1", 16384, 16)
+    put_manager(kube, creationTimestamp="2026-01-01T00:00:00Z")
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            yarn.used[ID] = [4096, 4]
+            later = {"creationTimestamp": "2026-01-02T00:00:00Z"}
+            put_manager(kube, "beside", annotations={NODE_ID: "x:1"}, **later)
+            put_manager(kube, "its-id", "m", **later)
+            put_manager(kube, "its-host", "m2", {}, hostname="n.example", **later)
+            put_manager(kube, "ends", annotations={}, deletionTimestamp="2026-01-02T00:00:00Z")
+            put_manager(kube, creationTimestamp="2026-01-01T00:00:00Z")  # its status has changed
+            term.lend(2, 2)
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 12.0)
+            await asyncio.sleep(20.0)
+            assert term.held() == {CPU: 1000, MEMORY: 4 * GIB} and yarn.sizes[ID] == [1024, 1]
+            assert {node_id for node_id, _ in yarn.sent} == {ID}
+            assert all(body["overCommitTimeout"] == 30_000 for _, body in yarn.sent), "nothing is drained"
+
+    stepped(scenario())
+
+
+def test_nodemanagers_are_where_the_settings_say(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines, namespaces=("hadoop",)):
+            await asyncio.sleep(20.0)
+
+    stepped(scenario())
+    assert not yarn.sent
+
+
+def test_one_that_comes_back_with_another_port_is_found_again(kube, stepped, yarn, lines):
+    del yarn.sizes[ID]
+    yarn.node("10.0.0.7:40001", 16384, 16)
+    put_manager(kube, annotations={}, podIP="10.0.0.7")
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            await until(lambda: yarn.sizes["10.0.0.7:40001"] == [4096, 4])
+            del yarn.sizes["10.0.0.7:40001"]
+            yarn.node("10.0.0.7:40002", 16384, 16)
+            await until(lambda: yarn.sizes["10.0.0.7:40002"] == [4096, 4], 60.0)
+            assert term.held() == {CPU: 4000, MEMORY: 4 * GIB}
+
+    stepped(scenario())
+
+
+def test_a_list_that_fails_holds_up_nobody_that_has_an_id(kube, stepped, yarn, lines):
+    yarn.unlisted = True
+    put_manager(kube)
+    put_manager(kube, "another", "m", {})
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            term.lend(8, 8, "m")
+            await until(lambda: yarn.sizes[ID] == [4096, 4])
+            term.lend(2, 2)
+            await until(lambda: yarn.sizes[ID] == [1024, 1], 12.0)
+            assert term.operator.state.unknown == 1
+
+    stepped(scenario())
+    assert "500" in said(lines, "yarn_not_listed")[0]["error"] and not said(lines, "yarn_trouble")
 
 
 def test_a_nodemanager_that_is_gone_holds_nothing(kube, stepped, yarn, lines):
