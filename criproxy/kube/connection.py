@@ -90,7 +90,7 @@ async def connected(access: Access, addresses: tuple[str, ...], timeout_s: float
     port = access.config.port
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await _opened(addresses, port)
+            reader, writer = await _opened(addresses, port, timeout_s)
     except OSError as error:
         if barred := [address for address in addresses if is_barred(address, port)]:
             raise OSError(f"{' and '.join(barred)} port {port}: {remedy(barred)}") from error
@@ -107,11 +107,15 @@ async def connected(access: Access, addresses: tuple[str, ...], timeout_s: float
         writer.transport.abort()  # the response is here, or nobody wants it: nothing is left to be said
 
 
-async def _opened(addresses: tuple[str, ...], port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _opened(
+    addresses: tuple[str, ...], port: int, timeout_s: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Each address has its part of the time: one that swallows packets leaves some to the others."""
     failure: OSError = OSError("the server's name has no address")
     for address in addresses:
         try:
-            return await asyncio.open_connection(address, port, limit=2 * _READ_BYTES)
+            async with asyncio.timeout(timeout_s / len(addresses)):
+                return await asyncio.open_connection(address, port, limit=2 * _READ_BYTES)
         except OSError as error:
             failure = error
     raise failure

@@ -12,7 +12,7 @@ What the answer means
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
 | not asked for any more | WITHDRAWN | it stays |
 | other 4xx | REFUSED | the next victim; if none goes, its sandbox may be stopped |
-| none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait |
+| none | UNREACHABLE | the caller may stop the sandbox, where the node can't wait; its label stays, as it may go |
 
 How a pod is kept from coming straight back
 -------------------------------------------
@@ -35,7 +35,6 @@ Source: Kubernetes, "API-initiated Eviction"; pkg/registry/core/pod/storage/evic
 import asyncio
 import contextlib
 import random
-import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Final
@@ -49,6 +48,7 @@ from criproxy.concurrency.clock import Clock
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
 from criproxy.kube.events import EventWriter
 from criproxy.kube.objects import (
+    UID,
     BoundPod,
     Involved,
     Node,
@@ -86,9 +86,6 @@ _EVICTED: Final = "EvictedByColocation"
 _STOPPED: Final = "StoppedByColocation"
 """The events' reasons."""
 
-_LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-"""A uid, as the name of a label: whoever makes a pod may write any text for its owner's."""
-
 
 class Outcome(Enum):
     """See the table above."""
@@ -107,6 +104,8 @@ class Eviction(Struct, frozen=True):
     pod: PodRef
     outcome: Outcome
     message: str = ""
+    may_go: bool = False
+    """Whether an answer was lost, by which it may go all the same."""
     grace_s: float = GRACE_S
     """What it has to end, once evicted."""
 
@@ -197,7 +196,7 @@ def entries_of(text: str, now_s: float, wall_now_s: float) -> Entries:
 def change(labelled: Collection[str], entries: Entries) -> bytes:
     """The merge patch of the Node to these entries: the annotation, and the labels. `labelled`: what it may have."""
     wanted = {**dict.fromkeys(key for key in labelled if key not in entries), **dict.fromkeys(entries, "")}
-    labels = {f"{EVICTED_FROM}{key}": value for key, value in wanted.items() if _LABEL.fullmatch(key)}
+    labels = {f"{EVICTED_FROM}{key}": value for key, value in wanted.items() if UID.fullmatch(key)}
     text = msgspec.json.encode({name: one.text for name, one in entries.items()}).decode()
     return msgspec.json.encode({"metadata": {"annotations": {EVICTED: text}, "labels": labels}})
 
@@ -282,14 +281,15 @@ class Evictor:
         mark = _key(victim), kept_out_for(keep_out_s, now_s, self._clock.wall_s())
         self._under_way.append(mark)
         self._own[mark[0]] = mark[1].ends_s
-        evicted = False
+        evicted = kept = False
         try:
             await self._mark()
             made = await self._evict(victim, still)
             evicted = made.outcome is Outcome.EVICTED
+            kept = evicted or made.may_go
         finally:  # also when whoever asked waits no longer
             self._under_way.remove(mark)
-            if evicted:
+            if kept:
                 self._evicted = kept_out(self._evicted, *mark)
             self._some.set()
         self._log.warning(
@@ -310,7 +310,7 @@ class Evictor:
         for tried in range(1, TRIES + 1):
             named_s = None
             if not still():
-                return Eviction(pod, Outcome.WITHDRAWN, message)
+                return Eviction(pod, Outcome.WITHDRAWN, message, unanswered)
             try:
                 version = self._version
                 answer = await self._client.ask(ApiRequest("POST", where, self._body(victim, version)))
@@ -327,7 +327,7 @@ class Evictor:
                     return Eviction(pod, Outcome.EVICTED if taken else found, message)
             if tried < TRIES:
                 await self._clock.sleep(pause_s(tried, self._rng.random(), named_s))
-        return Eviction(pod, Outcome.UNREACHABLE, message)
+        return Eviction(pod, Outcome.UNREACHABLE, message, unanswered)
 
     @staticmethod
     def _body(victim: EvictionTarget, version: str) -> bytes:

@@ -4,6 +4,7 @@ Only the fields that criproxy uses are decoded; all others are skipped, whatever
 Source: Kubernetes API reference, core/v1 and policy/v1.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeVar
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 MAX_MESSAGE: Final = 1024
 """Characters of an event's or a condition's message. Source: core/v1 Event validation, noteLengthLimit."""
+
+
+UID: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
+"""As the API server makes them: names of labels, too. Whoever makes a pod may write any text for its owner's."""
 
 
 class ObjectError(ValueError):
@@ -118,8 +123,9 @@ class BoundPod(Struct, frozen=True):
 
     @property
     def controller(self) -> Owner | None:
-        """Who makes another pod when this one is gone; None: nobody."""
-        return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
+        """Who makes another pod when this one is gone; None: nobody, or one whose uid is none."""
+        owners = self.metadata.owner_references or ()
+        return next((owner for owner in owners if owner.controller and UID.fullmatch(owner.uid)), None)
 
     @property
     def ended(self) -> bool:

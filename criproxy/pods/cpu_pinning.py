@@ -116,6 +116,7 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
     async def look(self) -> None:
         covers = self.shared.holds.hold_offs.covers
         placed = {one.placement: one for one in self.shared.inventory.running_pods if one.placement}
+        self._unsettled = {path: until_s for path, until_s in self._unsettled.items() if path in placed}
         if self.enabled is None or self.box.path is None:
             self._last = None
         elif self.enabled and not self._gives_way:

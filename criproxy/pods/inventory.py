@@ -152,10 +152,9 @@ class Inventory(Struct, eq=False):
 
     @property
     def outside(self) -> Mapping[str, Pod]:
-        """All pods, online ones too, that run outside the box, by sandbox id, as of the last listing: the same object
-        until something has changed.
+        """All pods, online ones too, that run outside the box, by sandbox id, as of their start or the last listing.
 
-        Their cgroup_parent is not known.
+        The same object until something has changed. The pods' cgroup_parent is not known.
         """
         found, changes = self._outside_as_of, self._changes
         if found[0] != changes:
@@ -232,10 +231,9 @@ class Inventory(Struct, eq=False):
     def sandbox_started(self, sandbox: Sandbox, pod: Pod | None = None) -> None:
         """`pod`: with what its request said of it; None: nothing."""
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
-        if sandbox.placement is not None:
-            labels, annotations = (pod.labels, pod.annotations) if pod else ({}, {})
-            asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement, True, labels, annotations)
-            self._edit(lambda inventory: inventory._listed.__setitem__(sandbox.id, asked))
+        labels, annotations = (pod.labels, pod.annotations) if pod else ({}, {})
+        asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, labels, annotations)
+        self._edit(lambda inventory: inventory._listed.__setitem__(sandbox.id, asked))
         self._edit(lambda inventory: inventory._running.add(sandbox.id))
         self._tell_started(sandbox, sandbox.id, "")
 

@@ -8,12 +8,15 @@ from functools import lru_cache
 from typing import Final
 
 MOST_CHARACTERS: Final = 64
-"""Of a quantity. Kubernetes keeps some 19 digits of one: a longer text is a mistake, or hostile."""
+"""Of a quantity without leading zeros, all of which Kubernetes keeps. Of digits it keeps some 19: a longer text is a
+mistake, or hostile.
+"""
 
 MOST: Final = Fraction(2**63 - 1)
 """Kubernetes makes this of all that is more."""
 
 _FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
+_LEADING_ZEROS: Final = re.compile(r"\A([+-]?)0+(?=\d)", re.ASCII)
 _FACTORS: Final[Mapping[str, tuple[int, int]]] = {
     "": (1, 1),
     **{suffix: (1, 1000**power) for power, suffix in enumerate("mun", 1)},
@@ -38,6 +41,8 @@ def amount(quantity: str | float | None) -> Fraction:
     if isinstance(quantity, bool):
         raise ValueError(f"{str(quantity)!r} is no quantity")
     text = str(quantity)
+    if len(text) > MOST_CHARACTERS:
+        text = _LEADING_ZEROS.sub(r"\1", text, count=1)
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"{text[:40]!r} and so on has {len(text)} characters, and a quantity at most {MOST_CHARACTERS}"

@@ -305,6 +305,16 @@ def test_pod_that_is_not_to_go_any_more_is_not_asked_for_again(bench, api, answe
     assert bench.evicted() == {}
 
 
+@pytest.mark.parametrize("answers", [[True, False], [True] * 3], ids=["held off since", "no answer at all"])
+def test_pod_whose_eviction_may_have_been_heard_is_kept_out_whatever_is_said_of_it(bench, api, answers):
+    still = iter(answers)
+    api.fail("eviction", times=3, raw=b"")
+    made = asyncio.run(bench.evictor.evict(victim("a", controller="job-1"), "why", still=lambda: next(still)))
+    assert made.outcome in (Outcome.WITHDRAWN, Outcome.UNREACHABLE) and made.may_go
+    asyncio.run(bench.tell_all())
+    assert list(bench.evicted()) == ["job-1"]
+
+
 def test_nobody_is_evicted_where_budgets_allow_none(bench, api):
     api.budgets = {"a": BUDGET, "b": BUDGET}
     assert [done for _, done in bench.first(victim("a"), victim("b"))] == [Outcome.BUDGET] * 2

@@ -269,3 +269,23 @@ def test_certificate_that_is_out_of_its_time_asks_after_the_clock(client, monkey
     with pytest.raises(UnreachableError) as told:
         ask(client)
     assert ("is the clock right" in str(told.value)) is asks
+
+
+def test_an_address_that_swallows_packets_leaves_time_for_the_others(monkeypatch):
+    opens = asyncio.open_connection
+
+    async def open_connection(address, *arguments, **more):
+        if address == "192.0.2.1":
+            await asyncio.Event().wait()
+        return await opens(address, *arguments, **more)
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+
+    async def go():
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with asyncio.timeout(1.0):
+                _, writer = await connection._opened(("192.0.2.1", "127.0.0.1"), port, 0.4)
+            writer.transport.abort()
+
+    asyncio.run(go())

@@ -15,11 +15,24 @@ def container(amount, field="requests", **more):
     return {"name": "c", "resources": {field: {NAME: amount}}, **more}
 
 
+@pytest.mark.parametrize(("uid", "known"), [("0bd6-7", True), ("x" * 300_000, False), ("", False), ("a/b", False)])
+def test_an_owner_is_one_whose_uid_is_one(uid, known):
+    owners = [
+        {"kind": "Job", "name": "j", "uid": "other"},
+        {"kind": "Job", "name": "j", "uid": uid, "controller": True},
+    ]
+    found = decoded(json.dumps({"metadata": {"ownerReferences": owners}}).encode(), BoundPod).controller
+    assert (found.uid if found else None) == (uid if known else None)
+
+
 @pytest.mark.parametrize(
     ("spec", "promised"),
     [
         pytest.param({"containers": [container("1000"), container(500)]}, 1500, id="containers together"),
         pytest.param({"containers": [container("200m")]}, 1, id="rounded up"),
+        pytest.param(
+            {"containers": [container("0" * 100 + "1500")]}, 1500, id="leading zeros, which the API server keeps"
+        ),
         pytest.param({"containers": [container("700", "limits")]}, 700, id="a limit without a request"),
         pytest.param(
             {"containers": [container("100")], "initContainers": [container("900"), container("300")]},

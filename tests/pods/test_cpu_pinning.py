@@ -323,6 +323,17 @@ def test_pods_are_freed_once_when_that_is_switched_off_also_those_of_a_process_b
     assert bench.pinned() == {"a": 1}
 
 
+def test_pods_that_have_gone_leave_nothing_behind_where_none_is_pinned(bench: Bench) -> None:
+    bench.part.enabled = False
+    for number in range(3):
+        bench.part.pod_started(
+            Running(Sandbox(f"s{number}", PodRef(f"u{number}", "ns", "n"), f"/box/pod{number}"), "s", "")
+        )
+    assert bench.part._unsettled
+    bench.looks(1)
+    assert not bench.part._unsettled
+
+
 def test_what_is_not_ours_to_change_stays(bench: Bench) -> None:
     bench.runs("a", 1.0)
     bench.looks()

@@ -345,6 +345,20 @@ def _pod_sandbox(sandbox_id: str, state: int, placement: str = "") -> cri.PodSan
     )
 
 
+def test_online_pod_is_outside_from_its_start_on() -> None:
+    """Whether it was online when rules change must not depend on when the runtime was listed last."""
+
+    async def go() -> Inventory:
+        inventory = await _refreshed(_sandboxes(), _containers())
+        inventory.sandbox_started(Sandbox("s", POD, None), Pod(POD, {"l": "1"}))
+        return inventory
+
+    inventory = asyncio.run(go())
+    assert {id: pod.labels for id, pod in inventory.outside.items()} == {"s": {"l": "1"}}
+    inventory.sandbox_removed("s")
+    assert not inventory.outside
+
+
 def test_outside_are_the_pods_that_run_outside_the_box() -> None:
     listed = cri.ListPodSandboxResponse(
         items=[_pod_sandbox("in", 0, PLACE), _pod_sandbox("out", 0), _pod_sandbox("ended", 1), _pod_sandbox("gone", 0)]

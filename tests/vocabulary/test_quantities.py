@@ -92,13 +92,21 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
         parse_quantity(text)
 
 
-@given(st.integers(min_value=MOST_CHARACTERS + 1), st.sampled_from(["1", "0", ".", "1.", "1e1"]))
+@given(st.integers(min_value=MOST_CHARACTERS + 1), st.sampled_from(["1", ".", "1.", "1e1"]))
 def test_what_is_longer_than_any_quantity_is_refused_by_its_length(length: int, piece: str) -> None:
     length = min(length, LONGEST)
     text = (piece * length)[:length]
 
     with pytest.raises(ValueError, match=f"has {length} characters"):
         parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1500", 1500), ("+1.5k", 1500), ("0", 0), (".5", Fraction(1, 2)), ("-2", -2)]
+)
+def test_leading_zeros_of_any_number_count_for_nothing_as_the_api_server_keeps_them(text: str, value: Fraction) -> None:
+    sign = text[0] if text[0] in "+-" else ""
+    assert amount(f"{sign}{'0' * 1000}{text.removeprefix(sign)}") == value
 
 
 @pytest.mark.parametrize(

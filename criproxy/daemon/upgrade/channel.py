@@ -91,6 +91,10 @@ Message = Ready | Learned | LadderMessage | Take | Serving | Main | AdmitMessage
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
+MOST_BYTES: Final = 16 << 20
+"""Of a message: where the ladder stands has the names of pods and their owners."""
+
+
 class Channel(msgspec.Struct):
     """One end, made by `open`."""
 
@@ -99,7 +103,7 @@ class Channel(msgspec.Struct):
 
     @classmethod
     async def open(cls, end: socket.socket) -> "Channel":
-        return cls(*await asyncio.open_unix_connection(sock=end))
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=MOST_BYTES))
 
     def send(self, message: Message) -> None:
         """Never raises, and does nothing when the other end has gone, which `receive` then says."""

@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 
+import msgspec
 import pytest
 
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets
@@ -14,6 +15,7 @@ from criproxy.daemon.upgrade.channel import (
     Changed,
     Channel,
     Done,
+    LadderMessage,
     Learned,
     Main,
     Message,
@@ -45,6 +47,7 @@ async def pair() -> tuple[Channel, Channel]:
         Take(None, ()),
         Learned("cpu", learned(CPU_BUCKETS, 512.0)),
         Learned("memory", learned(MEMORY_BUCKETS, 16.0 * 2**40)),
+        LadderMessage(msgspec.Raw(msgspec.json.encode({f"{'n' * 300}-{index}": index for index in range(1000)}))),
         Serving(),
         Main(),
         AdmitMessage(7, "/offline/pod\nx", 1 << 40),
