@@ -35,6 +35,12 @@ def described(
     return Sandbox(id, pod, placement, asked.cpu_shares, notice_s, mid, asked.cpu_limit_millicores, containers)
 
 
+def _as_listed(sandbox: Sandbox, pod: Pod | None) -> ListedSandbox:
+    """One that runs, as the runtime would list it. `pod` None: without labels and annotations."""
+    labels, annotations = (pod.labels, pod.annotations) if pod else ({}, {})
+    return ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, labels, annotations)
+
+
 def asked_now(sandbox: Sandbox, running: Collection[ListedContainer]) -> Asked:
     """What the pod asks for in its annotations: once a container of these runs, that of its init containers is over."""
     asked = sandbox.containers
@@ -231,8 +237,7 @@ class Inventory(Struct, eq=False):
     def sandbox_started(self, sandbox: Sandbox, pod: Pod | None = None) -> None:
         """`pod`: with what its request said of it; None: nothing."""
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
-        labels, annotations = (pod.labels, pod.annotations) if pod else ({}, {})
-        asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, labels, annotations)
+        asked = _as_listed(sandbox, pod)
         self._edit(lambda inventory: inventory._listed.__setitem__(sandbox.id, asked))
         self._edit(lambda inventory: inventory._running.add(sandbox.id))
         self._tell_started(sandbox, sandbox.id, "")
@@ -240,7 +245,7 @@ class Inventory(Struct, eq=False):
     def sandbox_found(self, sandbox: Sandbox, pod: Pod) -> None:
         """A sandbox that had started before it was known, or whose place was not known until now."""
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
-        asked = ListedSandbox(sandbox.id, sandbox.pod, sandbox.placement or "", True, pod.labels, pod.annotations)
+        asked = _as_listed(sandbox, pod)
         self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))
 
     def lower_shares(self, sandbox_id: str, cpu_shares: int) -> None:

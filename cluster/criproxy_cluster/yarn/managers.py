@@ -74,7 +74,7 @@ class Manager(Struct, frozen=True):
 class Managers:
     """Those of one YARN. `cluster_id` "": whichever it is that they name. `namespaces` (): in all."""
 
-    def __init__(self, cluster_id: str = "", namespaces: Collection[str] = ()) -> None:
+    def __init__(self, cluster_id: str, namespaces: Collection[str]) -> None:
         self._cluster_id = cluster_id
         self._namespaces = namespaces
         self._by_uid: dict[str, Manager] = {}

@@ -141,7 +141,6 @@ class YarnOperator:
         self._failures = 0
         self._next_try_s = 0.0
         self._warned = False
-        """Why a node could not be told, last; "": it was."""
 
     async def run(self) -> None:
         """Until cancelled."""
