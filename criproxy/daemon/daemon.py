@@ -350,6 +350,7 @@ class Daemon:
                 self._bypass,
                 self._reload,
                 Threads(self._ports.workers),
+                self._host_paths,
                 self._guard,
                 harm,
                 *self._round.parts,

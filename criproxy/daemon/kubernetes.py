@@ -266,13 +266,13 @@ class KubernetesPart(Shows):
         """See `criproxy.pods.stopping.Evicts`. A server that is known to be away is not waited for."""
         if self._side is None or self._side.watch.trouble:
             return {}
-        from criproxy.kube.client import UnreachableError
+        from criproxy.kube.client import RejectedError, UnreachableError
         from criproxy.kube.objects import ObjectError
 
         try:
             async with asyncio.timeout(within_s):
                 pods = await self._side.evictor.pods()
-        except (TimeoutError, UnreachableError, ObjectError) as error:
+        except (TimeoutError, UnreachableError, RejectedError, ObjectError) as error:
             self._log.info("pods_not_known", reason=str(error) or f"no answer within {within_s:g} s")
             return {}
         return {pod.metadata.uid: self._known(pod) for pod in pods}

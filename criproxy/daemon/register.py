@@ -17,6 +17,7 @@ from criproxy.pods.cpu_manager import CpuManager
 from criproxy.pods.cpu_pinning import CpuPinning
 from criproxy.pods.disk_keeping import DiskKeeping
 from criproxy.pods.hold_offs import HoldOffs
+from criproxy.pods.host_paths import HostPaths
 from criproxy.pods.interference import InterferenceWatch
 from criproxy.pods.kernel_tables import KernelTablesWatch
 from criproxy.pods.memory_relief import MemoryRelief
@@ -59,6 +60,7 @@ OTHERS: Final[tuple[type[Shows], ...]] = (
     HoldOffs,
     Bypass,
     Threads,
+    HostPaths,
     CpuGuard,
     MemoryRelief,
     InterferenceWatch,

@@ -58,8 +58,12 @@ class UnreachableError(Exception):
     """No answer: no connection, none in time, or one that broke off. Whether the request was taken is not known."""
 
 
+class LargeAnswerError(UnreachableError):
+    """The answer has more than `MAX_BODY_BYTES`."""
+
+
 class RejectedError(Exception):
-    """A watch was answered with an error."""
+    """The answer to a watch, or to a list, is an error."""
 
     def __init__(self, answer: ApiAnswer) -> None:
         super().__init__(f"the API server answers {answer.status}")
@@ -212,7 +216,7 @@ async def _answer(connection: TlsConnection, reader: ResponseReader, most_bytes:
         parts.append(reader.feed(received))
         size += len(parts[-1])
         if size > most_bytes:
-            raise ResponseError(f"its body has more than {most_bytes} bytes")
+            raise LargeAnswerError(f"its body has more than {most_bytes} bytes")
         if not received:
             reader.end()
     head: Head | None = reader.head

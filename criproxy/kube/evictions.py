@@ -45,6 +45,7 @@ from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
+from criproxy.kube.bound_pods import bound_pods
 from criproxy.kube.client import MERGE_PATCH, ApiAnswer, ApiRequest, Asks, UnreachableError
 from criproxy.kube.events import EventWriter
 from criproxy.kube.objects import (
@@ -56,8 +57,6 @@ from criproxy.kube.objects import (
     decoded,
     eviction,
     path,
-    pods_of,
-    pods_path,
     status_of,
 )
 from criproxy.kube.retry import Meaning, meaning, pause_s
@@ -266,9 +265,8 @@ class Evictor:
         return replace(made, grace_s=float(grace_s))
 
     async def pods(self) -> tuple[BoundPod, ...]:
-        """All that are bound to this node; () when the server does not tell. Raises UnreachableError or ObjectError."""
-        answer = await self._client.ask(ApiRequest("GET", pods_path(self._node.name)))
-        return pods_of(answer.body) if answer.meaning is Meaning.DONE else ()
+        """See `bound_pods`."""
+        return await bound_pods(self._client, self._node.name)
 
     async def evict(
         self, victim: EvictionTarget, why: str, *, keep_out_s: float = 300.0, still: Callable[[], bool] = lambda: True

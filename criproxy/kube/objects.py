@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
 from criproxy.model import PodRef
-from criproxy.vocabulary import watching
 from criproxy.vocabulary.quantities import amount, rounded_up
 
 T = TypeVar("T")
@@ -132,15 +131,6 @@ class BoundPod(Struct, frozen=True):
         return self.status.phase in ("Succeeded", "Failed")
 
 
-def pods_of(body: bytes) -> tuple[BoundPod, ...]:
-    """Those of a list, but for pods that can't be read. Raises ObjectError for what is no list."""
-    try:
-        items = watching.read_page(body, BoundPod).items
-    except watching.UnreadableError as error:
-        raise ObjectError(f"not a list of pods: {error}") from error
-    return tuple(item.value for item in items if item.value is not None)
-
-
 class StatusCause(Struct, frozen=True):
     reason: str = ""
     message: str = ""
@@ -220,11 +210,6 @@ def _amount(given: Mapping[str, str | int | float] | None, name: str) -> Fractio
 def path(*parts: str) -> str:
     """The path of an object below /api/v1, whatever its names hold."""
     return "/".join(("/api/v1", *(quote(part, safe="") for part in parts)))
-
-
-def pods_path(node: str) -> str:
-    """The path of the pods that are bound to this node, as the API server's cache has them."""
-    return "/api/v1/pods?" + urlencode({"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"})
 
 
 # --- written ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
 from criproxy.config.settings import Kubernetes
-from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, UnreachableError
+from criproxy.kube.bound_pods import bound_pods
+from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiAnswer, ApiRequest, Asks, RejectedError, UnreachableError
 from criproxy.kube.extended_resources import (
     ExtendedResource,
     Offer,
@@ -36,8 +37,6 @@ from criproxy.kube.objects import (
     allocated,
     decoded,
     path,
-    pods_of,
-    pods_path,
     status_of,
     status_patch,
 )
@@ -89,6 +88,10 @@ class _NotTaken(Exception):
     def __init__(self, why: str, named_s: float | None = None) -> None:
         super().__init__(why)
         self.named_s: Final = named_s
+
+
+def _not_taken(answer: ApiAnswer) -> _NotTaken:
+    return _NotTaken(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
 
 
 class Publisher:
@@ -219,14 +222,17 @@ class Publisher:
 
     async def _allocated(self, ended: frozenset[str]) -> dict[str, int]:
         """What this node's pods were promised, as the API server's cache has it, but for those that have `ended`."""
-        found = pods_of(await self._ask(ApiRequest("GET", pods_path(self._node))))
+        try:
+            found = await bound_pods(self._client, self._node)
+        except RejectedError as error:
+            raise _not_taken(error.answer) from error
         pods = [one for one in found if one.metadata.uid not in ended]
         return allocated(pods, [resource.name for resource in self._settings.resources])
 
     async def _ask(self, request: ApiRequest) -> bytes:
         answer = await self._client.ask(request)
         if answer.meaning is not Meaning.DONE:
-            raise _NotTaken(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
+            raise _not_taken(answer)
         return answer.body
 
     def _condition(self, made: Publication, offered: Offer) -> Condition:

@@ -18,19 +18,24 @@ Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /pr
 import os
 import posixpath
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.cgroup.files import kernel_text, lines_of, unescaped
-from criproxy.concurrency.worker import Worker
+from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.hooks.hardening import BY, Hardening
 from criproxy.model import AdmissionError
+from criproxy.model.shown import Gauge, Shows
 from criproxy.vocabulary.unboundable import SHOWN, first_related, host_path, related
 
 _TIMEOUT_S: Final = 10.0
+
+_MOST_HANGING: Final = 16
+"""Threads. With so many, no further one begins: whoever makes links to a dead server would else have all of them."""
 
 _LONGEST: Final = 4096
 """Characters of a path. Source: limits.h, PATH_MAX."""
@@ -142,16 +147,37 @@ def _is_in(path: str, folder: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/") and path != folder
 
 
-class HostPaths:
-    """Asks the node, in a thread of its own: a path may be on a disk or a server that does not answer.
+class _Reader(Struct, eq=False):
+    """A thread that looks at paths. `at`: the mount point that it looks at, or the path where that is the root."""
 
-    `root_dir` is kubelet's. The mounts are those of process 1, as kubelet and the runtime see them.
+    worker: Worker
+    at: str = ""
+
+
+class HostPaths(Shows):
+    """Asks the node, in threads of its own: a path may be on a disk or a server that does not answer.
+
+    A thread that hangs is left to it, and the next pod has another one, so that one server that is gone only keeps out
+    the pods that mount something of it. `root_dir` is kubelet's. The mounts are those of process 1, as kubelet and the
+    runtime see them.
     """
 
-    def __init__(self, root_dir: str, mountinfo: Path = Path("/proc/1/mountinfo")) -> None:
+    GAUGES = (
+        Gauge(
+            "host_paths_hanging",
+            "Threads that wait for a disk or server of which offline pods mount paths",
+            lambda one: len(one._hanging()),
+        ),
+    )
+
+    def __init__(
+        self, root_dir: str, mountinfo: Path = Path("/proc/1/mountinfo"), *, timeout_s: float = _TIMEOUT_S
+    ) -> None:
         self._pods = f"{root_dir}/pods"
         self._mountinfo = mountinfo
-        self._worker = Worker("host-paths", _TIMEOUT_S)
+        self._timeout_s = timeout_s
+        self._readers: tuple[_Reader, ...] = (self._begun(),)
+        """The last one serves; the others hang, or did when they were last looked at."""
 
     def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
         """Those that are not plainly kubelet's own for this pod."""
@@ -163,16 +189,63 @@ class HostPaths:
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
         what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
         try:
-            refusal = await self._worker.run(what, lambda: self._look(suspects, own, hardening))
+            reader, waited_for = self._free(), frozenset(one.at for one in self._hanging())
+            look = partial(self._look, reader, suspects, own, hardening, waited_for)
+            refusal = await reader.worker.run(what, look)
         except OSError as error:
             raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
         if refusal:
             raise AdmissionError(refusal)
 
-    def close(self) -> None:
-        self._worker.close()
+    def problems(self) -> Iterator[str]:
+        for at in sorted({one.at for one in self._hanging()}):
+            yield f"{at[:SHOWN]} does not answer: no offline pod is let in that mounts a path of it"
 
-    def _look(self, paths: Sequence[str], own: str, hardening: Hardening) -> str:
+    def close(self) -> None:
+        for one in self._readers:
+            one.worker.close()
+
+    def _begun(self) -> _Reader:
+        return _Reader(Worker("host-paths", self._timeout_s))
+
+    def _hanging(self) -> list[_Reader]:
+        return [one for one in self._readers if one.worker.stuck]
+
+    def _free(self) -> _Reader:
+        """One that does not hang, unless too many do. Raises StuckError."""
+        last = self._readers[-1]
+        if not last.worker.stuck:
+            return last
+        hanging = self._hanging()
+        if len(hanging) == _MOST_HANGING:
+            return last
+        try:
+            begun = self._begun()
+        except RuntimeError as error:
+            raise StuckError("the machine has no more threads") from error
+        last.worker.close()  # once it hangs no more
+        self._readers = (*hanging, begun)
+        return begun
+
+    def _look(
+        self, reader: _Reader, paths: Sequence[str], own: str, hardening: Hardening, waited_for: Collection[str]
+    ) -> str:
         mounts = parse_mount_table(kernel_text(self._mountinfo.read_bytes()))
-        node = NodePaths(mounts, os.path.realpath, own, hardening)
+        points = {one.point for one in mounts}
+
+        def resolve(path: str) -> str:
+            reader.at = _mount_point(path, points)
+            if reader.at in waited_for:
+                raise StuckError(f"{reader.at[:SHOWN]} has not answered an earlier pod yet")
+            return os.path.realpath(path)
+
+        node = NodePaths(mounts, resolve, own, hardening)
         return next((why for path in paths if (why := node.refusal(path))), "")
+
+
+def _mount_point(path: str, points: Collection[str]) -> str:
+    """Which of these the path is on by its name; the path itself, where that is the root."""
+    point = path
+    while point not in points and point != "/":
+        point = posixpath.dirname(point)
+    return path if point == "/" else point

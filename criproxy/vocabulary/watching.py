@@ -39,8 +39,10 @@ SILENCE_S: Final = 90.0
 """The API server sends a bookmark each minute. Source: k8s.io/apiserver, storage/cacher, bookmarkFrequency."""
 
 LIST_AFTER: Final = 3
-MAX_LINE_BYTES: Final = 4 << 20
-"""etcd keeps no object of more than 1.5 MiB. Source: etcd, --max-request-bytes."""
+MAX_LINE_BYTES: Final = 10 << 20
+"""etcd keeps no object of more than 1.5 MiB, of which each byte may be six of JSON: API servers write `<` as \\u003c.
+Source: etcd, --max-request-bytes; Go, encoding/json, HTMLEscape.
+"""
 
 MOST_DEEP: Final = 48
 """Levels of nesting that are kept of what is nested too deeply for our stack. A Node has about ten."""

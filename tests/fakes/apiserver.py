@@ -230,8 +230,17 @@ class FakeApiServer:
                 items = [node for node in self.nodes.values() if name in ("", node["metadata"]["name"])]
                 return 200, {"kind": "NodeList", "metadata": self._list_meta(), "items": items}, {}
             if seen.path == "/api/v1/pods":
-                return 200, {"kind": "PodList", "metadata": self._list_meta(), "items": self.pods}, {}
+                return 200, self._pod_list(seen.query), {}
             return self._pod(seen.path)
+
+    def _pod_list(self, query):
+        """A page begins at the pod that `continue` counts. Of the field selector, only what it has of phases counts."""
+        ended = [phase for phase in ("Succeeded", "Failed") if f"status.phase!={phase}" in query["fieldSelector"]]
+        pods = [pod for pod in self.pods if pod.get("status", {}).get("phase") not in ended]
+        first = int(query.get("continue", "0"))
+        last = first + int(query.get("limit", len(pods)))
+        meta = {**self._list_meta(), "continue": str(last) if last < len(pods) else ""}
+        return {"kind": "PodList", "metadata": meta, "items": pods[first:last]}
 
     def _pod(self, path):
         asked = _POD.fullmatch(path)

@@ -1,6 +1,8 @@
 """What hostPath volumes lead to, in scripted mounts and in a folder of links."""
 
 import asyncio
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError
 from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, parse_mount_table
+from tests.fakes.waiting import until
 
 KUBELET = "/var/lib/kubelet"
 OWN = f"{KUBELET}/pods/u1"
@@ -162,3 +165,67 @@ def test_node_that_does_not_tell_lets_no_such_pod_in() -> None:
     with pytest.raises(AdmissionError, match="not known what its hostPath volumes lead to"):
         asyncio.run(node.check("u1", ["/data"], Hardening()))
     node.close()
+
+
+class DeadServer:
+    """A node whose mount /mnt/dead does not answer, until it is back; /data/link leads there, by a link."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.back = threading.Event()
+        mountinfo = folder / "mountinfo"
+        mountinfo.write_text(f"{MOUNTS}60 20 0:99 / /mnt/dead rw - nfs4 10.0.0.9:/ rw\n")
+        monkeypatch.setattr(os.path, "realpath", self._resolve)
+        self.node = HostPaths(KUBELET, mountinfo, timeout_s=0.2)
+
+    def _resolve(self, path: str) -> str:
+        if path.startswith(("/mnt/dead", "/link/")):
+            self.back.wait()
+        return path
+
+    async def refusal(self, uid: str, path: str) -> str:
+        """Why it is refused; "": it is not."""
+        try:
+            await self.node.check(uid, [path], Hardening())
+        except AdmissionError as error:
+            return str(error)
+        return ""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
+    server = DeadServer(tmp_path, monkeypatch)
+    yield server
+    server.back.set()
+    server.node.close()
+
+
+def test_server_that_is_gone_keeps_out_the_pods_that_mount_something_of_it_and_no_others(server: DeadServer) -> None:
+    async def scenario() -> None:
+        assert "no answer from the kernel within 0.2 s" in await server.refusal("a", "/mnt/dead/1")
+        for number in range(100):
+            why = await server.refusal(f"b{number}", f"/mnt/dead/{number}")
+            assert "/mnt/dead has not answered an earlier pod yet" in why
+            assert await server.refusal(f"c{number}", f"/data/{number}") == ""
+        assert list(server.node.problems()) == [
+            "/mnt/dead does not answer: no offline pod is let in that mounts a path of it"
+        ]
+        server.back.set()
+        await until(lambda: not list(server.node.problems()))
+        assert await server.refusal("d", "/mnt/dead/1") == ""
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_hang_are_bounded_whatever_links_lead_to_the_server(server: DeadServer) -> None:
+    async def scenario() -> None:
+        before = threading.active_count()
+        for number in range(20):
+            assert await server.refusal("a", f"/link/{number}")
+        assert threading.active_count() <= before + 16
+        assert len(list(server.node.problems())) == 16
+        server.back.set()
+        await until(lambda: not list(server.node.problems()))
+        assert await server.refusal("b", "/data/1") == ""
+        await until(lambda: threading.active_count() <= before)
+
+    asyncio.run(scenario())

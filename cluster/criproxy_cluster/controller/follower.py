@@ -21,6 +21,8 @@ ANSWER_S: Final = 30.0
 
 CONNECT_S: Final = 10.0
 PAGE: Final = 100
+MAX_PAGE_BYTES: Final = 32 << 20
+"""Of a list's page, as it is held in memory."""
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -120,11 +122,17 @@ class Follower(Generic[T]):
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
     async def _list(self) -> None:
-        names, more = set[str](), ""
+        names, more, most = set[str](), "", self._page
         while True:
-            response = await self._ask({"limit": str(self._page), **({"continue": more} if more else {})})
+            response = await self._ask({"limit": str(most), **({"continue": more} if more else {})})
             async with aclosing(response), timeout(ANSWER_S):
-                page = watching.read_page(await response.aread(), self._kind)
+                body = await _body(response)
+            if body is None and most > 1:  # one object may have 9 MiB of JSON, of 1.5 MiB that etcd keeps of it
+                most //= 2
+                continue
+            if body is None:
+                raise Trouble(f"list of {self._kind.__name__}: one object has more than {MAX_PAGE_BYTES} bytes")
+            page = watching.read_page(body, self._kind)
             for item in page.items:
                 names.add(item.name)
                 await self._hear(item)
@@ -182,3 +190,13 @@ class Follower(Generic[T]):
             )
         self._changed(item)
         await sleep(0)  # what has come at once is not worked off at once
+
+
+async def _body(response: httpx2.Response) -> bytes | None:
+    """What the answer says; None: that is more than `MAX_PAGE_BYTES`."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_PAGE_BYTES:
+            return None
+    return bytes(body)

@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import NIGHT, controlling, node, put_policy, settings, status, until
+from criproxy_cluster.controller import follower
 from criproxy_cluster.vocabulary.names import SWITCH
 
 ODD = "\u0085\u2028\u2029\x0b\x0c\x1c\x1e\r"
@@ -195,3 +196,33 @@ def test_one_node_is_written_by_one_writer_at_a_time(kube, stepped, log):
             assert kube.begun.count("n1") == 1
 
     stepped(scenario())
+
+
+def test_large_objects_come_in_smaller_pages_and_hide_no_other(kube, stepped, log, monkeypatch):
+    monkeypatch.setattr(follower, "MAX_PAGE_BYTES", 64 << 10)
+    nodes = [f"n{number:02}" for number in range(30)]
+
+    async def scenario():
+        put_policy(kube, "night", **NIGHT)
+        for name in nodes:
+            kube.put("nodes", node(name, {"pool": "night"}, {"x": "a" * 10_000}))
+        async with controlling(kube, log):
+            await until(lambda: all(settings(kube, name) for name in nodes))
+        assert len(kube.seen("list", "nodes")) <= 3 + 30 // 4 + 1
+
+    stepped(scenario())
+
+
+def test_an_object_that_is_larger_than_any_is_said_and_asked_for_with_pauses(kube, stepped, monkeypatch):
+    monkeypatch.setattr(follower, "MAX_PAGE_BYTES", 64 << 10)
+    log = CapturingLogger()
+
+    async def scenario():
+        kube.put("nodes", node("n1", {}, {"x": "a" * 70_000}))
+        async with controlling(kube, log) as task:
+            await asyncio.sleep(60.0)
+            assert not task.done()
+
+    stepped(scenario())
+    assert any("one object has more than 65536 bytes" in str(call.kwargs) for call in log.calls)
+    assert len(kube.seen("list", "nodes")) < 100
