@@ -56,6 +56,10 @@ class BoxPath(Struct, frozen=True):
         return (self.online, *(child_of(self.online, qos) for qos in _QOS_CLASSES))
 
 
+DEFAULT_BOXES: Final = (BoxPath(f"/{BOX}"), BoxPath(f"{BOX}.slice"))
+"""Where the box is unless kubelet has a --cgroup-root."""
+
+
 class PodParent(Struct, frozen=True):
     """A pod's cgroup_parent, taken apart: its `box` and its own `name` there."""
 
@@ -74,6 +78,13 @@ class PodParent(Struct, frozen=True):
 
     def is_of(self, uid: str) -> bool:
         return self.name in pod_names(uid)
+
+
+def default_places(uid: str) -> tuple[str, str]:
+    """The cgroups of this pod in `DEFAULT_BOXES`, as they would be."""
+    directory, slice_ = DEFAULT_BOXES
+    name, of_slice = pod_names(uid)
+    return directory.pod(name), slice_.pod(of_slice)
 
 
 def pod_names(uid: str) -> tuple[str, str]:

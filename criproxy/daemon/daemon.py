@@ -177,7 +177,8 @@ class Daemon:
             own, config, reload_asked.set, dry_run=dry_run, metrics=metrics, clock=clock, log=self._log
         )
         runtime = PodsRuntime(self._link, footprint.trim)
-        inventory = Inventory(runtime, driver, holds_sandboxes=config.proxy.front == "cri")
+        by_cri = config.proxy.front == "cri"
+        inventory = Inventory(runtime, driver, holds_sandboxes=by_cri, places_known=by_cri)
         holds = Holds(clock, hold_offs, settings.stops_by)
         cluster = self._kubernetes if config.kubernetes.enabled else None
         shared = PodsShared(inventory, runtime, holds, metrics, clock, self._log, evicts=cluster, tells=cluster)

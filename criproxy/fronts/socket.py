@@ -52,15 +52,22 @@ class ListenSocket:
         with _explained(self.path):
             _make_directory(self.path.parent)
             self._refuse_what_is_in_the_way()
+            self._refuse_the_living()
         self.clear_leftovers()
 
     def clear_leftovers(self) -> None:
         """Clear away what dead processes have left behind."""
-        ours = re.compile(re.escape(self.path.name) + r"\.\d+~?")
         with _explained(self.path):
-            for entry in self.path.parent.iterdir():
-                if ours.fullmatch(entry.name) and (entry.is_symlink() or entry.is_socket()) and not accepts(entry):
+            for entry in self._sockets():
+                if not accepts(entry):
                     entry.unlink(missing_ok=True)
+
+    def _sockets(self) -> Iterator[Path]:
+        """Those of all processes that have claimed `path`."""
+        ours = re.compile(re.escape(self.path.name) + r"\.\d+~?")
+        for entry in self.path.parent.iterdir():
+            if ours.fullmatch(entry.name) and (entry.is_symlink() or entry.is_socket()):
+                yield entry
 
     @contextlib.contextmanager
     def private(self) -> Iterator[None]:
@@ -126,6 +133,17 @@ class ListenSocket:
             raise SocketError(
                 f"listen {str(self.path)!r}: another process serves this socket: stop it or choose another path"
             )
+
+    def _refuse_the_living(self) -> None:
+        """The path may lead to the bypass although a criproxy lives: two would bound one box."""
+        if self._succeeds:
+            return
+        for entry in self._sockets():
+            if not entry.is_symlink() and accepts(entry):
+                raise SocketError(
+                    f"listen {str(self.path)!r}: another criproxy serves at {entry.name!r}: stop it (`systemctl stop "
+                    "criproxy`, or take the DaemonSet's pod off this node) or choose another path"
+                )
 
 
 def _make_directory(directory: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
-from criproxy.cgroup.naming import parse_placement
+from criproxy.cgroup.naming import default_places, parse_placement
 from criproxy.hooks.batch import asked_by, of_pod, once_initialized
 from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
@@ -83,7 +83,11 @@ class Inventory(Struct, eq=False):
     runtime: Runtime
     cgroups: CgroupDriver
     holds_sandboxes: bool = True
-    """Whether the front puts a pod's sandbox into the box, and not its containers alone."""
+    """Whether the front puts a pod's sandbox into the box, with an annotation that says so, and not its containers
+    alone.
+    """
+    places_known: bool = True
+    """Whether a listed pod without a placement is outside the box: by NRI, only the runtime's own list tells of all."""
     _observers: list[PodObserver] = []
     _sandboxes: dict[str, Sandbox] = {}
     _containers: dict[str, ListedContainer] = {}
@@ -319,8 +323,8 @@ class Inventory(Struct, eq=False):
         self._running.discard(container_id)
 
     def _sandbox(self, listed: ListedSandbox) -> Sandbox:
-        placed = self._is_placed(listed.pod, listed.placement)
-        placement = listed.placement if placed else None
+        places = (listed.placement,) if self.holds_sandboxes else (listed.placement, *default_places(listed.pod.uid))
+        placement = next((place for place in places if self._is_placed(listed.pod, place)), None)
         return described(listed.id, listed.pod, placement, listed.labels, listed.annotations)
 
     def _is_placed(self, pod: PodRef, placement: str) -> bool:

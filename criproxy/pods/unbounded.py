@@ -137,7 +137,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     async def look(self) -> None:
         """Log those that are new, and stop them. Raises what `Runtime.stop` does, after all were tried."""
-        if not self.shared.runtime.ready:
+        if not (self.shared.runtime.ready and self.shared.inventory.places_known):
             return
         online, found = await self._online(), self._found()
         for sandbox_id, (pod, why) in found.items():
@@ -175,7 +175,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
             yield "unbounded", f"{len(pods)} offline pods run outside the box (colocation.on_unbounded)", *listed(pods)
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
-        if (rules := self.rules) is None:
+        if (rules := self.rules) is None or not self.shared.inventory.places_known:
             return {}
         judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self.shared.inventory.outside.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}

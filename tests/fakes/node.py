@@ -6,9 +6,10 @@ It has a way of its own to read them, by shlex and PyYAML, so that it does not s
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -92,6 +93,8 @@ class FakeNode(Machine):
     drops: str = "nothing"
     criproxy: bool = True
     runtime_of_criproxy: str = RUNTIME
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """What else is in criproxy's status."""
     offline: Sequence[tuple[str, str]] = ()
     before_run: Callable[[Sequence[str]], None] = lambda command: None
     ran: list[str] = field(default_factory=list)
@@ -323,7 +326,7 @@ class FakeNode(Machine):
             return f'criproxy_calls_total{{method="Version",code="OK",hooked="false"}} {self.calls}.0\n'
         pods = [{"namespace": namespace, "name": name} for namespace, name in self.offline]
         runtime = {"socket": self.runtime_of_criproxy, "ready": True, "problem": ""}
-        return json.dumps({"runtime": runtime, "pods": pods})
+        return json.dumps({"runtime": runtime, "pods": pods, **self.shown})
 
     def now_s(self) -> float:
         return self.time_s

@@ -16,6 +16,7 @@ class FakeInventory:
 
     placed: tuple[Sandbox, ...] = ()
     outside: Mapping[str, Pod] = field(default_factory=dict)
+    places_known: bool = True
     ended: set[str] = field(default_factory=set)
     containers: Mapping[str, tuple[ListedContainer, ...]] = field(default_factory=dict)
     """Those that run, by sandbox id."""

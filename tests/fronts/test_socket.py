@@ -155,7 +155,7 @@ def test_leftovers_of_the_dead_are_cleared_away_and_nothing_else(tmp_path: Path)
         leave_dead(tmp_path / name)
     (tmp_path / "c.sock.23~").symlink_to("c.sock.23")
     (tmp_path / "c.sock.3").write_text("mine")
-    with listening(tmp_path / "c.sock.4"), serving(ListenSocket(tmp_path / "c.sock", pid=5)):
+    with listening(tmp_path / "c.sock.4"), serving(ListenSocket(tmp_path / "c.sock", pid=5, succeeds=True)):
         names = {entry.name for entry in tmp_path.iterdir()}
     assert names == {"c.sock", "c.sock.3", "c.sock.4", "c.sock.5", "other.sock.1", "c.sock.x", "cXsock.1"}
 
@@ -201,7 +201,7 @@ def test_live_socket_behind_our_symlink_is_refused(tmp_path: Path) -> None:
 
 
 def test_release_leaves_the_symlink_of_a_successor(tmp_path: Path) -> None:
-    old, new = ListenSocket(tmp_path / "c.sock", pid=1), ListenSocket(tmp_path / "c.sock", pid=2)
+    old, new = ListenSocket(tmp_path / "c.sock", pid=1), ListenSocket(tmp_path / "c.sock", pid=2, succeeds=True)
     with serving(old):
         old.path.unlink()
         with serving(new):
@@ -342,6 +342,17 @@ def test_claim_takes_the_place_of_a_live_bypass(tmp_path: Path) -> None:
         with serving(listen):
             assert not listen.is_bypassed
             assert os.readlink(listen.path) == "c.sock.77"
+
+
+def test_claim_refuses_where_a_criproxy_lives_though_the_path_leads_to_the_bypass(tmp_path: Path) -> None:
+    """As of the DaemonSet's pod, beside which the package is installed."""
+    bypass, living = tmp_path / "bypass.sock", ListenSocket(tmp_path / "c.sock", 1)
+    with serving(living), listening(bypass):
+        living.path.unlink()
+        living.path.symlink_to(bypass)
+        with pytest.raises(SocketError, match=r"another criproxy serves at 'c.sock.1': stop it"):
+            ListenSocket(tmp_path / "c.sock", 2, bypass).claim()
+        assert os.readlink(living.path) == str(bypass)
 
 
 def test_claim_refuses_a_live_socket_that_is_not_the_bypass(tmp_path: Path) -> None:

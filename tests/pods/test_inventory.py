@@ -397,3 +397,18 @@ def test_observer_is_told_of_each_listing_and_of_starts_and_removals_in_the_box(
 
     placed = Sandbox("in", POD, PLACE)
     assert asyncio.run(go()) == ["listed", Running(placed, "in", ""), Running(placed, "c_in", "main"), "in"]
+
+
+@pytest.mark.parametrize("place", ["/offline/pod1", "offline-pod1.slice"])
+def test_pods_that_carry_no_placement_are_found_by_their_cgroup_in_the_box(place: str) -> None:
+    """By NRI, a sandbox can't be given an annotation; the runtime's list comes before NRI's."""
+
+    async def go(there: list[str]) -> Inventory:
+        gate = Gate(_sandboxes("a", placement=""), _containers())
+        gate.open.set()
+        inventory = Inventory(PodsRuntime(gate), Cgroups(there), holds_sandboxes=False)  # type: ignore[arg-type]
+        await inventory.refresh()
+        return inventory
+
+    assert [one.placement for one in asyncio.run(go([place])).placed] == [place]
+    assert not asyncio.run(go(["/offline/pod2"])).placed

@@ -33,6 +33,11 @@ class RunningCriproxy(Struct, frozen=True):
             status = self._status(host)
         except NodeError as error:
             raise NodeError(f"criproxy does not run: {error}; `systemctl start criproxy` first") from error
+        if status["nri"] is not None:
+            raise NodeError(
+                'the running criproxy has proxy.front = "nri": the runtime calls it, and kubelet stays as it is: '
+                'take the DaemonSet\'s pod off this node, or set proxy.front = "cri" and `systemctl restart criproxy`'
+            )
         said = status["runtime"]
         if not host.same_socket(said["socket"], self.runtime):
             raise NodeError(
@@ -83,6 +88,6 @@ class RunningCriproxy(Struct, frozen=True):
     def _status(self, host: Host) -> Any:
         try:
             status = read_json(host.machine.ask(self.status, "/status"))
-            return {key: kind(status[key]) for key, kind in _STATUS.items()}
+            return {"nri": status.get("nri"), **{key: kind(status[key]) for key, kind in _STATUS.items()}}
         except (ValueError, KeyError, TypeError) as error:
             raise NodeError(f"{self.status} does not answer like criproxy") from error

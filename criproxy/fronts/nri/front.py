@@ -232,9 +232,10 @@ class NriFront(Shows):
         try:
             await asyncio.wait((waiting, connection.ended), timeout=_REGISTERS_S, return_when="FIRST_COMPLETED")
             if not (good := connection.synchronized.is_set()):
+                # Perhaps it was the event that this runtime does not know: the next attempt is without.
+                refuses = connection.configured and connection.ended.done() and self.plugin.runtime.knows_resizes
+                self.plugin.asks_resizes = not (refuses and self.plugin.asks_resizes)
                 connection.close()
-                if connection.configured and self.plugin.runtime.knows_resizes:
-                    self.plugin.asks_resizes = False  # perhaps it was the event that this runtime does not know
                 self._complain(connection.why or "the runtime did not register criproxy in time")
                 return False
             self._begun(connection)
@@ -251,7 +252,14 @@ class NriFront(Shows):
         self.registered.set()
         self._absent.clear()
         seen = self.plugin.runtime
-        self._log.info("nri_registered", runtime=seen.name, version=seen.version, nri=seen.nri, by=connection.by)
+        self._log.info(
+            "nri_registered",
+            runtime=seen.name,
+            version=seen.version,
+            nri=seen.nri,
+            by=connection.by,
+            resizes=self.plugin.asks_resizes and seen.knows_resizes,
+        )
         task = asyncio.ensure_future(self._follow())
         self._following.add(task)
         task.add_done_callback(self._following.discard)
@@ -268,6 +276,7 @@ class NriFront(Shows):
         self.registered.clear()
         if connection.synchronized.is_set():
             self._absent_s = self._clock.monotonic_s()
+            self.plugin.asks_resizes = True
         self._absent.set()
         if connection.synchronized.is_set() and not self._leaves:
             self.lost += 1
@@ -403,7 +412,7 @@ class NriConnection(asyncio.Protocol):
         self._answer(call, answer)
         if call.method == "Configure":
             self.configured = True
-        elif call.method == "Synchronize" and isinstance(answer, bytes):
+        elif call.method == "Synchronize" and isinstance(answer, bytes) and not self._plugin.awaits_more:
             self.synchronized.set()
 
     async def _answer_later(self, call: Called, pending: Pending) -> None:

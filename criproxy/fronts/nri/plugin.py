@@ -23,7 +23,7 @@ An online pod's call is answered at once: nothing is waited for, no file is read
 from __future__ import annotations  # the messages in them are not imported yet
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -147,6 +147,13 @@ class NriPlugin(Struct, eq=False):
     _told: set[str] = field(default_factory=set)
     """The containers outside the box that the runtime has named."""
     _synchronized: bool = False
+    _parts: list[nri.SynchronizeRequest] = field(default_factory=list)
+    """Of a Synchronize that is too large for one message; pods and containers are cut independently."""
+
+    @property
+    def awaits_more(self) -> bool:
+        """Whether the runtime has told only a part of what there is."""
+        return bool(self._parts)
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -176,6 +183,7 @@ class NriPlugin(Struct, eq=False):
         return _NOTHING if method == "Shutdown" else NriRefusal(Code.UNIMPLEMENTED, f"no such method: {method[:40]!r}")
 
     def _configure(self, asked: nri.ConfigureRequest) -> bytes:
+        self._parts.clear()
         self.runtime = RuntimeSeen(
             codec.text(asked.runtime_name),
             codec.text(asked.runtime_version),
@@ -226,12 +234,15 @@ class NriPlugin(Struct, eq=False):
         begun = self._start(call)
         if isinstance(begun, Pending):
             return Pending(self._judged_later(call, begun), begun.late)
-        self._heard.add(call.sandbox_id)
-        return begun
+        return self._judged_so(call, begun)
 
     async def _judged_later(self, call: NriCall, begun: Pending) -> NriAnswer:
-        answer = await begun.outcome
-        self._heard.add(call.sandbox_id)
+        return self._judged_so(call, await begun.outcome)
+
+    def _judged_so(self, call: NriCall, answer: NriAnswer) -> NriAnswer:
+        """The runtime takes down a sandbox that is refused, and tells nobody of its end."""
+        if not isinstance(answer, NriRefusal):
+            self._heard.add(call.sandbox_id)
         return answer
 
     def _start(self, call: NriCall) -> NriAnswer | Pending:
@@ -308,25 +319,36 @@ class NriPlugin(Struct, eq=False):
     # --- what is there already --------------------------------------------------------------------------------------
 
     def _synchronize(self, now: nri.SynchronizeRequest) -> bytes:
-        starts, begun = [], {codec.text(container.pod_sandbox_id) for container in now.containers}
-        for sandbox in now.pods:
+        self._parts.append(now)
+        if not now.more:
+            pods = [pod for part in self._parts for pod in part.pods]
+            self._judge_all(pods, [container for part in self._parts for container in part.containers])
+            self._parts.clear()
+        return nri.SynchronizeResponse(more=now.more).SerializeToString()
+
+    def _judge_all(self, pods: Sequence[nri.NriPodSandbox], containers: Sequence[nri.NriContainer]) -> None:
+        """All that the runtime has."""
+        starts, begun = [], {codec.text(container.pod_sandbox_id) for container in containers}
+        for sandbox in pods:
             sandbox_id = codec.text(sandbox.id)
             missed = not self._find(sandbox) and sandbox_id not in self._heard and sandbox_id in self._unplaced
             if missed and self._synchronized:
                 starts.append(str(self._unplaced[sandbox_id].ref))  # made up for with its next container
             elif not missed or sandbox_id in begun:  # what has no container can still be placed, with its first
                 self._heard.add(sandbox_id)
-        outside = [self._whose(one) for one in now.containers if self._is_outside(one)]
-        for container in now.containers:
+        outside = [self._whose(one) for one in containers if self._is_outside(one)]
+        for container in containers:
             self.placing.inventory.container_created(
                 *map(codec.text, (container.id, container.pod_sandbox_id, container.name))
             )
         if starts or outside:
             self.missed += len(outside)
             self.log.warning("nri_missed", pods=starts, containers=outside, reason="the runtime did not ask criproxy")
-        if not now.more:
-            self._synchronized = True
-        return nri.SynchronizeResponse(more=now.more).SerializeToString()
+        sandbox_ids = {codec.text(one.id) for one in pods}
+        self._heard &= sandbox_ids
+        self._unplaced = {id: pod for id, pod in self._unplaced.items() if id in sandbox_ids}
+        self._told &= {codec.text(one.id) for one in containers}
+        self._synchronized = self.placing.inventory.places_known = True
 
     def _is_outside(self, container: nri.NriContainer) -> bool:
         """Whether it lives outside the box, while its pod is in it, or has started while nobody asked us."""

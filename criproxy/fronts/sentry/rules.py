@@ -80,7 +80,7 @@ class SentryRules(Part, Struct, eq=False):
         rules, outside = self.rules, self.shared.inventory.outside
         if rules is None:
             job = partial(_keep, self.file, (), ())
-        elif self.shared.runtime.ready:
+        elif self.shared.runtime.ready and self.shared.inventory.places_known:
             matching = [one for one, pod in outside.items() if rules.why(pod) is not None]
             job = partial(_keep, self.file, rules.every, matching)
         else:

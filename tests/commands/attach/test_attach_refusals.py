@@ -43,6 +43,11 @@ def _other_config(node: FakeNode) -> None:
     node.kubeadm()
 
 
+def _nri(node: FakeNode) -> None:
+    node.shown = {"nri": {"connected": True}}
+    node.kubeadm()
+
+
 def _ill(node: FakeNode) -> None:
     node.healthy = lambda _endpoint: False
     node.kubeadm()
@@ -93,6 +98,7 @@ REFUSED = {
     "dockershim": (_dockershim, "built-in dockershim"),
     "criproxy-dead": (_not_running, "`systemctl start criproxy` first"),
     "criproxy-deaf": (_does_not_serve, "criproxy does not serve: /run/criproxy/criproxy.sock: UNAVAILABLE"),
+    "criproxy-by-nri": (_nri, "take the DaemonSet's pod off this node"),
     "criproxy-of-an-older-config": (_other_config, "`systemctl restart criproxy` first"),
     "kubelet-ill": (_ill, "kubelet is not well as it is"),
     "shell": (_shell, f"by hand, set --container-runtime-endpoint={ON_PROXY}"),

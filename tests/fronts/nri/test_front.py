@@ -158,6 +158,38 @@ async def test_a_runtime_that_does_not_know_an_event_is_asked_for_less_the_next_
         second = await runtime.ask(1, "Configure", asked)
         masks = [nri.ConfigureResponse.FromString(one.response.payload).events for one in (first, second)]
         assert masks[0] - masks[1] == 1 << 11
+        await runtime.ask(3, "Synchronize")
+        await asyncio.wait_for(one.front.registered.wait(), 5)
+        runtime.end.close()
+        runtime = await one.accept()
+        await runtime.answer()
+        third = await runtime.ask(1, "Configure", asked)
+        assert nri.ConfigureResponse.FromString(third.response.payload).events == masks[0], "perhaps it only ended"
+
+
+async def test_a_runtime_that_is_slow_to_synchronize_is_asked_for_all_events_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "_REGISTERS_S", 0.2)
+    asked, masks = nri.ConfigureRequest(NRI_version=b"v0.12.0").SerializeToString(), []
+    async with rig(tmp_path) as one:
+        for _ in range(2):
+            runtime = await one.accept()
+            await runtime.answer()
+            answer = await runtime.ask(1, "Configure", asked)
+            masks.append(nri.ConfigureResponse.FromString(answer.response.payload).events)
+    assert masks[0] == masks[1]
+
+
+async def test_it_is_registered_once_the_runtime_has_told_all_parts(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        runtime = await one.accept()
+        await runtime.answer()
+        await runtime.ask(1, "Configure", nri.ConfigureRequest(NRI_version=b"v0.12.0").SerializeToString())
+        await runtime.ask(3, "Synchronize", nri.SynchronizeRequest(pods=[sandbox()], more=True).SerializeToString())
+        assert not one.front.connected
+        await runtime.ask(5, "Synchronize", nri.SynchronizeRequest().SerializeToString())
+        await asyncio.wait_for(one.front.registered.wait(), 5)
 
 
 async def test_one_that_is_refused_says_why(tmp_path: Path) -> None:

@@ -474,3 +474,41 @@ def test_a_partition_is_taken_away_by_its_default() -> None:
     assert [(one.key, one.value) for one in wanted.resources.unified] == [(b"cpuset.cpus.partition", b"member")]
     assert not wanted.resources.cpu.HasField("quota")
     assert wanted.cgroups_path.decode() == f"{KUBELET}/c1".replace(KUBELET, BOXED)
+
+
+# --- a Synchronize in parts, and what is remembered -----------------------------------------------------------------
+
+
+def test_what_ran_before_this_process_stays_where_it_is_though_its_containers_come_in_a_later_part() -> None:
+    bench = acting()
+    bench.inventory.places_known = False
+    bench.synchronize([sandbox()], more=True)
+    assert (bench.plugin.awaits_more, bench.inventory.places_known) == (True, False)
+    bench.synchronize([], [container(state=3)])
+    assert (bench.plugin.awaits_more, bench.inventory.places_known) == (False, True)
+    assert bench.plugin.missed == 0
+    assert bench.call("CreateContainer", event(sandbox(), container("c2"))) == b""
+
+
+def test_parts_of_a_connection_that_was_lost_are_forgotten() -> None:
+    bench = acting()
+    bench.synchronize([sandbox("gone")], more=True)
+    bench.call("Configure", nri.ConfigureRequest().SerializeToString())
+    bench.synchronize([sandbox()], [container(state=3)])
+    assert bench.inventory.known("gone") is None
+
+
+def test_nothing_is_remembered_of_refused_starts() -> None:
+    bench = acting()
+    bench.box.full = "no memory"
+    for number in range(100):
+        assert isinstance(bench.run(sandbox(f"s{number}")), NriRefusal)
+    assert bench.plugin._heard == set()
+
+
+def test_what_was_removed_while_nobody_was_told_is_forgotten() -> None:
+    bench = acting()
+    bench.synchronize([sandbox("a")], [container(state=3)])
+    bench.synchronize([sandbox("b")], [])
+    bench.synchronize([], [])
+    assert not (bench.plugin._heard or bench.plugin._unplaced or bench.plugin._told)

@@ -194,3 +194,10 @@ def test_a_sentry_that_is_off_is_not_missed(node: OrderedNode) -> None:
 
     assert node.part.section() == {"sentry": "off"}
     assert (list(node.part.rows()), list(node.part.problems())) == ([], [])
+
+
+def test_no_orders_are_written_before_it_is_known_who_is_in_the_box(node: OrderedNode) -> None:
+    node.pods.places_known = False
+    node.part.configure(node_settings(NRI))
+    look(node.part, FakeLog())
+    assert node.part.file.read_bytes() == STALE
