@@ -143,6 +143,7 @@ WORDS: Final = {
     "publishing_failed": "What the node lends could not be written to its Node object; it is tried again.",
     "publishing_again": "Writing what the node lends succeeds again.",
     "node_watched": "This node's object is watched again.",
+    "pod_unreadable": "It can't be told what this pod was promised: it counts as nothing in what is published.",
     "node_unreadable": "What the API server says of this node can't be read; what was last seen of it holds.",
     "node_not_watched": "This node's object can't be watched; it is tried again.",
     "policy_keys_ignored": "`settings` of the cluster's policy are the node's own file's: they have no effect.",

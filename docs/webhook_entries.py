@@ -2,6 +2,7 @@
 
 `unmarked`: that its author hears of it when a pod means to be offline and has no label that says so. Such a pod asks
 for what nodes lend, or bears another system's annotation, and is not converted.
+With it, `unconverted`: that an author hears of it when a pod got its label after the webhook.
 `webhook`: which pods it sends to the webhook when they are made. `marks`: that a pod's marks, and the webhook's record
 of what it asked for, stay as they were then. A pod that is made without its mark and gets it later would ask for what
 online pods are promised; one that loses it would be placed by what nodes lend, and run outside the box. The API server
@@ -20,7 +21,9 @@ from criproxy.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLD
 _BEGIN: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
 # Marked pods alone reach the webhook: when it is away, they can't be made, as they would use up online's requests; all
-# others start as ever. A selector has no "or", so there is an entry for each mark, and none for two.
+# others start as ever. A selector has no "or", so there is an entry for each mark. The webhook gives all of them our
+# own, whose entry is the last: so it is called again where a webhook that comes later has changed the pod. The API
+# server does so with entries that it has called before, and no others.
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration
 metadata:
@@ -147,11 +150,47 @@ metadata:
 spec:
   policyName: {name}
   validationActions: [Warn]
+---
+# A pod that gets its label by a webhook that comes after criproxy's was never sent to it: it asks for what online pods
+# are promised.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {unconverted}
+spec:
+  failurePolicy: Ignore
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [""]
+        apiVersions: [v1]
+        operations: [CREATE]
+        resources: [pods]
+  matchConditions:
+    - name: label
+      expression: >-
+        [{labels}].exists(one,
+        object.?metadata.labels[?one[0]].orValue("") == one[1])
+    - name: no-mirror
+      expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+  validations:
+    - expression: >-
+        {record} in object.?metadata.annotations.orValue({{}})
+      message: >-
+        it is marked as an offline pod, and was not converted: whatever gave it the label came after criproxy's webhook.
+        Webhooks are called in the order of their configurations' names: have that one come before criproxy-cluster
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {unconverted}
+spec:
+  policyName: {unconverted}
+  validationActions: [Warn]
 """
 
 
 def unmarked() -> str:
-    """The manifest of the admission policy that speaks to authors."""
+    """The manifest of the admission policies that speak to authors."""
 
     def listed(rows: Iterable[object]) -> str:
         return ",\n        ".join(map(json.dumps, rows))
@@ -159,6 +198,8 @@ def unmarked() -> str:
     every = (*(mark for marks in MARKS.values() for mark in marks), *FOREIGN_MARKS)
     return _UNMARKED.format(
         name=f"unmarked.{PREFIX.rstrip('/')}",
+        unconverted=f"unconverted.{PREFIX.rstrip('/')}",
+        record=json.dumps(RESOURCES),
         labels=listed([mark.key, mark.value] for marks in LABELS.values() for mark in marks),
         annotations=listed([mark.key, mark.value] for mark in every if mark.of == "annotation"),
         names=listed(name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows),
@@ -167,14 +208,16 @@ def unmarked() -> str:
 
 
 def webhook() -> str:
-    """The manifest. A pod with several marks is in the first one's entry alone, so that it is sent once."""
-    text, before = _BEGIN, list[Mark]()
+    """The manifest. A pod with our own mark is in its entry alone, one with several others in the first one's, too."""
+    text, before = _BEGIN, [OWN_MARK]
     for preset, marks in LABELS.items():
         for number, mark in enumerate(marks, 1):
-            name = f"{preset}{f'-{number}' if number > 1 else ''}.{PREFIX.rstrip('/')}"
-            text += _ENTRY.format(name=name, key=_scalar(mark.key), value=_scalar(mark.value), but=_but(before))
-            before.append(mark)
-    return text
+            if mark != OWN_MARK:
+                name = f"{preset}{f'-{number}' if number > 1 else ''}.{PREFIX.rstrip('/')}"
+                text += _ENTRY.format(name=name, key=_scalar(mark.key), value=_scalar(mark.value), but=_but(before))
+                before.append(mark)
+    own = {"name": f"{OFFLINE}.{PREFIX.rstrip('/')}", "key": OWN_MARK.key, "value": OWN_MARK.value}
+    return text + _ENTRY.format(**own, but="")
 
 
 def marks() -> str:

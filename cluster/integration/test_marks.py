@@ -81,7 +81,7 @@ def test_all_else_of_pods_changes_as_ever(alone):
     alone.call("DELETE", f"{PODS}/offline?gracePeriodSeconds=0")
 
 
-UNMARKED = "unmarked.colocation.criproxy.io"
+UNMARKED, UNCONVERTED = "unmarked.colocation.criproxy.io", "unconverted.colocation.criproxy.io"
 WARNED = {
     "volcano": ({"volcano.sh/qos-level": "BE"}, {"cpu": "1"}, "metadata.annotations[volcano.sh/qos-level] = BE"),
     "katalyst": (
@@ -116,10 +116,22 @@ def test_author_of_a_pod_that_only_means_to_be_offline_is_warned_with_the_remedy
 
 
 def test_marked_and_plain_pods_are_not_warned_of(alone):
-    for name, labels in (("plain", {}), ("marked", {CLASS: "offline"})):
-        one = {**unmarked(name, {}, {"cpu": "1"}), "kind": "Pod", "apiVersion": "v1"}
+    for name, labels, annotations in (("plain", {}, {}), ("marked", {CLASS: "offline"}, {RESOURCES: "{}"})):
+        one = {**unmarked(name, annotations, {"cpu": "1"}), "kind": "Pod", "apiVersion": "v1"}
         one["metadata"]["labels"] = labels
         alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=json.dumps(one))
+
+
+def test_author_of_a_pod_that_got_its_label_after_the_webhook_is_warned(alone):
+    made = json.dumps(pod("unconverted", labels={CLASS: "offline"}))
+
+    def warned():
+        with pytest.raises(LabError) as error:
+            alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=made)
+        return "was not converted: whatever gave it the label came after" in str(error.value)
+
+    until(warned)
+    alone.kubectl("create", "-f", "-", stdin=made)
 
 
 def refused(plane, made):
@@ -132,13 +144,19 @@ def refused(plane, made):
 
 
 def test_with_the_component_such_a_pod_is_refused(alone):
-    where = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/{UNMARKED}"
+    bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     folder = MANIFESTS / "marked-only" / "kustomization.yaml"
-    (change,) = yaml.safe_load(yaml.safe_load(folder.read_text())["patches"][0]["patch"])
-    alone.call("PATCH", where, [change], content="application/json-patch+json")
+    patches = yaml.safe_load(folder.read_text())["patches"]
+    assert [one["target"]["name"] for one in patches] == [UNMARKED, UNCONVERTED]
+    for one in patches:
+        where = f"{bindings}/{one['target']['name']}"
+        alone.call("PATCH", where, yaml.safe_load(one["patch"]), content="application/json-patch+json")
     try:
         for name, (annotations, requests, _) in WARNED.items():
             made = unmarked(f"refused-{name}", annotations, requests)
             assert "give it the label" in until(lambda made=made: refused(alone, made))
+        late = pod("late", labels={CLASS: "offline"})
+        assert "was not converted" in until(lambda: refused(alone, late))
     finally:
-        alone.merge(where, {"spec": {"validationActions": ["Warn"]}})
+        for name in (UNMARKED, UNCONVERTED):
+            alone.merge(f"{bindings}/{name}", {"spec": {"validationActions": ["Warn"]}})

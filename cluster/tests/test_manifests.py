@@ -28,7 +28,7 @@ from criproxy_cluster.quota.surplus import OVER_S
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
 from criproxy_cluster.vocabulary.names import PRESSURE
-from criproxy_cluster.vocabulary.presets import LABELS
+from criproxy_cluster.vocabulary.presets import LABELS, OWN_MARK
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.app import CONVERT
 from criproxy_cluster.webhook.conversion import ConversionSettings
@@ -51,7 +51,8 @@ def test_every_manifest_is_in_its_kustomization():
         assert {file.name for file in folder.glob("*.yaml")} == {*listed, "kustomization.yaml"}
 
 
-def test_there_is_an_entry_for_each_mark_and_a_pod_is_sent_once():
+def test_there_is_an_entry_for_each_mark_and_our_own_is_called_again():
+    """It is for what other webhooks add later: the API server calls no entry again that it has not called before."""
     (configuration,) = of_kind("MutatingWebhookConfiguration")
     assert configuration["metadata"]["name"] == CONFIGURATION
     selectors = [
@@ -59,8 +60,14 @@ def test_there_is_an_entry_for_each_mark_and_a_pod_is_sent_once():
     ]
     for number in range(2 ** len(MARKS)):
         labels = {mark.key: mark.value for bit, mark in enumerate(MARKS) if number >> bit & 1}
-        reached = sum(selector.selects(labels) for selector in selectors)
-        assert reached == (1 if labels else 0), labels
+        called = []
+        for entry, selector in enumerate(selectors):
+            if selector.selects(labels):
+                called.append(entry)
+                labels[OWN_MARK.key] = OWN_MARK.value  # as the webhook does
+        assert len(called) <= 2, labels
+        assert [entry for entry, selector in enumerate(selectors) if selector.selects(labels)] == called[-1:]
+        assert bool(called) == bool(number)
 
 
 def test_the_webhook_fails_for_marked_pods_only_and_is_found():

@@ -74,7 +74,7 @@ class Credential:
             config = known.config if known and text == self._text else parse(text, str(self.file))
             signature = self._look(config)
             self._access = Access(config, _context(config), _token(config), _node(config.certificate))
-        except (OSError, KubeconfigError) as error:  # ssl.SSLError is an OSError
+        except (OSError, ValueError) as error:  # of which ssl.SSLError and KubeconfigError are two
             if self._access is None:
                 raise CredentialError(_in_words(error, self.file)) from error
         else:
@@ -105,7 +105,7 @@ def _context(config: Kubeconfig) -> ssl.SSLContext:
     if config.ca.file:
         context.load_verify_locations(cafile=config.ca.file)
     elif config.ca.data:
-        context.load_verify_locations(cadata=config.ca.data.decode("ascii"))
+        context.load_verify_locations(cadata=config.ca.data.decode("ascii", "ignore"))
     else:
         context.set_default_verify_paths()
     if config.certificate:

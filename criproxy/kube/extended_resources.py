@@ -106,7 +106,7 @@ class Offer(Struct, frozen=True):
     """What the node can lend, by resource. `withheld`: why it lends nothing; "": it lends.
 
     `held`: why it lends no more than its pods were promised already; "": it does. `pods`: the uids of the offline pods
-    that run. `terms`: the settings that it comes of.
+    that run. `terms`: the settings that it comes of. `capacity`: what the node has, by resource.
     """
 
     lendable: Mapping[str, Lendable]
@@ -114,6 +114,7 @@ class Offer(Struct, frozen=True):
     held: str = ""
     pods: frozenset[str] = frozenset()
     terms: tuple[OpenBoxSettings, Mapping[str, Bounds]] | None = None
+    capacity: Mapping[str, float] = {}
 
     @property
     def occupied(self) -> bool:
@@ -141,7 +142,7 @@ class Published(Struct, frozen=True):
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
     `raised`: something was published above what is wanted, as pods were promised it. `held`, `occupied`, `pods`,
-    `terms`: see `Offer`.
+    `terms`: see `Offer`. `left_out`: the pods whose promises did not count, as they were taken for ended.
     """
 
     quantities: Mapping[str, int]
@@ -156,6 +157,11 @@ class Published(Struct, frozen=True):
     occupied: bool = False
     pods: frozenset[str] = frozenset()
     terms: tuple[OpenBoxSettings, Mapping[str, Bounds]] | None = None
+    left_out: frozenset[str] = frozenset()
+
+    def mistaken(self, offered: Offer) -> frozenset[str]:
+        """The pods that were taken for ended, and run: kubelet has made their sandboxes anew."""
+        return self.left_out & offered.pods
 
 
 class Publication(Struct, frozen=True):
@@ -197,7 +203,8 @@ def offer(
     }
     held = next((modes.why[mode] or in_words(mode) for mode in _HELD if mode in modes), "")
     bounds = {name: replace(decision.resources[name].bounds, kept=0.0) for name in found}  # kubelet's, not settings
-    return Offer(found, drained or withheld(modes), held, pods, (settings.open_box, bounds))
+    capacity = {name: snapshot.of[name].capacity for name in found}
+    return Offer(found, drained or withheld(modes), held, pods, (settings.open_box, bounds), capacity)
 
 
 def withheld(modes: Modes) -> str:
@@ -267,12 +274,18 @@ def _reasons(
         yield "further pods are let in again"
     if offered.terms != last.terms:
         yield "the settings that it comes of have changed"
-    if offered.occupied != last.occupied:
-        yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
     if now_s >= last.due_s:
         yield f"the last report is {now_s - last.at_s:.0f} s old"
+    yield from _reasons_of_pods(offered, last, now_s)
+
+
+def _reasons_of_pods(offered: Offer, last: Published, now_s: float) -> Iterator[str]:
+    if offered.occupied != last.occupied:
+        yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
     if last.raised and now_s >= last.at_s + SHED_S and ended(offered, last):
         yield _SHED
+    if last.mistaken(offered):
+        yield "pods that were taken for ended run on"
 
 
 def ended(offered: Offer, last: Published | None) -> frozenset[str]:
@@ -287,6 +300,7 @@ def needs_allocated(offered: Offer, last: Published | None, settings: PublishSet
     return (
         last is None
         or last.raised
+        or bool(last.mistaken(offered))
         or bool(last.withheld)  # 0 was published whatever pods were promised, and some may run on
         or bool(offered.held)
         or any(
@@ -314,7 +328,7 @@ def publication(
     want = wanted(offered, settings)
     if settings.off and ours:
         want = {name: amount for name, amount in want.items() if name in ours}
-    bound_to = {} if offered.withheld else allocated
+    bound_to = {} if offered.withheld else _within_node(offered, allocated, settings)
     quantities: dict[str, int | None] = {name: max(amount, bound_to.get(name, 0)) for name, amount in want.items()}
     gone = {name: None for name in ours if name not in want}
     return Publication(
@@ -328,7 +342,17 @@ def publication(
     )
 
 
-def published(made: Publication, offered: Offer, now_s: float, jitter: float) -> Published:
+def _within_node(offered: Offer, allocated: Mapping[str, int], settings: PublishSettings) -> dict[str, int]:
+    """No more than the node has: of what pods name, Kubernetes' releases read some otherwise than we do."""
+    most = {
+        one.name: one.quantity(offered.capacity[one.of]) for one in settings.resources if one.of in offered.capacity
+    }
+    return {name: min(amount, most.get(name, amount)) for name, amount in allocated.items()}
+
+
+def published(
+    made: Publication, offered: Offer, now_s: float, jitter: float, left_out: frozenset[str] = frozenset()
+) -> Published:
     """The API server has taken it, which was made of `offered`. `jitter` is a random number from 0 to 1."""
     return Published(
         quantities={name: amount for name, amount in made.quantities.items() if amount is not None},
@@ -343,6 +367,7 @@ def published(made: Publication, offered: Offer, now_s: float, jitter: float) ->
         occupied=made.occupied,
         pods=offered.pods,
         terms=offered.terms,
+        left_out=left_out,
     )
 
 

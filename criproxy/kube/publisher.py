@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -31,6 +32,7 @@ from criproxy.kube.extended_resources import (
 )
 from criproxy.kube.objects import (
     MAX_MESSAGE,
+    BoundPod,
     Condition,
     Node,
     ObjectError,
@@ -118,6 +120,8 @@ class Publisher:
         self._seen: OnNode | None = None
         self._last: Published | None = None
         self._promises = Promises()
+        self._unreadable: set[str] = set()
+        """The uids of the pods of which it can't be told what they were promised."""
         self._not_before_s = 0.0
         self._failures = 0
         self._trouble = ""
@@ -206,15 +210,17 @@ class Publisher:
         settings, last = self._settings, self._last
         left = await self._left() if last is None or last.publishes is None else ()
         promised: dict[str, int] = {}
+        left_out: frozenset[str] = frozenset()
         if needs_allocated(offered, last, settings):
-            promised = await self._allocated(ended(offered, last))
+            left_out = ended(offered, last)
+            promised = await self._allocated(left_out)
         made = publication(offered, promised, last, settings, why_now, left=left)
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
         now_s = self._clock.boottime_s()
         if last is not None:
             self._promises.followed(last, now_s)
-        self._last = published(made, offered, now_s, self._rng.random())
+        self._last = published(made, offered, now_s, self._rng.random(), left_out)
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
@@ -226,8 +232,23 @@ class Publisher:
             found = await bound_pods(self._client, self._node)
         except RejectedError as error:
             raise _not_taken(error.answer) from error
-        pods = [one for one in found if one.metadata.uid not in ended]
-        return allocated(pods, [resource.name for resource in self._settings.resources])
+        names = [resource.name for resource in self._settings.resources]
+        pods = [one for one in found if one.metadata.uid not in ended and self._is_readable(one, names)]
+        self._unreadable &= {one.metadata.uid for one in found}
+        return allocated(pods, names)
+
+    def _is_readable(self, pod: BoundPod, names: Sequence[str]) -> bool:
+        """Whether it can be told what it was promised. One pod is not to keep the node from publishing."""
+        try:
+            allocated([pod], names)
+        except ObjectError as error:
+            if pod.metadata.uid not in self._unreadable:
+                self._unreadable.add(pod.metadata.uid)
+                self._log.warning(
+                    "pod_unreadable", pod=str(pod.ref), reason=str(error), consequence="its promise counts as nothing"
+                )
+            return False
+        return True
 
     async def _ask(self, request: ApiRequest) -> bytes:
         answer = await self._client.ask(request)

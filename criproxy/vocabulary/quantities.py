@@ -8,15 +8,15 @@ from functools import lru_cache
 from typing import Final
 
 MOST_CHARACTERS: Final = 64
-"""Of a quantity without leading zeros, all of which Kubernetes keeps. Of digits it keeps some 19: a longer text is a
-mistake, or hostile.
+"""Of a quantity without leading zeros, of it or its exponent, all of which Kubernetes keeps. Of digits it keeps some
+19: a longer text is a mistake, or hostile.
 """
 
 MOST: Final = Fraction(2**63 - 1)
 """Kubernetes makes this of all that is more."""
 
 _FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
-_LEADING_ZEROS: Final = re.compile(r"\A([+-]?)0+(?=\d)", re.ASCII)
+_LEADING_ZEROS: Final = re.compile(r"(\A[+-]?|[eE][+-]?)0+(?=\d)", re.ASCII)
 _FACTORS: Final[Mapping[str, tuple[int, int]]] = {
     "": (1, 1),
     **{suffix: (1, 1000**power) for power, suffix in enumerate("mun", 1)},
@@ -42,7 +42,7 @@ def amount(quantity: str | float | None) -> Fraction:
         raise ValueError(f"{str(quantity)!r} is no quantity")
     text = str(quantity)
     if len(text) > MOST_CHARACTERS:
-        text = _LEADING_ZEROS.sub(r"\1", text, count=1)
+        text = _LEADING_ZEROS.sub(r"\1", text)
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"{text[:40]!r} and so on has {len(text)} characters, and a quantity at most {MOST_CHARACTERS}"
@@ -58,7 +58,10 @@ def _amount(text: str) -> Fraction:
     sign, digits, suffix, exponent = match.groups()
     whole, _, part = digits.partition(".")
     if exponent:
-        power = max(-_MOST_EXPONENT, min(int(exponent), _MOST_EXPONENT))
+        if not -(2**63) <= int(exponent) < 2**63:
+            raise ValueError(f"{text[:40]!r} is no quantity")
+        power = (int(exponent) + 2**31) % 2**32 - 2**31  # Kubernetes keeps 32 bits of it: 1e4294967299 is 1000
+        power = max(-_MOST_EXPONENT, min(power, _MOST_EXPONENT))
         above, below = 10 ** max(power, 0), 10 ** max(-power, 0)
     else:
         above, below = _FACTORS[suffix or ""]

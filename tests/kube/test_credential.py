@@ -27,3 +27,11 @@ def test_certificate_of_nobody_s_node_says_none(authority) -> None:
 
 def test_certificate_s_name_has_precedence() -> None:
     assert node_name(Access(None, None, "", "n1"), "other") == "n1"  # type: ignore[arg-type]
+
+
+def test_authority_s_data_may_have_words_of_any_language_between_its_certificates(authority) -> None:
+    file = authority.kubeconfig(1)
+    words = "# Müller CA\n".encode() + (file.parent / "ca.pem").read_bytes()
+    data = base64.b64encode(words).decode()
+    file.write_text(file.read_text().replace("certificate-authority: ca.pem", f"certificate-authority-data: {data}"))
+    assert Credential(file).access().config.ca.data == words

@@ -33,6 +33,9 @@ def test_an_owner_is_one_whose_uid_is_one(uid, known):
         pytest.param(
             {"containers": [container("0" * 100 + "1500")]}, 1500, id="leading zeros, which the API server keeps"
         ),
+        pytest.param({"containers": [container("1e" + "0" * 100 + "3")]}, 1000, id="leading zeros of an exponent"),
+        pytest.param({"containers": [container("1e4294967299")]}, 1000, id="an exponent of which 32 bits are kept"),
+        pytest.param({"containers": [container("1e-4294967293")]}, 1000, id="a negative one"),
         pytest.param({"containers": [container("700", "limits")]}, 700, id="a limit without a request"),
         pytest.param(
             {"containers": [container("100")], "initContainers": [container("900"), container("300")]},

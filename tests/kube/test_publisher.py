@@ -387,3 +387,29 @@ def test_status_tells_the_numbers_and_why(bench):
     assert status.quantities == {BATCH_CPU: 4000, BATCH_MEMORY: 8 * GIB}
     assert status.age_s == 7.0
     assert status.why.startswith(f"{BATCH_CPU} 4000 (4.00 cores): because")
+
+
+def test_no_pod_has_more_published_than_the_node_has(bench, api):
+    """A release of Kubernetes that reads a quantity otherwise lets such a pod in."""
+    api.pods = [pod("a", "10E")]
+    bench.source.lend(1.0, capacity={CPU: 16.0})
+    assert bench.look()[BATCH_CPU] == "16000"
+
+
+def test_one_pod_that_cannot_be_read_keeps_no_node_from_publishing(bench, api):
+    api.pods = [pod("a", "nonsense"), pod("b", "1500")]
+    bench.source.lend(1.0)
+    assert bench.look()[BATCH_CPU] == "1500"
+    bench.source.lend(0.5)
+    bench.look(391)
+    assert bench.log.names().count("pod_unreadable") == 1
+
+
+def test_a_pod_whose_sandbox_is_made_anew_keeps_its_promise(bench, api):
+    api.pods = [pod("a", "2000")]
+    bench.source.lend(1.0, pods=frozenset({"uid-a"}))
+    assert bench.look()[BATCH_CPU] == "2000"
+    bench.source.lend(1.0)
+    assert bench.look(391)[BATCH_CPU] == "1000"
+    bench.source.lend(1.0, pods=frozenset({"uid-a"}))
+    assert bench.look(60)[BATCH_CPU] == "2000"

@@ -55,7 +55,7 @@ async def serve(settings: LedgerSettings, client: AsyncClient, log: FilteringBou
     desk = Desk(ledger, seen, PodReader(client), leads=lambda: leader.leads, now_s=time.monotonic, log=log)
     leader = Leader(client, client.namespace, me, desk.lead, log, lease=LEASE)
     metrics = LedgerMetrics(desk)
-    front = Front(LedgerAnswers(desk, certificate, metrics, log), certificate.context, log, LIMITS)
+    front = Front(LedgerAnswers(desk, certificate, metrics, log), certificate, log, LIMITS)
     others: list[Coroutine[Any, Any, None]] = []
     if settings.yarn is not None:
         operator = YarnOperator(client, ledger, settings.yarn, seen, leads=lambda: leader.leads, log=log)

@@ -38,7 +38,7 @@ async def serve(
     certificate = ServerCertificate(settings.certificates, log)
     metrics = WebhookMetrics()
     answers = WebhookAnswers(settings.conversion, certificate, log, metrics, overflow)
-    front = Front(answers, certificate.context, log)
+    front = Front(answers, certificate, log)
     metrics.front, metrics.certificate = front, certificate
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, front.end)

@@ -162,6 +162,9 @@ class Controller:
             except PolicyError as error:
                 self._set_wrong(name, item.value.metadata.generation, str(error))
                 return
+            if name in self._written and item.value.status != self._written[name]:
+                del self._written[name]  # somebody else has written it, or made the policy anew
+                self._statuses.put(name, Urgency.CHANGED)
             self._set_right(name)
             self._set_policy(name, policy)
 

@@ -30,6 +30,7 @@ from criproxy_cluster.webhook.conversion import (
     left_for_virtual_nodes,
     may_overflow,
     refusal_of,
+    runs_online,
     warnings,
 )
 from criproxy_cluster.webhook.jsonpatch import difference
@@ -110,7 +111,7 @@ def _refusal(code: int, reason: str, why: str) -> dict[str, Any]:
 
 def _overflows(pod: Json, question: Question, overflow: Decides) -> str:
     """Why it does; "": it does not. What an earlier call about the same pod has made of it stays."""
-    if not is_offline(pod):
+    if not is_offline(pod) or runs_online(pod):
         return ""
     if why := left_before(pod):
         return why

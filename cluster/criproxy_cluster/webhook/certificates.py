@@ -24,11 +24,10 @@ Pair = tuple[bytes, bytes]
 
 
 class ServerCertificate:
-    """Of tls.crt and tls.key in `folder`, as a Secret is mounted. `context` is the server's, for its whole life."""
+    """Of tls.crt and tls.key in `folder`, as a Secret is mounted. `context` is the server's, for new connections."""
 
     def __init__(self, folder: Path, log: FilteringBoundLogger) -> None:
-        self.context: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context = _context()
         self._folder = folder
         self._log = log
         self._loaded: Pair | None = None
@@ -68,16 +67,22 @@ class ServerCertificate:
             self._trouble = ""
 
     def _load(self, certificate: bytes, key: bytes) -> None:
-        """The ssl module reads files only. A pair that does not fit is tried on another context first."""
+        """The ssl module reads files only. A context would keep the old one beside one with a key of another kind."""
         with tempfile.TemporaryDirectory(prefix="criproxy-") as folder:
             files = Path(folder, "tls.crt"), Path(folder, "tls.key")
             for file, content in zip(files, (certificate, key), strict=True):
                 file.touch(mode=0o600)
                 file.write_bytes(content)
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-                context.load_cert_chain(*files)
-        self._loaded = certificate, key
+            context = _context()
+            context.load_cert_chain(*files)
+        self.context, self._loaded = context, (certificate, key)
         try:
             self.holds = validity(certificate)
         except ValueError:
             self.holds = (math.nan, math.nan)
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

@@ -103,7 +103,9 @@ _RECORDED: Final = ("containers", "initContainers")
 """Ephemeral containers ask for nothing."""
 
 _OFFLINE_PRIORITIES: Final = range(3000, 8000)
-"""Koordinator's: free 3000-3999, batch 5000-5999, mid 7000-7999. Below 0 no default online pod is preempted either."""
+"""Koordinator's: free 3000-3999, batch 5000-5999, mid 7000-7999, which are above online pods' default of 0: they must
+never preempt.
+"""
 
 Asked = dict[str, tuple[str, Fraction]]
 """Of "cpu" (in cores) and "memory" (in bytes): the quantity as it was written, and what it is."""
@@ -201,7 +203,9 @@ def left_for_virtual_nodes(pod: Json, why: str, settings: ConversionSettings) ->
 
 def refusal_of(pod: Json, namespace: str, settings: ConversionSettings) -> str:
     """Why a pod of this namespace may not be made, in words; "": it may. Raises ConversionError."""
-    return refusal(_table(pod.get("spec"), "spec"), namespace, settings.hardening) if is_offline(pod) else ""
+    if not is_offline(pod) or runs_online(pod):
+        return ""
+    return refusal(_table(pod.get("spec"), "spec"), namespace, settings.hardening)
 
 
 def _take_away(meta: Json, *annotations: str) -> None:
@@ -252,7 +256,18 @@ def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
     if runs_online(pod):
         return (f"spark-role: driver runs online, as its end is the application's: {KEEP_REQUESTS} keeps it offline",)
     spec = _table(pod.get("spec"), "spec")
-    return *_of_anti_affinity(spec), *(() if keeps_requests(pod) else _of_overhead(spec, settings))
+    overhead = () if keeps_requests(pod) else _of_overhead(spec, settings)
+    return *_of_anti_affinity(spec), *overhead, *_of_preemption(spec, settings)
+
+
+def _of_preemption(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:
+    """Of a class that is made for offline pods, and yet lets them preempt online ones."""
+    if spec.get("priority") not in _OFFLINE_PRIORITIES or spec.get("preemptionPolicy") == "Never":
+        return ()
+    return (
+        f"spec.priorityClassName: {str(spec.get('priorityClassName'))[:100]} may preempt online pods, so that the pod "
+        f"has {settings.priority_class}: give the class preemptionPolicy: Never",
+    )
 
 
 def _of_anti_affinity(spec: Json) -> tuple[str, ...]:
@@ -590,7 +605,7 @@ def _set_priority(spec: Json, settings: ConversionSettings) -> None:
     """The number is the API server's to fill in: it refuses one that is not the class's."""
     chosen, number = spec.get("priorityClassName"), spec.get("priority")
     if chosen and chosen != settings.priority_class and isinstance(number, int):
-        kept = number < 0 or number in _OFFLINE_PRIORITIES
+        kept = number < 0 or (number in _OFFLINE_PRIORITIES and spec.get("preemptionPolicy") == "Never")
     else:
         kept = bool(chosen) and not str(chosen).startswith("system-")
     if kept:

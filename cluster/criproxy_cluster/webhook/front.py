@@ -155,15 +155,22 @@ class _Turns:
                     await asyncio.sleep(0)
 
 
+class HasContext(Protocol):
+    """Who has the server's certificate; without one, the context accepts no call."""
+
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+
 class Front:
-    """Serves `answers` by the certificate in `context` until `end`, and all answers are out."""
+    """Serves `answers` by what `certificate` has at a connection's begin, until `end`, and all answers are out."""
 
     def __init__(
-        self, answers: Answers, context: ssl.SSLContext, log: FilteringBoundLogger, limits: FrontLimits | None = None
+        self, answers: Answers, certificate: HasContext, log: FilteringBoundLogger, limits: FrontLimits | None = None
     ) -> None:
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self._answers = answers
-        self._context = context
+        self._certificate = certificate
         self._log = log
         self._limits = limits or FrontLimits()
         self._open: dict[_Task, _Connection] = {}
@@ -264,7 +271,7 @@ class Front:
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol,
                     made,
-                    ssl=self._context,
+                    ssl=self._certificate.context,
                     ssl_handshake_timeout=limits.head_s,
                     ssl_shutdown_timeout=CLOSING_S,
                 )

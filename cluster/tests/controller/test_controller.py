@@ -660,3 +660,20 @@ def test_a_part_that_is_ended_as_another_has_failed_is_cancelled_once():
         assert ended.is_set()
 
     asyncio.run(scenario())
+
+
+def test_a_status_that_somebody_else_took_away_is_written_again(kube, stepped, log):
+    """As where a policy was made anew under its name while the watch was broken."""
+
+    async def scenario():
+        kube.put("nodes", node("n1", {"pool": "night"}))
+        put_policy(kube, "night", **NIGHT)
+        async with controlling(kube, log):
+            await until(lambda: status(kube, "night").get("nodes") == 1)
+            put_policy(kube, "night", **NIGHT)
+            assert not status(kube, "night")
+            await until(lambda: status(kube, "night").get("nodes") == 1)
+            await asyncio.sleep(60.0)
+            assert kube.seen("patch", "colocationpolicies").count("night") <= 4
+
+    stepped(scenario())

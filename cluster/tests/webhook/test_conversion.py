@@ -412,6 +412,7 @@ def test_koordinator_s_manifest_works_unchanged():
         annotations={EXTENDED_SPEC: spec},
         priorityClassName="koord-batch",
         priority=5500,
+        preemptionPolicy="Never",
         schedulerName="koord-scheduler",
     )
     found = converted(before, BATCH)
@@ -447,14 +448,17 @@ def test_koordinator_s_annotation_that_cannot_be_read_is_refused():
         converted(pod(annotations={EXTENDED_SPEC: "{"}), BATCH)
 
 
+NEVER = {"preemptionPolicy": "Never"}
 PRIORITIES = {
     "none": ({}, "ours"),
     "the default": ({"priority": 0}, "ours"),
     "a default class": ({"priorityClassName": "normal", "priority": 1000}, "ours"),
-    "above online": ({"priorityClassName": "production", "priority": 9500}, "ours"),
+    "above online": ({"priorityClassName": "production", "priority": 9500, **NEVER}, "ours"),
     "a system's, unresolved": ({"priorityClassName": "system-node-critical"}, "ours"),
-    "koordinator's batch": ({"priorityClassName": "koord-batch", "priority": 5000}, "koord-batch"),
-    "koordinator's mid": ({"priorityClassName": "koord-mid", "priority": 7999}, "koord-mid"),
+    "koordinator's batch": ({"priorityClassName": "koord-batch", "priority": 5000, **NEVER}, "koord-batch"),
+    "koordinator's mid": ({"priorityClassName": "koord-mid", "priority": 7999, **NEVER}, "koord-mid"),
+    "koordinator's batch, which preempts": ({"priorityClassName": "koord-batch", "priority": 5000}, "ours"),
+    "koordinator's mid, which preempts": ({"priorityClassName": "koord-mid", "priority": 7999}, "ours"),
     "below all": ({"priorityClassName": "low", "priority": -100}, "low"),
     "unresolved": ({"priorityClassName": "koord-batch"}, "koord-batch"),
 }
@@ -462,13 +466,19 @@ PRIORITIES = {
 
 @pytest.mark.parametrize(("spec", "wanted"), PRIORITIES.values(), ids=PRIORITIES)
 def test_a_priority_that_could_preempt_online_pods_is_replaced(spec, wanted):
-    found = converted(pod(**spec, preemptionPolicy="PreemptLowerPriority"), BATCH)["spec"]
+    found = converted(pod(**{"preemptionPolicy": "PreemptLowerPriority", **spec}), BATCH)["spec"]
 
     if wanted == "ours":
         assert found["priorityClassName"] == BATCH.priority_class
         assert "priority" not in found and "preemptionPolicy" not in found, "the API server fills them in"
     else:
         assert (found["priorityClassName"], found.get("priority")) == (wanted, spec.get("priority"))
+
+
+def test_author_hears_of_a_class_for_offline_pods_that_preempts_online_ones():
+    (said,) = warnings(pod(priorityClassName="koord-batch", priority=5000), BATCH)
+    assert "koord-batch may preempt online pods" in said and "preemptionPolicy: Never" in said
+    assert not warnings(pod(priorityClassName="koord-batch", priority=5000, **NEVER), BATCH)
 
 
 def test_a_pod_tolerates_nodes_that_are_there_for_offline_pods():

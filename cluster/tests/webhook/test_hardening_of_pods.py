@@ -13,8 +13,9 @@ NONE = HardeningSettings()
 OFFLINE = {"colocation.criproxy.io/class": "offline"}
 
 
-def asked(spec, *, labels=OFFLINE, namespace="batch", settings=NONE):
-    pod = {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [{"name": "c"}], **spec}}
+def asked(spec, *, labels=OFFLINE, annotations=None, namespace="batch", settings=NONE):
+    meta = {"name": "p", "labels": labels, "annotations": annotations or {}}
+    pod = {"metadata": meta, "spec": {"containers": [{"name": "c"}], **spec}}
     request = {"uid": "u1", "operation": "CREATE", "namespace": namespace, "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     return json.loads(answer(json.dumps(body).encode(), ConversionSettings(hardening=settings)).body)["response"]
@@ -103,3 +104,11 @@ def test_a_pod_gets_users_of_its_own_where_that_is_asked_for_and_it_can():
     for spec in ({"hostUsers": True}, {"hostUsers": False}, {"hostNetwork": True}, {"hostPID": True}):
         assert host_users(spec, OWN) == []
     assert host_users(containers(volumeDevices=[{"name": "d", "devicePath": "/d"}]), OWN) == []
+
+
+@pytest.mark.parametrize(("spec", "named"), REFUSED.values(), ids=REFUSED)
+def test_a_spark_driver_is_refused_only_where_it_stays_offline(spec, named):
+    labels = {**OFFLINE, "spark-role": "driver"}
+    assert asked(spec, labels=labels)["allowed"]
+    found = asked(spec, labels=labels, annotations={"colocation.criproxy.io/keep-requests": "true"})
+    assert named in found["status"]["message"]

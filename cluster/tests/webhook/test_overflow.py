@@ -221,3 +221,10 @@ def test_left_pods_ask_for_nothing_that_nodes_lend_and_stay_as_they_are(tables):
     for one, kept in zip(found["spec"]["containers"], original["spec"]["containers"], strict=True):
         for kind in ("requests", "limits"):
             assert one["resources"].get(kind, {}).get("nvidia.com/gpu") == kept["resources"][kind].get("nvidia.com/gpu")
+
+
+def test_a_spark_driver_runs_online_whatever_its_owner_waits_for(overflow):
+    asked = pod()
+    asked["metadata"]["labels"]["spark-role"] = "driver"
+    found, outcome, _ = made(asked, overflow)
+    assert (outcome, CLASS in found["metadata"]["labels"]) == ("converted", False)

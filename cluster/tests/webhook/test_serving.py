@@ -4,11 +4,15 @@ import asyncio
 import ssl
 import tracemalloc
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import httpx2
 import pytest
 import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from structlog.testing import LogCapture
 
 from cluster.tests.webhook.test_webhook_review import offline, review
@@ -38,7 +42,7 @@ async def serving(folder, log, limits=PROMPT, *, address="127.0.0.1", port=0):
     certificate = ServerCertificate(folder, log)
     certificate.look()
     answers = WebhookAnswers(ConversionSettings(), certificate, log)
-    front = Front(answers, certificate.context, log, limits)
+    front = Front(answers, certificate, log, limits)
     running = asyncio.create_task(front.serve(address, port))
     while not front.port:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -147,6 +151,29 @@ def test_a_new_certificate_serves_new_connections_and_old_ones_go_on(tmp_path, l
             async with trusting(old.authorities) as stranger:
                 with pytest.raises(httpx2.ConnectError):
                     await post(stranger, server.port, review({}))
+
+    asyncio.run(scenario())
+
+
+def test_a_new_certificate_with_a_key_of_another_kind_is_served(tmp_path, log):
+    async def scenario():
+        put(tmp_path, tls())
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, NAME)])
+        made = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(NOW - timedelta(hours=1))
+            .not_valid_after(NOW + timedelta(hours=1))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+            .sign(key, hashes.SHA256())
+            .public_bytes(Encoding.PEM)
+        )
+        async with serving(tmp_path, log) as (server, certificate):
+            pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            put(tmp_path, Tls(certificate=made, key=pem))
+            certificate.look()
+            async with trusting(made) as client:
+                assert (await post(client, server.port, review({}))).status_code == 200
 
     asyncio.run(scenario())
 
@@ -327,7 +354,7 @@ def test_the_shortest_request_is_answered_first(tmp_path, log):
         order.append(size)
 
     async def scenario():
-        front = Front(Long(0), ServerCertificate(tmp_path, log).context, log)
+        front = Front(Long(0), ServerCertificate(tmp_path, log), log)
         await asyncio.gather(*(turned(front, size) for size in (5, 900, 30, 1, 500)))
 
     asyncio.run(scenario())
@@ -339,7 +366,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut(tmp_path, log):
         put(tmp_path, pair := tls())
         certificate = ServerCertificate(tmp_path, log)
         certificate.look()
-        front = Front(Long(32 << 20), certificate.context, log, FrontLimits(request_s=0.5, lame_duck_s=0.0))
+        front = Front(Long(32 << 20), certificate, log, FrontLimits(request_s=0.5, lame_duck_s=0.0))
         running = asyncio.create_task(front.serve("127.0.0.1", 0))
         while not front.port:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -363,7 +390,7 @@ def test_a_front_that_can_accept_no_more_ends_the_process(tmp_path, log, monkeyp
         raise ZeroDivisionError
 
     monkeypatch.setattr(Front, "_accept", broken)
-    front = Front(Long(0), ServerCertificate(tmp_path, log).context, log)
+    front = Front(Long(0), ServerCertificate(tmp_path, log), log)
     with pytest.raises(ZeroDivisionError):
         asyncio.run(front.serve("127.0.0.1", 0))
 
