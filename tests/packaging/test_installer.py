@@ -1,6 +1,9 @@
 """The steps of the chart's Jobs on a node, with a fake host: its files, and what is run on it. No node is changed."""
 
+import fcntl
 import importlib.util
+import os
+import shutil
 import signal
 from datetime import UTC, datetime, timedelta
 from importlib.machinery import SourceFileLoader
@@ -26,16 +29,20 @@ def load() -> ModuleType:
 installer: Any = load()
 
 
-class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
-    """A directory for its root. `fails` is how the command begins that fails."""
+CONFIGURE = "dpkg --force-confold --configure -a"
+INSTALL = "apt-get install criproxy_0.1.0~deb13u1_amd64.deb"
 
-    def __init__(self, root: Path, release: str = "trixie", fails: str = "nothing") -> None:
+
+class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
+    """A directory for its root. `fails` is how the command begins that fails, `last` the one at which SIGTERM comes."""
+
+    def __init__(self, root: Path, release: str = "trixie", fails: str = "nothing", last: str = "nothing") -> None:
         super().__init__(root)
         self.ran: list[str] = []
         self.fails = fails
-        (root / "usr/bin").mkdir(parents=True)
-        (root / "etc").mkdir()
-        (root / "usr/lib").mkdir()
+        self.last = last
+        for folder in ("usr/bin", "usr/lib", "etc", "run", installer.CACHE, Path(installer.KNOWN).parent):
+            (root / folder).mkdir(parents=True)
         (root / "usr/lib/os-release").write_text(f'ID=debian\nVERSION_CODENAME="{release}"\n')
         for program in ("apt-get", "systemctl"):
             self.add(program)
@@ -43,16 +50,24 @@ class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
     def add(self, program: str) -> None:
         (self.root / "usr/bin" / program).touch()
 
-    def run(self, *command: str) -> None:
+    def add_config(self) -> Path:
+        file: Path = self.root / installer.OURS
+        file.parent.mkdir(parents=True)
+        file.write_bytes(NEW)
+        return file
+
+    def call(self, *command: str) -> int:
         said = " ".join(command)
         if said.startswith("apt-get install"):
-            assert (self.root / command[-1].lstrip("/")).read_text() == "trixie's"
-            said = f"apt-get install {Path(command[-1]).name}"
-        self.ran.append(said.replace(" -y -o DPkg::Lock::Timeout=120", ""))
-        if said.startswith(self.fails):
-            raise installer.InstallError(f"{said} ended with 1")
-        if said == "apt-get install":
-            self.add("criproxy")
+            package = self.root / command[-1].lstrip("/")
+            assert package.read_text() == "trixie's"
+            assert package.parent.stat().st_mode & 0o777 == 0o755
+            said = f"apt-get install {package.name}"
+        said = said.replace(" -y -o DPkg::Lock::Timeout=120", "")
+        self.ran.append(said)
+        if said.startswith(self.last):
+            self.end()
+        return 1 if said.startswith(self.fails) else 0
 
 
 @pytest.fixture
@@ -72,16 +87,38 @@ def config(tmp_path):
     return file
 
 
+@pytest.fixture
+def real_host(tmp_path, monkeypatch):
+    """Runs the programs in tmp_path, without a root of its own, and handles SIGTERM."""
+    host = installer.Host(tmp_path)
+    host._enter = lambda: None
+    monkeypatch.setattr(installer, "PATH", f"{tmp_path}:/usr/bin:/bin")
+    signal.signal(signal.SIGTERM, host.end)
+    return host
+
+
+@pytest.fixture(autouse=True)
+def handler_of_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def ready(_began):
     return True
+
+
+def waiting(host):
+    """What `main` hands to the verbs."""
+    return lambda began: installer.wait_until_ready(host, "one", began)
 
 
 def test_install_puts_the_release_s_own_package_in_configures_and_attaches(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host")
     installer.install(host, ready, packages, config)
-    assert host.ran == ["apt-get install criproxy_0.1.0~deb13u1_amd64.deb", "criproxy check", "criproxy attach"]
+    assert host.ran == [CONFIGURE, INSTALL, "criproxy check", "criproxy attach"]
     assert (host.root / installer.OURS).read_bytes() == NEW
-    assert not (host.root / installer.CARRIED).exists()
+    assert list((host.root / installer.CACHE).iterdir()) == []
 
 
 def test_install_waits_for_what_kubelet_says_after_it_began_to_attach(tmp_path, packages, config):
@@ -117,6 +154,16 @@ def test_host_without_a_package_is_left_as_it_was(tmp_path, packages, config, re
     assert host.ran == [] and not (host.root / installer.OURS).exists()
 
 
+@pytest.mark.parametrize("other", ["0.10.0~deb13u1", "0.1.0+1~deb13u1"])
+def test_image_with_two_packages_for_the_release_is_refused(tmp_path, packages, config, other):
+    (packages / f"criproxy_{other}_amd64.deb").write_text("trixie's, too")
+    host = FakeHost(tmp_path / "host")
+    with pytest.raises(installer.InstallError, match=r"2 packages for trixie, .*one package for each") as refused:
+        installer.install(host, ready, packages, config)
+    assert other in str(refused.value) and "0.1.0~deb13u1" in str(refused.value)
+    assert host.ran == []
+
+
 def test_host_without_apt_is_left_as_it_was(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host")
     (host.root / "usr/bin/apt-get").unlink()
@@ -129,8 +176,31 @@ def test_package_that_can_t_be_installed_attaches_nothing_and_is_not_left_behind
     host = FakeHost(tmp_path / "host", fails="apt-get install")
     with pytest.raises(installer.InstallError, match="apt-get install"):
         installer.install(host, ready, packages, config)
-    assert len(host.ran) == 1
-    assert not (host.root / installer.CARRIED).exists() and not (host.root / installer.OURS).exists()
+    assert host.ran == [CONFIGURE, INSTALL]
+    assert list((host.root / installer.CACHE).iterdir()) == [] and not (host.root / installer.OURS).exists()
+
+
+def test_dpkg_that_fails_is_apt_get_s_to_judge(tmp_path, packages, config):
+    host = FakeHost(tmp_path / "host", fails="dpkg")
+    installer.install(host, ready, packages, config)
+    assert host.ran[:2] == [CONFIGURE, INSTALL] and host.ran[-1] == "criproxy attach"
+
+
+def test_files_that_somebody_else_removes_or_has_there_stop_nothing(tmp_path, packages, config, monkeypatch):
+    host = FakeHost(tmp_path / "host")
+    others = host.root / installer.CACHE / "criproxy-install"
+    others.mkdir()
+
+    def call(*command):
+        status = FakeHost.call(host, *command)
+        if command[0] == "apt-get":
+            shutil.rmtree(host.root / Path(command[-1]).parent.relative_to("/"))
+        return status
+
+    monkeypatch.setattr(host, "call", call)
+    installer.install(host, ready, packages, config)
+    assert host.ran[-1] == "criproxy attach"
+    assert list((host.root / installer.CACHE).iterdir()) == [others]
 
 
 @pytest.mark.parametrize("before", [None, b"[cpu]\nmin_cores = 1\n"], ids=["without-one", "with-one"])
@@ -153,25 +223,128 @@ def test_failed_attach_is_attach_s_own_to_roll_back(tmp_path, packages, config):
     assert host.ran[-1] == "criproxy attach"
 
 
-def test_job_that_is_told_to_end_has_the_command_end_itself(tmp_path):
-    host = installer.Host(tmp_path)
-    host._enter = lambda: None
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(installer.InstallError, match="ended with 7"):
-            host.run("sh", "-c", 'trap "exit 7" TERM; kill -TERM $PPID; for at in $(seq 300); do sleep 0.1; done')
-    finally:
-        signal.signal(signal.SIGTERM, before)
+# --- SIGTERM --------------------------------------------------------------------------------------------------------
+
+
+def add_program(folder, name, script):
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+@pytest.mark.parametrize("later_s", [0, 0.3])
+def test_criproxy_s_own_command_ends_itself(tmp_path, real_host, later_s):
+    script = 'trap "exit 7" TERM; sleep {}; kill -TERM $PPID; for at in $(seq 300); do sleep 0.1; done'
+    add_program(tmp_path, "criproxy", script.format(later_s))
+    with pytest.raises(installer.InstallError, match="criproxy attach ended with 7"):
+        real_host.run("criproxy", "attach")
+
+
+def test_sigterm_while_criproxy_s_command_begins_ends_it(tmp_path, real_host):
+    add_program(tmp_path, "criproxy", "exec sleep 30")
+    real_host.end()
+    assert real_host.call("criproxy", "attach") == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["apt-get", "dpkg"])
+def test_packages_are_finished_before_the_job_ends(tmp_path, real_host, name):
+    add_program(tmp_path, name, 'trap "exit 7" TERM; kill -TERM $PPID; sleep 0.3; : >"$1"')
+    real_host.run(name, str(tmp_path / "done"))
+    assert (tmp_path / "done").exists()
+    with pytest.raises(installer.InstallError, match=rf"SIGTERM after `{name} .*done`, .*the next Job"):
+        real_host.run("criproxy", "attach")
+
+
+@pytest.mark.parametrize("last", [CONFIGURE, INSTALL, "criproxy check"])
+def test_no_step_of_an_install_begins_after_sigterm(tmp_path, packages, config, last):
+    host = FakeHost(tmp_path / "host", last=last)
+    with pytest.raises(installer.InstallError, match="stopped by SIGTERM after"):
+        installer.install(host, ready, packages, config)
+    assert host.ran[-1] == last
+    assert (host.root / installer.OURS).parent.exists() == (last == "criproxy check")
+
+
+@pytest.mark.parametrize("verb", ["attach", "detach"])
+def test_waiting_for_the_node_ends_and_what_was_done_stays(tmp_path, packages, config, monkeypatch, verb):
+    host = FakeHost(tmp_path / "host")
+    host.add("criproxy")
+    asked = []
+
+    def not_ready(name):
+        asked.append(name)
+        host.end()
+        return {}
+
+    monkeypatch.setattr(installer, "ask_for_node", not_ready)
+    with pytest.raises(installer.InstallError, match=f"SIGTERM after `criproxy {verb}`, which is complete and stays"):
+        if verb == "attach":
+            installer.install(host, waiting(host), packages, config)
+        else:
+            installer.remove(host, waiting(host))
+    assert (asked, host.ran[-1]) == (["one"], f"criproxy {verb}")
+
+
+def test_pause_ends_soon_after_sigterm(real_host, monkeypatch):
+    monkeypatch.setattr(installer.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(installer.InstallError, match="SIGTERM before anything was done"):
+        real_host.pause(3600)
+
+
+# --- two Jobs on one node -------------------------------------------------------------------------------------------
+
+
+def test_second_job_waits_for_the_first(tmp_path, capsys):
+    host = FakeHost(tmp_path / "host")
+    first = (host.root / installer.LOCK).open("w")
+    fcntl.flock(first, fcntl.LOCK_EX)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            first.close()
+
+    host.pause = pause
+    with host.alone():
+        assert pauses == [installer.POLL_S] * 2
+    assert capsys.readouterr().out.splitlines() == [
+        "criproxy-install: another criproxy-install works on this node; waiting"
+    ]
+
+
+def test_second_job_ends_while_it_waits(tmp_path):
+    host = FakeHost(tmp_path / "host")
+    with (host.root / installer.LOCK).open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        host.end()
+        with pytest.raises(installer.InstallError, match="SIGTERM before anything was done"), host.alone():
+            pytest.fail("two at once")
+
+
+# --- remove ---------------------------------------------------------------------------------------------------------
 
 
 def test_remove_detaches_before_the_package_goes(tmp_path):
     host = FakeHost(tmp_path / "host")
     host.add("criproxy")
-    file = host.root / installer.OURS
-    file.parent.mkdir(parents=True)
-    file.write_bytes(NEW)
+    file = host.add_config()
     installer.remove(host, ready)
-    assert host.ran == ["criproxy detach", "apt-get purge criproxy"]
+    assert host.ran == ["criproxy detach", CONFIGURE, "apt-get purge criproxy"]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [(True, [CONFIGURE, "apt-get purge criproxy"]), (False, [])],
+    ids=["amid-the-purge", "after-the-purge"],
+)
+def test_remove_takes_away_what_an_interrupted_one_has_left(tmp_path, known, expected):
+    host = FakeHost(tmp_path / "host")
+    file = host.add_config()
+    if known:
+        (host.root / installer.KNOWN).touch()
+    installer.remove(host, ready)
+    assert host.ran == expected
     assert not file.exists()
 
 
@@ -213,3 +386,24 @@ def test_failed_step_fails_the_job_and_names_the_node(monkeypatch, capsys, tmp_p
     monkeypatch.setattr(installer, "Host", lambda: FakeHost(tmp_path / "host", "jammy"))
     assert installer.main(["install"]) == 1
     assert "one: this host's release is jammy" in capsys.readouterr().err
+
+
+def test_job_has_the_node_to_itself_and_ends_with_1_on_sigterm(monkeypatch, capsys, tmp_path):
+    host = FakeHost(tmp_path / "host")
+    host.add("criproxy")
+
+    def call(*command):
+        with (host.root / installer.LOCK).open("w") as another:
+            assert not installer.lock(another.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
+        return FakeHost.call(host, *command)
+
+    monkeypatch.setattr(host, "call", call)
+    monkeypatch.setenv("NODE_NAME", "one")
+    monkeypatch.setattr(installer, "Host", lambda: host)
+    monkeypatch.setattr(installer, "ask_for_node", lambda name: {})
+    assert installer.main(["remove"]) == 1
+    assert host.ran == ["criproxy detach"]
+    assert "one: stopped by SIGTERM after `criproxy detach`" in capsys.readouterr().err
+    with (host.root / installer.LOCK).open("w") as next_one:
+        assert installer.lock(next_one.fileno())
