@@ -45,6 +45,9 @@ ANNOTATIONS: Final[Mapping[str, ExtendedNames]] = {
 }
 """The first that is there holds."""
 
+_MOST_TABLES: Final = 4 * (MOST_CONTAINERS + 1)
+"""In the annotation's JSON: of a container, itself, its requests and its limits, and one that others may add."""
+
 _Amounts = Mapping[str, str | int | float] | None
 
 
@@ -81,6 +84,8 @@ def asked_by(annotations: Mapping[str, str]) -> dict[str, Asked]:
 def _read(text: str, names: ExtendedNames) -> dict[str, Asked]:
     if len(text) > MOST_RECORDED:
         raise ValueError(f"it has {len(text)} characters, more than {MOST_RECORDED}")
+    if text.count("{") > _MOST_TABLES:  # before each becomes an object
+        raise ValueError(f"it has more tables than {MOST_CONTAINERS} containers need")
     raw = msgspec.json.decode(text, type=_RawExtendedSpec)
     inits, mains = raw.initContainers or {}, raw.containers or {}
     if (count := len(inits) + len(mains)) > MOST_CONTAINERS:

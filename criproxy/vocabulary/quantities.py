@@ -16,7 +16,10 @@ MOST: Final = Fraction(2**63 - 1)
 """Kubernetes makes this of all that is more."""
 
 _FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
-_LEADING_ZEROS: Final = re.compile(r"(\A[+-]?|[eE][+-]?)0+(?=\d)", re.ASCII)
+_LEADING_ZEROS: Final = re.compile(
+    r"([+-]?)(?:0+(?=\d))?([^eE]*)(?:([eE][+-]?)(?:0+(?=\d))?(.*))?", re.ASCII | re.DOTALL
+)
+"""Of the number and of its exponent; the groups are the rest."""
 _FACTORS: Final[Mapping[str, tuple[int, int]]] = {
     "": (1, 1),
     **{suffix: (1, 1000**power) for power, suffix in enumerate("mun", 1)},
@@ -42,7 +45,7 @@ def amount(quantity: str | float | None) -> Fraction:
         raise ValueError(f"{str(quantity)!r} is no quantity")
     text = str(quantity)
     if len(text) > MOST_CHARACTERS:
-        text = _LEADING_ZEROS.sub(r"\1", text)
+        text = _LEADING_ZEROS.sub(r"\1\2\3\4", text, count=1)
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"{text[:40]!r} and so on has {len(text)} characters, and a quantity at most {MOST_CHARACTERS}"

@@ -134,6 +134,8 @@ def lend(cluster: Cluster, mib: int, cores: float = CORES) -> None:
     cluster.order(f"{mib} MiB, {cores} cores", cpu=cpu, memory={"max_bytes": mib << 20})
     cluster.wait_published(lambda amount: amount == cores * 1000, f"{cores} cores")
     cluster.wait_published(lambda amount: amount == mib << 20, f"{mib} MiB", MEMORY)
+    # A small raise of the limit waits for a minute since its last change.
+    wait_for(lambda: cluster.proxy.status()["box"]["memory"]["limit_bytes"] >= mib << 20, SOON_S, "the box to hold it")
 
 
 def box(cluster: Cluster, pod: Any) -> Cgroup:

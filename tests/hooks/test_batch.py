@@ -113,6 +113,7 @@ NONSENSE = [
     pytest.param('{"containers": {"' + "x" * 70_000 + '": {}}}', id="long"),
     pytest.param("\udcff", id="no-utf-8"),
     pytest.param(spec(**{f"c{n}": {} for n in range(MOST_CONTAINERS + 1)})[EXTENDED_SPEC], id="containers"),
+    pytest.param('{"containers":{"c":' + '{"a":' * 600 + "{}" + "}" * 602, id="tables"),
     pytest.param('{"containers": {"main": {"requests": {"' + CPU + '": NaN}}}}', id="nan"),
 ]
 

@@ -47,7 +47,7 @@ PODS = {
     "generated name": pod(metadata={"generateName": "batch-"}),
     "what a server adds": pod(metadata={"creationTimestamp": None, "managedFields": [{"fieldsV1": {"f:a": {}}}]}),
     "tolerations": pod(tolerations=[{"operator": "Exists"}]),
-    "its own priority": pod(priorityClassName="low", priority=5000),
+    "its own priority": pod(priorityClassName="low", priority=5000, preemptionPolicy="Never"),
     "affinity": pod(affinity={"podAntiAffinity": {}, "nodeAffinity": {}}),
     "privileged": pod(container={"securityContext": {"privileged": True}}),
     "host namespaces": pod(hostPID=True, hostNetwork=True),
