@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy import __version__
+from criproxy.cgroup.naming import DEFAULT_BOXES
 from criproxy.cli import main
-from criproxy.commands.explain.command import DEFAULT_BOXES
 from criproxy.observe.client import NotAllowedError
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why

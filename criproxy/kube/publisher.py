@@ -210,7 +210,7 @@ class Publisher:
         settings, last = self._settings, self._last
         left = await self._left() if last is None or last.publishes is None else ()
         promised: dict[str, int] = {}
-        left_out: frozenset[str] = frozenset()
+        left_out = frozenset() if last is None else last.left_out
         if needs_allocated(offered, last, settings):
             left_out = ended(offered, last)
             promised = await self._allocated(left_out)

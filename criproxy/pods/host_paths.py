@@ -15,11 +15,11 @@ What a path leads to can change before the runtime mounts it. Whoever gets out s
 Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /proc/PID/mountinfo.
 """
 
+import asyncio
 import os
 import posixpath
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +34,11 @@ from criproxy.vocabulary.unboundable import SHOWN, first_related, host_path, rel
 
 _TIMEOUT_S: Final = 10.0
 
-_MOST_HANGING: Final = 16
-"""Threads. With so many, no further one begins: whoever makes links to a dead server would else have all of them."""
+_MOST_READERS: Final = 16
+"""Threads, of which none begins for a mount that another one waits for."""
+
+_MOST_LINKS: Final = 40
+"""On one path. Source: path_resolution(7)."""
 
 _LONGEST: Final = 4096
 """Characters of a path. Source: limits.h, PATH_MAX."""
@@ -53,8 +56,9 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devpts", "hugetlbfs", "mqueue"
 
 
 class MountPoint(Struct, frozen=True):
-    """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`."""
+    """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`. `id`: of the mount."""
 
+    id: str
     device: str
     root: str
     point: str
@@ -67,8 +71,8 @@ def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
     for line in lines_of(mountinfo):
         mount, _, filesystem = line.partition(" - ")
         match mount.split(" "), filesystem.split(" "):
-            case [_, _, device, root, point, *_], [kind, *_] if kind:
-                found.append(MountPoint(device, unescaped(root), unescaped(point), kind))
+            case [id, _, device, root, point, *_], [kind, *_] if kind:
+                found.append(MountPoint(id, device, unescaped(root), unescaped(point), kind))
     return tuple(found)
 
 
@@ -137,28 +141,37 @@ class NodePaths:
         while (mount := self._at.get(point)) is None:
             above = posixpath.dirname(point)
             if above == point:
-                return MountPoint("", path, path, "")
+                return MountPoint("", "", path, path, "")
             point = above
         rest = path[len(point) :].lstrip("/")
-        return MountPoint(mount.device, posixpath.join(mount.root, rest) if rest else mount.root, path, mount.kind)
+        root = posixpath.join(mount.root, rest) if rest else mount.root
+        return MountPoint(mount.id, mount.device, root, path, mount.kind)
 
 
 def _is_in(path: str, folder: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/") and path != folder
 
 
+_NOWHERE: Final = MountPoint("", "", "", "", "")
+
+
 class _Reader(Struct, eq=False):
-    """A thread that looks at paths. `at`: the mount point that it looks at, or the path where that is the root."""
+    """A thread that looks at paths, of one pod at a time. `at`: the mount that it looks at."""
 
     worker: Worker
-    at: str = ""
+    at: MountPoint = _NOWHERE
+    busy: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not self.busy and not self.worker.stuck
 
 
 class HostPaths(Shows):
     """Asks the node, in threads of its own: a path may be on a disk or a server that does not answer.
 
-    A thread that hangs is left to it, and the next pod has another one, so that one server that is gone only keeps out
-    the pods that mount something of it. `root_dir` is kubelet's. The mounts are those of process 1, as kubelet and the
+    A thread that hangs is left to it, and other pods have others, so that one server that is gone only keeps out the
+    pods that mount something of it. `root_dir` is kubelet's. The mounts are those of process 1, as kubelet and the
     runtime see them.
     """
 
@@ -177,7 +190,10 @@ class HostPaths(Shows):
         self._mountinfo = mountinfo
         self._timeout_s = timeout_s
         self._readers: tuple[_Reader, ...] = (self._begun(),)
-        """The last one serves; the others hang, or did when they were last looked at."""
+        self._ended: Final = asyncio.Event()
+        """Set as a reader has done with a pod."""
+        self._mounted: frozenset[str] = frozenset()
+        """The ids of mounts, as of the last look."""
 
     def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
         """Those that are not plainly kubelet's own for this pod."""
@@ -189,17 +205,24 @@ class HostPaths(Shows):
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
         what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
         try:
-            reader, waited_for = self._free(), frozenset(one.at for one in self._hanging())
-            look = partial(self._look, reader, suspects, own, hardening, waited_for)
-            refusal = await reader.worker.run(what, look)
+            reader, waited_for = await self._free(), frozenset(one.at.id for one in self._hanging())
+            reader.busy = True
+            try:
+                refusal = await reader.worker.run(
+                    what, lambda: self._look(reader, suspects, own, hardening, waited_for)
+                )
+            finally:
+                reader.busy = False
+                self._ended.set()
+                self._end_idle()
         except OSError as error:
             raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
         if refusal:
             raise AdmissionError(refusal)
 
     def problems(self) -> Iterator[str]:
-        for at in sorted({one.at for one in self._hanging()}):
-            yield f"{at[:SHOWN]} does not answer: no offline pod is let in that mounts a path of it"
+        for point in sorted({one.at.point for one in self._hanging() if one.at.id in self._mounted}):
+            yield f"{point[:SHOWN]} does not answer: no offline pod is let in that mounts a path of it"
 
     def close(self) -> None:
         for one in self._readers:
@@ -211,41 +234,83 @@ class HostPaths(Shows):
     def _hanging(self) -> list[_Reader]:
         return [one for one in self._readers if one.worker.stuck]
 
-    def _free(self) -> _Reader:
-        """One that does not hang, unless too many do. Raises StuckError."""
-        last = self._readers[-1]
-        if not last.worker.stuck:
-            return last
-        hanging = self._hanging()
-        if len(hanging) == _MOST_HANGING:
-            return last
+    async def _free(self) -> _Reader:
+        """An idle one, or a new one; where there are too many, the next that is idle. Raises OSError."""
+        async with asyncio.timeout(self._timeout_s):
+            while (reader := self._idle() or self._another()) is None:
+                self._ended.clear()
+                await self._ended.wait()
+        return reader
+
+    def _idle(self) -> _Reader | None:
+        return next((one for one in self._readers if one.idle), None)
+
+    def _another(self) -> _Reader | None:
+        """None: there are too many already. Raises StuckError."""
+        if len(self._readers) >= _MOST_READERS:
+            if all(one.worker.stuck for one in self._readers):
+                raise StuckError(f"{len(self._readers)} earlier looks have not been answered yet")
+            return None
         try:
             begun = self._begun()
         except RuntimeError as error:
             raise StuckError("the machine has no more threads") from error
-        last.worker.close()  # once it hangs no more
-        self._readers = (*hanging, begun)
+        self._readers = (*self._readers, begun)
         return begun
+
+    def _end_idle(self) -> None:
+        """All but one."""
+        surplus = [one for one in self._readers if one.idle][1:]
+        for one in surplus:
+            one.worker.close()
+        self._readers = tuple(one for one in self._readers if one not in surplus)
 
     def _look(
         self, reader: _Reader, paths: Sequence[str], own: str, hardening: Hardening, waited_for: Collection[str]
     ) -> str:
         mounts = parse_mount_table(kernel_text(self._mountinfo.read_bytes()))
-        points = {one.point for one in mounts}
+        self._mounted = frozenset(one.id for one in mounts)
+        points = {one.point: one for one in mounts}
 
-        def resolve(path: str) -> str:
-            reader.at = _mount_point(path, points)
-            if reader.at in waited_for:
-                raise StuckError(f"{reader.at[:SHOWN]} has not answered an earlier pod yet")
-            return os.path.realpath(path)
+        def look_at(path: str) -> None:
+            reader.at = _mount_of(path, points)
+            if reader.at.id in waited_for:
+                raise StuckError(f"{reader.at.point[:SHOWN]} has not answered an earlier pod yet")
 
-        node = NodePaths(mounts, resolve, own, hardening)
+        node = NodePaths(mounts, lambda path: resolved(path, look_at), own, hardening)
         return next((why for path in paths if (why := node.refusal(path))), "")
 
 
-def _mount_point(path: str, points: Collection[str]) -> str:
-    """Which of these the path is on by its name; the path itself, where that is the root."""
+def resolved(path: str, look_at: Callable[[str], None]) -> str:
+    """Where an absolute path leads to, past symbolic links, whether it exists or not. `look_at` is called before each
+    part is looked at, which may take for ever. A link that leads nowhere, or in a circle, is its own end.
+    """
+    rest, found, links = path.split("/")[::-1], "/", 0
+    while rest:
+        name = rest.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            found = posixpath.dirname(found)
+            continue
+        part = posixpath.join(found, name)
+        look_at(part)
+        try:
+            target = os.readlink(part) if links < _MOST_LINKS else ""
+        except OSError:  # it is no link, or not there
+            target = ""
+        if not target:
+            found = part
+            continue
+        links += 1
+        rest += target.split("/")[::-1]
+        if target.startswith("/"):
+            found = "/"
+    return found
+
+
+def _mount_of(path: str, points: Mapping[str, MountPoint]) -> MountPoint:
     point = path
     while point not in points and point != "/":
         point = posixpath.dirname(point)
-    return path if point == "/" else point
+    return points.get(point, _NOWHERE)

@@ -175,7 +175,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
             yield "unbounded", f"{len(pods)} offline pods run outside the box (colocation.on_unbounded)", *listed(pods)
 
     def _found(self) -> dict[str, tuple[PodRef, str]]:
-        if (rules := self.rules) is None or not self.shared.inventory.places_known:
+        if (rules := self.rules) is None:
             return {}
         judged = ((sandbox_id, pod.ref, rules.why(pod)) for sandbox_id, pod in self.shared.inventory.outside.items())
         return {sandbox_id: (ref, why) for sandbox_id, ref, why in judged if why is not None}

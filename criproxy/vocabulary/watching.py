@@ -180,7 +180,7 @@ class _WatchFailure(Struct, frozen=True):
     details: _FailureDetails | None = None
 
 
-def shallow(data: bytes) -> bytes:
+def shallow(data: bytes | bytearray) -> bytes:
     """JSON with a text in the place of whatever is nested more than `MOST_DEEP` levels deep."""
     kept, depth, begun = [], 0, 0
     for token in _TOKEN.finditer(data):
@@ -197,7 +197,7 @@ def shallow(data: bytes) -> bytes:
     return b"".join([*kept, data[begun:]])
 
 
-def read_page(body: bytes, kind: type[T]) -> Page[T]:
+def read_page(body: bytes | bytearray, kind: type[T]) -> Page[T]:
     """A list's answer. Raises UnreadableError, also for one without a version: nothing could be watched from it."""
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         whole = _page_of(kind).decode(body)
@@ -236,7 +236,7 @@ def read_event(line: bytes, kind: type[T]) -> Item[T]:
     return Item("BOOKMARK", meta.name, meta.resource_version)
 
 
-def _decoded(data: bytes, kind: type[U]) -> U:
+def _decoded(data: bytes | bytearray, kind: type[U]) -> U:
     """Raises UnreadableError; RecursionError for what is nested more deeply than this stack can follow."""
     try:
         return msgspec.json.decode(data, type=kind)

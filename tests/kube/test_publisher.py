@@ -411,5 +411,6 @@ def test_a_pod_whose_sandbox_is_made_anew_keeps_its_promise(bench, api):
     assert bench.look()[BATCH_CPU] == "2000"
     bench.source.lend(1.0)
     assert bench.look(391)[BATCH_CPU] == "1000"
+    bench.look(391)
     bench.source.lend(1.0, pods=frozenset({"uid-a"}))
     assert bench.look(60)[BATCH_CPU] == "2000"

@@ -103,6 +103,14 @@ def test_policies_stay_when_the_release_goes(chart):
     assert not chart.crds, "Helm would never upgrade them"
 
 
+@pytest.mark.parametrize(("marked_only", "actions"), [(True, "Deny"), (False, "Warn")])
+def test_pods_that_were_not_converted_are_refused_where_the_values_say_so(chart, marked_only, actions):
+    made = render(chart, {"cluster": {"markedOnly": marked_only}})
+    bindings = {one["metadata"]["name"]: one for one in made if one["kind"] == "ValidatingAdmissionPolicyBinding"}
+    for name in ("unmarked", "unconverted"):
+        assert bindings[f"{name}.colocation.criproxy.io"]["spec"]["validationActions"] == [actions]
+
+
 def test_the_release_s_own_namespace_is_not_of_the_release(chart):
     def namespaces(namespace):
         objects = render(chart, NODE, namespace=namespace)

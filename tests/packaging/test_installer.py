@@ -407,3 +407,12 @@ def test_job_has_the_node_to_itself_and_ends_with_1_on_sigterm(monkeypatch, caps
     assert "one: stopped by SIGTERM after `criproxy detach`" in capsys.readouterr().err
     with (host.root / installer.LOCK).open("w") as next_one:
         assert installer.lock(next_one.fileno())
+
+
+def test_what_killed_jobs_have_left_goes(tmp_path, packages, config):
+    host = FakeHost(tmp_path / "host")
+    for verb in (lambda: installer.install(host, ready, packages, config), lambda: installer.remove(host, ready)):
+        (left := host.root / installer.CACHE / f"{installer.CARRIED}abc").mkdir()
+        (left / "criproxy.deb").touch()
+        verb()
+        assert not left.exists()

@@ -10,7 +10,7 @@ import pytest
 
 from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError
-from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, parse_mount_table
+from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, parse_mount_table, resolved
 from tests.fakes.waiting import until
 
 KUBELET = "/var/lib/kubelet"
@@ -168,19 +168,29 @@ def test_node_that_does_not_tell_lets_no_such_pod_in() -> None:
 
 
 class DeadServer:
-    """A node whose mount /mnt/dead does not answer, until it is back; /data/link leads there, by a link."""
+    """A node whose mount /mnt/dead does not answer, until it is back. /var is a mount, and /var/link leads there."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.back = threading.Event()
-        mountinfo = folder / "mountinfo"
-        mountinfo.write_text(f"{MOUNTS}60 20 0:99 / /mnt/dead rw - nfs4 10.0.0.9:/ rw\n")
-        monkeypatch.setattr(os.path, "realpath", self._resolve)
-        self.node = HostPaths(KUBELET, mountinfo, timeout_s=0.2)
+        self.links = {f"/var/link{number}": f"../mnt/dead/{number}" for number in range(100)} | {
+            "/var/link": "/mnt/dead"
+        }
+        self._mountinfo = folder / "mountinfo"
+        self.mount("60")
+        monkeypatch.setattr(os, "readlink", self._readlink)
+        self.node = HostPaths(KUBELET, self._mountinfo, timeout_s=0.2)
 
-    def _resolve(self, path: str) -> str:
-        if path.startswith(("/mnt/dead", "/link/")):
+    def mount(self, id: str) -> None:
+        self._mountinfo.write_text(
+            f"{MOUNTS}59 20 8:49 / /var rw - ext4 /dev/sdd1 rw\n{id} 20 0:99 / /mnt/dead rw - nfs4 10.0.0.9:/ rw\n"
+        )
+
+    def _readlink(self, path: str) -> str:
+        if path.startswith("/mnt/dead"):
             self.back.wait()
-        return path
+        if path in self.links:
+            return self.links[path]
+        raise OSError(path)
 
     async def refusal(self, uid: str, path: str) -> str:
         """Why it is refused; "": it is not."""
@@ -199,33 +209,90 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServ
     server.node.close()
 
 
-def test_server_that_is_gone_keeps_out_the_pods_that_mount_something_of_it_and_no_others(server: DeadServer) -> None:
+SAID = "/mnt/dead does not answer: no offline pod is let in that mounts a path of it"
+
+
+@pytest.mark.parametrize("first", ["/mnt/dead/1", "/var/link", "/var/link/x", "/var/link7"])
+def test_server_that_is_gone_keeps_out_the_pods_that_mount_something_of_it_and_no_others(
+    server: DeadServer, first: str
+) -> None:
     async def scenario() -> None:
-        assert "no answer from the kernel within 0.2 s" in await server.refusal("a", "/mnt/dead/1")
+        assert "no answer from the kernel within 0.2 s" in await server.refusal("a", first)
+        threads = threading.active_count()
         for number in range(100):
-            why = await server.refusal(f"b{number}", f"/mnt/dead/{number}")
-            assert "/mnt/dead has not answered an earlier pod yet" in why
-            assert await server.refusal(f"c{number}", f"/data/{number}") == ""
-        assert list(server.node.problems()) == [
-            "/mnt/dead does not answer: no offline pod is let in that mounts a path of it"
-        ]
+            for path in (f"/mnt/dead/{number}", f"/var/link/{number}", f"/var/link{number}"):
+                assert "/mnt/dead has not answered an earlier pod yet" in await server.refusal(f"b{number}", path)
+            for path in (f"/data/{number}", f"/var/jobs/{number}"):
+                assert await server.refusal(f"c{number}", path) == ""
+        assert list(server.node.problems()) == [SAID]
+        assert threading.active_count() <= threads + 1
         server.back.set()
         await until(lambda: not list(server.node.problems()))
         assert await server.refusal("d", "/mnt/dead/1") == ""
+        await until(lambda: threading.active_count() < threads + 1)
 
     asyncio.run(scenario())
 
 
-def test_threads_that_hang_are_bounded_whatever_links_lead_to_the_server(server: DeadServer) -> None:
+def test_pods_that_come_while_a_look_hangs_do_not_wait_for_it(server: DeadServer) -> None:
+    async def scenario() -> None:
+        others = (server.refusal(f"b{number}", "/data/1") for number in range(100))
+        first, *refusals = await asyncio.gather(server.refusal("a", "/mnt/dead/1"), *others)
+        assert first
+        assert not any(refusals)
+
+    asyncio.run(scenario())
+
+
+def test_mount_that_was_replaced_answers(server: DeadServer) -> None:
+    async def scenario() -> None:
+        assert await server.refusal("a", "/mnt/dead/1")
+        server.mount("61")
+        assert await server.refusal("b", "/data/1") == ""
+        assert list(server.node.problems()) == []
+        server.links["/mnt/dead/1"] = "/data"  # as the new one says; `back` is the old one's
+        assert "no answer" in await server.refusal("c", "/mnt/dead/1"), "it is asked, not known to be dead"
+
+    asyncio.run(scenario())
+
+
+def test_threads_are_bounded_however_many_mounts_hang(server: DeadServer) -> None:
     async def scenario() -> None:
         before = threading.active_count()
         for number in range(20):
-            assert await server.refusal("a", f"/link/{number}")
+            server.mount(f"{100 + number}")
+            assert await server.refusal("a", "/mnt/dead/1")
         assert threading.active_count() <= before + 16
-        assert len(list(server.node.problems())) == 16
         server.back.set()
         await until(lambda: not list(server.node.problems()))
         assert await server.refusal("b", "/data/1") == ""
         await until(lambda: threading.active_count() <= before)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/a/b/../c", "/a/c"),
+        ("/l/x", "/t/x"),
+        ("/l/../y", "/y"),
+        ("/r/x", "/a/t/x"),
+        ("/loop/x", "/loop/x"),
+        ("//a/./b/", "/a/b"),
+        ("/../a", "/a"),
+        ("/", "/"),
+    ],
+)
+def test_path_is_resolved_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch, path: str, end: str) -> None:
+    links = {"/l": "/t", "/r": "a/./t", "/loop": "/loop"}
+
+    def readlink(at: str) -> str:
+        if at in links:
+            return links[at]
+        raise OSError(at)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    looked_at: list[str] = []
+    assert resolved(path, looked_at.append) == end
+    assert len(looked_at) <= 50

@@ -157,14 +157,13 @@ class Controller:
         elif item.problem:
             self._set_wrong(name, item.generation, item.problem)
         elif item.value is not None:
+            if name in self._written and item.value.status != self._written[name]:
+                del self._written[name]  # somebody else has written it, or made the policy anew
             try:
                 policy = parsed(name, item.value.metadata.generation, item.value.spec)
             except PolicyError as error:
                 self._set_wrong(name, item.value.metadata.generation, str(error))
                 return
-            if name in self._written and item.value.status != self._written[name]:
-                del self._written[name]  # somebody else has written it, or made the policy anew
-                self._statuses.put(name, Urgency.CHANGED)
             self._set_right(name)
             self._set_policy(name, policy)
 

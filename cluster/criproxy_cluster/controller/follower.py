@@ -192,11 +192,11 @@ class Follower(Generic[T]):
         await sleep(0)  # what has come at once is not worked off at once
 
 
-async def _body(response: httpx2.Response) -> bytes | None:
+async def _body(response: httpx2.Response) -> bytearray | None:
     """What the answer says; None: that is more than `MAX_PAGE_BYTES`."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > MAX_PAGE_BYTES:
             return None
-    return bytes(body)
+    return body

@@ -266,7 +266,7 @@ def _of_preemption(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:
         return ()
     return (
         f"spec.priorityClassName: {str(spec.get('priorityClassName'))[:100]} may preempt online pods, so that the pod "
-        f"has {settings.priority_class}: give the class preemptionPolicy: Never",
+        f"has {settings.priority_class}: delete the class, and create it with preemptionPolicy: Never",
     )
 
 

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from criproxy.cgroup.naming import BOX, BoxPath, parse_box
+from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath, parse_box
 from criproxy.commands.explain.explain import NodeFacts, explain, render
 from criproxy.commands.explain.manifest import ManifestError, read_manifests
 from criproxy.config.settings import Config
@@ -18,9 +18,6 @@ from criproxy.observe.status_text import printable
 from criproxy.vocabulary.manifests import MOST_BYTES
 
 _ANSWER_S = 3.0
-
-DEFAULT_BOXES = (BoxPath(f"/{BOX}"), BoxPath(f"{BOX}.slice"))
-"""Where the box is, by driver, when kubelet has no cgroup root of its own."""
 
 
 def run(pod: str, config: Config) -> str:

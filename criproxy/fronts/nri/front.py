@@ -233,8 +233,7 @@ class NriFront(Shows):
             await asyncio.wait((waiting, connection.ended), timeout=_REGISTERS_S, return_when="FIRST_COMPLETED")
             if not (good := connection.synchronized.is_set()):
                 # Perhaps it was the event that this runtime does not know: the next attempt is without.
-                refuses = connection.configured and connection.ended.done() and self.plugin.runtime.knows_resizes
-                self.plugin.asks_resizes = not (refuses and self.plugin.asks_resizes)
+                self.plugin.asks_resizes = not (connection.events_refused and self.plugin.asks_resizes)
                 connection.close()
                 self._complain(connection.why or "the runtime did not register criproxy in time")
                 return False
@@ -345,7 +344,7 @@ class NriConnection(asyncio.Protocol):
         self.session: Final = Session()
         self.synchronized: Final = asyncio.Event()
         self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-        self.configured = False
+        self._configured = self._events_taken = False
         self.why = ""
         self._plugin = plugin
         self._log = log
@@ -355,6 +354,11 @@ class NriConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         return bool(self._pending)
+
+    @property
+    def events_refused(self) -> bool:
+        """Whether the runtime has ended it as it was told which events we ask for."""
+        return self._configured and not self._events_taken and self.ended.done()
 
     async def idle(self) -> None:
         """Until no call is under way."""
@@ -411,9 +415,11 @@ class NriConnection(asyncio.Protocol):
             return
         self._answer(call, answer)
         if call.method == "Configure":
-            self.configured = True
-        elif call.method == "Synchronize" and isinstance(answer, bytes) and not self._plugin.awaits_more:
-            self.synchronized.set()
+            self._configured = True
+        elif call.method == "Synchronize":
+            self._events_taken = True  # the runtime looks at them before
+            if isinstance(answer, bytes) and not self._plugin.awaits_more:
+                self.synchronized.set()
 
     async def _answer_later(self, call: Called, pending: Pending) -> None:
         deciding = asyncio.ensure_future(pending.outcome)

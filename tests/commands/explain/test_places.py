@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from criproxy.cgroup.naming import BoxPath
-from criproxy.commands.explain.command import DEFAULT_BOXES, places
+from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath
+from criproxy.commands.explain.command import places
 from criproxy.kubelet.process import cgroup_driver
 from criproxy.observe.status import BoxStatus, CgroupStatus, ConfigStatus, RuntimeStatus, Status
 from criproxy.observe.why import Why

@@ -173,12 +173,15 @@ async def test_a_runtime_that_is_slow_to_synchronize_is_asked_for_all_events_aga
     monkeypatch.setattr(front_module, "_REGISTERS_S", 0.2)
     asked, masks = nri.ConfigureRequest(NRI_version=b"v0.12.0").SerializeToString(), []
     async with rig(tmp_path) as one:
-        for _ in range(2):
+        for ends in (False, True, False):
             runtime = await one.accept()
             await runtime.answer()
             answer = await runtime.ask(1, "Configure", asked)
             masks.append(nri.ConfigureResponse.FromString(answer.response.payload).events)
-    assert masks[0] == masks[1]
+            if ends:  # as it is out of its patience with what we say to Synchronize
+                await runtime.ask(3, "Synchronize", nri.SynchronizeRequest(more=True).SerializeToString())
+                runtime.end.close()
+    assert masks[0] == masks[1] == masks[2]
 
 
 async def test_it_is_registered_once_the_runtime_has_told_all_parts(tmp_path: Path) -> None:

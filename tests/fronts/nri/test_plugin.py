@@ -512,3 +512,13 @@ def test_what_was_removed_while_nobody_was_told_is_forgotten() -> None:
     bench.synchronize([sandbox("b")], [])
     bench.synchronize([], [])
     assert not (bench.plugin._heard or bench.plugin._unplaced or bench.plugin._told)
+
+
+def test_nothing_is_remembered_of_starts_that_were_refused_as_late() -> None:
+    bench = acting()
+    pending = bench.plugin.call("RunPodSandbox", event(sandbox()))
+    assert isinstance(pending, Pending)
+    assert isinstance(pending.late(0.45), NriRefusal)
+    assert decided(pending) == b""
+    assert not bench.plugin._heard
+    assert not bench.plugin._refused_late
