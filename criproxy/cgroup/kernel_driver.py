@@ -195,12 +195,14 @@ class KernelDriver:
         """The directory of a container's cgroup, below the hierarchy's root; None: it has none.
 
         Runtimes put the container's id into its name: `<id>`, or `cri-containerd-<id>.scope` where systemd makes it.
+        CRI-O may have its conmon beside it, `crio-conmon-<id>.scope`. Source: CRI-O, conmon_cgroup = "pod".
         """
         parent = checked_pod(pod)[1]
         if not container_id:
             return None
         names = self._tree.children(self._access.directory("cpu", parent))
-        return next((f"{parent}/{name}" for name in names if container_id in name), None)
+        its = (name for name in names if container_id in name and "conmon" not in name.split("-"))
+        return next((f"{parent}/{name}" for name in its), None)
 
     def settle_container(self, pod: str, container_id: str, limits: ContainerLimits) -> tuple[LimitChange, ...]:
         changes: list[LimitChange] = []

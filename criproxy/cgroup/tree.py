@@ -39,8 +39,8 @@ _LINKS_OF_A_LEAF: Final = 2
 _MOST_OPEN: Final = 128
 """Descriptors of a thread that stay open: some twenty of one box."""
 
-_KILLED_AT_ONCE: Final = 64
-"""A descriptor each."""
+_KILLED_AT_ONCE: Final = 256
+"""A descriptor each, of which a process has 1024."""
 
 _MOST_KILLS: Final = 1000
 """Beyond that, something is started from outside as fast as it is killed."""

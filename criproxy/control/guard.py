@@ -54,6 +54,10 @@ thousand of them and CPU. Source: kernel/cgroup/rstat.c, css_rstat_flush.
 _RAREST_S: Final = 0.5
 
 _AT_ONCE_S: Final = 0.002
+_APART_RATIO: Final = 0.04
+"""Of the time that they are measured over: as 2 ms of the usual 50. Where many cgroups make each read dear, looks are
+rarer, by their cost.
+"""
 _TRIES: Final = 3
 """Counters of node and box that were read further apart show a step that never was: what the box used between."""
 
@@ -265,8 +269,10 @@ class CpuGuard(Shows, Struct, eq=False):
             if times is None:
                 self._rest()
                 return None
-            if t_s - from_s <= _AT_ONCE_S:
+            since_s = 0.0 if self._last is None else from_s - self._last[0]
+            if t_s - from_s <= max(_AT_ONCE_S, _APART_RATIO * since_s):
                 return (t_s, *times)
+        self._follow_pressure(t_s)
         return None
 
     def _sample(self, now: _CounterReading, capacity_cores: float) -> UsageSample | None:

@@ -110,7 +110,10 @@ class DecayedMass:
         for bucket, text in state.mass.items():
             if not 0 <= bucket < state.buckets:
                 raise ValueError(f"bucket {bucket} of {state.buckets}")
-            mass[bucket] = float.fromhex(text)
+            try:
+                mass[bucket] = float.fromhex(text)
+            except OverflowError as error:
+                raise ValueError(f"bucket {bucket} has {text[:40]!r}, more than any number") from error
         pointer, below = (state.pointer, state.below) if state.quantile == self.quantile else (0, 0.0)
         sane = (
             all(0.0 <= m < math.inf for m in mass)

@@ -259,12 +259,12 @@ class Checkpointer(Part, Struct, eq=False):
                 self.file.log.warning("interference_starts_cold", file=str(self.file.path), lost=_LADDER, error=why)
                 remembered = replace(remembered, interference=None)
             self.restore(remembered if predictors else replace(remembered, predictors={}), shift_s)
-        except RuntimeError as error:  # the machine has no more threads
-            self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=str(error))
+        except Exception as error:  # the machine has no more threads, or what was read does not fit
+            self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=repr(error))
         finally:
             late.cancel()
             self._loading = False
-        self.memory.wait_for_checkpoint(False)
+            self.memory.wait_for_checkpoint(False)
 
     async def save(self, *, durable: bool = True) -> None:
         """Raises OSError; without a checkpoint only the next start is colder."""

@@ -240,7 +240,7 @@ class Daemon:
             shared,
             Box(driver, settings_of.box(settings), cpus.cpus, shared.clock, cores=cores, workers=workers),
             cpus,
-            StopRequests(),
+            StopRequests(shared.clock),
             services,
             ProcCgroupReader(),
             workers,

@@ -169,7 +169,12 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
             return
         before, cpus = self._pins, use.cpus - self.cpus.own()
         cores = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
-        self._pins = step(cores, cpus, self._idle, before, now_s)
+        idle = self._idle
+        # On a large node it takes a tenth of a second, for which no call of kubelet's is to wait.
+        pins = await self.box.reads("choose pods' CPUs", lambda *_: step(cores, cpus, idle, before, now_s))
+        if pins is None or self._pins is not before:
+            return
+        self._pins = pins
         if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
             self.shared.counters.count("pods_moved", by=moved)
 

@@ -229,7 +229,7 @@ class PodEviction(Struct):
                 driver.kill_pod(sandbox.placement or "")
 
         try:
-            await self.box.reads("kill a pod", kill)
+            await self.box.writes("kill a pod", kill, apart="cgroup-killer")
         except (CgroupError, TimeoutError, ValueError) as error:
             self.shared.log.error("not_killed", pod=str(sandbox.pod), pod_uid=sandbox.pod.uid, reason=str(error))
 

@@ -69,7 +69,7 @@ class PodStops(PodObserver, Part, Struct, eq=False):
         if not self.shared.runtime.ready:
             return
         placed = {sandbox.id: sandbox.pod for sandbox in self.shared.inventory.placed}
-        single = self.requests.keep(placed.keys(), self.shared.holds.stops_by)
+        single = self.requests.keep(placed.keys(), self.shared.holds.stops_by, self.stopper.begun)
         everything: dict[str, Leave] = {}
         if self.all_leave is not None:
             why, setting = self.all_leave

@@ -122,6 +122,7 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
 
     async def _follow_runtime(self, *, lists: bool) -> None:
         if not self.shared.runtime.ready:
+            await self._adopt_found()
             return
         if lists:
             await self.shared.inventory.refresh()
@@ -161,6 +162,11 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
     async def _adopt(self) -> None:
         if boxes := {parse_placement(place).box for place in self._placements()}:
             await self._adopt_box(min(boxes, key=lambda box: box.path))
+
+    async def _adopt_found(self) -> None:
+        """Pods run on while the runtime is away: they are bounded also by a criproxy that starts meanwhile."""
+        if self.adopts and self.box.path is None and (box := await self.box.pods.found()) is not None:
+            await self._adopt_box(box)
 
     async def _adopt_box(self, box: BoxPath) -> None:
         if not self.adopts or self.box.path is not None:

@@ -67,22 +67,38 @@ class Leave(Struct, frozen=True):
     held_off_too: bool = False
 
 
+ASKED_S: Final = 150.0
+"""Whoever asks for a stop does so each minute, or more often, while its cause lasts."""
+
+
 class StopRequests(Struct, eq=False):
     """Single pods of the box that shall stop: any part asks for it here, `wake` is set, and `PodStops` does it."""
 
+    clock: Clock = field(default_factory=Clock)
     wake: Wake = field(default_factory=Wake)
-    _asked: dict[str, Leave] = {}
-    """By sandbox id."""
+    _asked: dict[str, tuple[float, Leave]] = {}
+    """When it was last asked for (CLOCK_BOOTTIME), by sandbox id."""
 
     def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
-        """Stop this one by a setting; when it does not stop, it is tried again, while the setting says so."""
-        self._asked.setdefault(sandbox.id, Leave(sandbox.pod, why, setting))
+        """Stop this one by a setting. When it does not stop, it is tried again, while the setting says so and whoever
+        has asked does so again: the cause may be over.
+        """
+        _, first = self._asked.get(sandbox.id, (0.0, Leave(sandbox.pod, why, setting)))
+        self._asked[sandbox.id] = self.clock.boottime_s(), first
         self.wake.set()
 
-    def keep(self, placed: Collection[str], stops_by: frozenset[str]) -> dict[str, Leave]:
-        """Forget all but those of these sandboxes and by these settings; returns what is left, by sandbox id."""
-        self._asked = {id: one for id, one in self._asked.items() if id in placed and one.setting in stops_by}
-        return dict(self._asked)
+    def keep(self, placed: Collection[str], stops_by: frozenset[str], begun: Collection[str] = ()) -> dict[str, Leave]:
+        """Forget all but those of these sandboxes and by these settings; returns what is left, by sandbox id.
+
+        What has not been asked for again for `ASKED_S` is forgotten, too, unless it was `begun`.
+        """
+        oldest_s = self.clock.boottime_s() - ASKED_S
+        self._asked = {
+            id: (at_s, one)
+            for id, (at_s, one) in self._asked.items()
+            if id in placed and one.setting in stops_by and (at_s >= oldest_s or id in begun)
+        }
+        return {id: one for id, (_, one) in self._asked.items()}
 
 
 class KnownPod(Struct, frozen=True):
@@ -170,6 +186,11 @@ class PodStopper(Struct):
     def evicted(self) -> Mapping[str, float]:
         """When each that was evicted will have ended (CLOCK_BOOTTIME), by sandbox id."""
         return self._evicted
+
+    @property
+    def begun(self) -> frozenset[str]:
+        """The sandboxes whose end was begun, in whatever way, of those that were last to be."""
+        return self.leaving | self.stopped | self._under_way.keys()
 
     def recall(self, ends_s: Mapping[str, float]) -> None:
         """These had time given to end, by a process before this one: as if they were evicted, they have no other."""

@@ -924,7 +924,7 @@ def test_settle_waits_for_a_write_whose_caller_has_gone(box: Box, driver: FakeDr
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("apart", ["", "cgroup-disks"], ids=["reader", "disks"])
+@pytest.mark.parametrize("apart", ["cgroup-killer", "cgroup-disks"], ids=["kill", "disks"])
 def test_settle_waits_for_what_other_threads_do_whose_caller_has_gone(box: Box, driver: FakeDriver, apart: str) -> None:
     """A kill, or a bound on a disk."""
     gate, did = threading.Event(), list[str]()
@@ -935,7 +935,7 @@ def test_settle_waits_for_what_other_threads_do_whose_caller_has_gone(box: Box, 
 
     async def play() -> None:
         await box.pods.admit(A, 0)
-        asked = box.writes("bound disks", job, apart=apart) if apart else box.reads("kill a pod", job)
+        asked = box.writes("bound disks", job, apart=apart)
         cut = asyncio.create_task(asked)
         await asyncio.sleep(0.01)
         cut.cancel()
@@ -1123,7 +1123,7 @@ def test_pod_is_killed_while_a_write_is_blocked(box: Box, driver: FakeDriver) ->
     async def scenario() -> None:
         admission = asyncio.create_task(box.pods.admit(A, 0))
         await until(driver.writing.is_set)
-        await box.reads("kill a pod", lambda driver, _: driver.kill_pod("/offline/podb"))
+        await box.writes("kill a pod", lambda driver, _: driver.kill_pod("/offline/podb"), apart="cgroup-killer")
         assert not admission.done()
         driver.gate.set()
         await admission
@@ -1491,3 +1491,9 @@ def test_page_cache_waits_while_a_limit_is_to_sink(box: Box, driver: FakeDriver)
 
 def test_without_a_box_there_is_no_page_cache_to_drop(box: Box) -> None:
     assert run(lambda: box.memory.drop_caches(())) == [0]
+
+
+def test_box_of_before_is_found_by_its_pods(box: Box, driver: FakeDriver) -> None:
+    assert run(box.pods.found) == [None]
+    run(lambda: box.pods.admit(B, 0))
+    assert run(box.pods.found) == [B.box]

@@ -15,7 +15,7 @@ from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, ContainerLimits, HeldLimit, PodLimits
 from criproxy.cgroup.naming import directory_of, parse_kubelet_parent
-from criproxy.model import CPU, UNLIMITED, LimitChange
+from criproxy.model import CPU, UNLIMITED, AdmissionError, LimitChange, Resources
 from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
@@ -468,3 +468,41 @@ def test_container_that_has_no_cgroup_is_none_of_ours(node: Node, id: str) -> No
 def test_only_containers_of_pods_in_the_box_are_touched(node: Node) -> None:
     with pytest.raises(CgroupError):
         node.driver.settle_container("kubepods-poda.slice" if node.by_systemd else "/kubepods/poda", ID, ASKED)
+
+
+@pytest.mark.parametrize("node", [(2, False), (2, True)], ids=["v2", "v2-systemd"], indirect=True)
+def test_resize_that_was_refused_leaves_the_pod_unsqueezed(node: Node) -> None:
+    place = parse_kubelet_parent(node.set_by_kubelet(**{"memory.max": str(100 * MIB)}))
+    box = Box(node.driver, BoxSettings({"cpu": 0.1, "memory": 64 * MIB}), lambda: UNLIMITED, FakeClock())
+    asyncio.run(box.pods.admit(place, 0))
+    node.kernel.use(directory_of(node.pod), anon=95 * MIB)
+
+    async def refused() -> tuple[str, ...]:
+        with pytest.raises(AdmissionError):
+            await box.pods.update_pod(place, Resources(memory_limit_bytes=64 * MIB))
+        return await box.pods.carry([place])
+
+    assert asyncio.run(refused()) == (() if node.by_systemd else ("poda",))
+    assert node.text(node.pod, "memory.high") in ("max", str(100 * MIB))
+    assert node.text(node.pod, "memory.max") == str(100 * MIB)
+    assert asyncio.run(box.pods.carry([place])) == ()
+
+
+def test_conmon_beside_a_container_gets_nothing_of_what_the_container_asks_for(node: Node) -> None:
+    path = started(node)
+    parent = path.rpartition("/")[0]
+    conmon = f"{parent}/crio-conmon-{ID}{'.scope' if node.by_systemd else ''}"
+    for hierarchy in ["cg"] if node.is_v2 else ["cpu,cpuacct", "memory"]:
+        node.kernel.mkdir(f"{node.kernel.root}/{hierarchy}{conmon}")
+    names = node.kernel.children
+
+    def conmon_first(directory: str) -> tuple[str, ...]:
+        return tuple(sorted(names(directory), key=lambda one: "conmon" not in one))
+
+    node.kernel.children = conmon_first  # type: ignore[method-assign]
+    before = held(node, conmon)
+
+    node.driver.settle_container(node.pod, ID, ASKED)
+
+    assert held(node, path) == ("79", str(64 * MIB))
+    assert held(node, conmon) == before

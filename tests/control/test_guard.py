@@ -315,3 +315,19 @@ def test_guard_tells_once_where_it_hears_of_pressure(bench):
     assert [fields for level, event, fields in bench.log.events if event == "guard_pressure"] == [{"note": "listening"}]
     assert bench.guard.status().pressure == "listening"
     assert bench.pressure.closed == 1, "run has ended"
+
+
+def test_guard_whose_reads_are_slow_still_sees_a_step(bench):
+    """As where thousands of cgroups are summed up for each."""
+    bench.node.read_s = bench.node.cost_s = 0.004
+    bench.run(5)
+    bench.node.online_cores = 2.0
+    bench.run(3)
+    assert bench.node.squeezed != []
+
+
+def test_guard_that_cannot_read_at_one_moment_hears_of_pressure_all_the_same():
+    bench = Bench()
+    bench.node.stalls = 1000
+    bench.run(3)
+    assert (bench.pressure.note, bench.node.squeezed) == ("listening", [])

@@ -433,3 +433,15 @@ def test_what_the_file_holds_is_restored_but_for_what_a_predecessor_has_passed_o
     asyncio.run(checkpointer.load(predictors=predictors))
 
     assert checkpointer.memory.restored == [(states.predictors, 0.0)] * predictors + [(kept, 0.0)]
+
+
+def test_restore_that_fails_keeps_nobody_waiting(file, states, log):
+    def fail(*_):
+        raise OverflowError("too large")
+
+    file.write(states)
+    checkpointer = keeper(file, states)
+    checkpointer.memory.restore = fail
+    asyncio.run(checkpointer.load())
+    assert checkpointer.memory.waits == [True, False]
+    assert "checkpoint_unreadable" in log.names()

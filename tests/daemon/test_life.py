@@ -75,7 +75,7 @@ class Anybody:
     version = 2
 
     def __init__(self, chance: random.Random, clock: Clock) -> None:
-        self._chance, self.clock, self.stops = chance, clock, StopRequests()
+        self._chance, self.clock, self.stops = chance, clock, StopRequests(clock)
 
     def __getattr__(self, name: str) -> "Anybody":
         if name.startswith("__"):

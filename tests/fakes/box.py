@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from criproxy.cgroup.box import BoxState, Held
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, HeldLimit
-from criproxy.cgroup.naming import BoxPath, PodParent
+from criproxy.cgroup.naming import BoxPath, PodParent, parse_box
 from criproxy.model import AdmissionError, LimitChange, Limits, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 from tests.fakes.driver import FakeDriver
@@ -51,7 +51,8 @@ class FakeBox:
     `orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
 
     `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
-    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for.
+    `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for. `there`: the path of a box that
+    has pods from before, "": there is none.
     """
 
     path: str | None = None
@@ -72,6 +73,7 @@ class FakeBox:
     shares: dict[str, int] = field(default_factory=dict)
     mid: tuple[str, ...] = ()
     keeps_to: Cpus | None = None
+    there: str = ""
     drops: list[frozenset[str]] = field(default_factory=list)
     cache: int = 0
     driver: FakeDriver = field(default_factory=FakeDriver)
@@ -85,6 +87,9 @@ class FakeBox:
     @property
     def memory(self) -> "FakeBox":
         return self
+
+    async def found(self) -> BoxPath | None:
+        return parse_box(self.there) if self.there else None
 
     async def reads(self, what: str, job: Callable[[CgroupDriver, str], T]) -> T | None:
         self.jobs.append(what)

@@ -121,6 +121,8 @@ class FakeGuardedBox:
     has_box: bool = True
     stalls: int = 0
     cost_s: float = 0.0
+    read_s: float = 0.0
+    """How long each read takes."""
     _at_s: float = 0.0
     _node_s: float = 50.0
     _box_s: float = 20.0
@@ -135,6 +137,7 @@ class FakeGuardedBox:
         self._box_s += seconds * self.box_cores
         self._node_s += seconds * (self.box_cores + self.online_cores)
         node_s = self._node_s
+        self.clock.advance(self.read_s)
         if self.stalls:
             self.stalls -= 1
             self.clock.advance(0.2)

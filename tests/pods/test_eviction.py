@@ -78,6 +78,9 @@ class Bench:
     async def reads(self, what: str, job: Callable[[Any, str], Any]) -> Any:
         return job(self, "/offline")
 
+    async def writes(self, what: str, job: Callable[[Any, str], Any], *, apart: str = "") -> Any:
+        return job(self, "/offline")
+
     def state(self) -> Any:
         return SimpleNamespace(tiers=self.tiers)
 
@@ -523,9 +526,8 @@ def test_pod_that_is_not_to_go_any_more_when_the_api_was_waited_for_stays(emerge
 
 def test_kill_that_has_waited_for_its_thread_asks_once_more() -> None:
     class Late(Bench):
-        async def reads(self, what: str, job: Callable[[Any, str], Any]) -> Any:
-            if what == "kill a pod":
-                self.holds.hold_offs = held_off(self.clock, "u2")
+        async def writes(self, what: str, job: Callable[[Any, str], Any], *, apart: str = "") -> Any:
+            self.holds.hold_offs = held_off(self.clock, "u2")
             return job(self, "/offline")
 
     bench = Late()

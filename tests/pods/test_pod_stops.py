@@ -47,10 +47,12 @@ class Bench:
     def __post_init__(self) -> None:
         clock, runtime = FakeClock(), self.runtime
         stops_by = frozenset([ON_DISABLE, ON_CLOSE, ON_UNBOUNDED, ON_RUNTIME_OVERLOAD])
-        holds = Holds(clock, held_off(clock, *self.held_off), stops_by)
+        self.hold_offs = held_off(clock, *self.held_off)
+        holds = Holds(clock, self.hold_offs, stops_by)
         log = structlog.get_logger()
         shared = PodsShared(runtime, runtime, holds, FakeCounters(), clock, log, self.evicts)  # type: ignore[arg-type]
-        self.requests = StopRequests()
+        self.clock = clock
+        self.requests = StopRequests(clock)
         self.part = PodStops(shared, self.requests, shared.stopper())
         self.part.configure(self.settings)
 
@@ -170,3 +172,24 @@ def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_hold
     bench.requests.stop(sandbox("b"), "it runs outside the box", ON_UNBOUNDED)
     bench.look()
     assert bench.runtime.stopped == ["sandbox-b"]
+
+
+def test_request_that_nobody_repeats_is_over_when_a_hold_off_ends() -> None:
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)), held_off=("a",))
+    bench.requests.stop(sandbox("a"), "it printed", ON_RUNTIME_OVERLOAD)
+    bench.look()
+    bench.clock.advance(3 * 3600.0)
+    bench.hold_offs._all = {}
+    bench.look()
+    assert bench.runtime.stopped == []
+
+
+def test_request_that_is_repeated_stands_when_a_hold_off_ends() -> None:
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)), held_off=("a",))
+    for _ in range(180):
+        bench.requests.stop(sandbox("a"), "it printed", ON_RUNTIME_OVERLOAD)
+        bench.look()
+        bench.clock.advance(60.0)
+    bench.hold_offs._all = {}
+    bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"]

@@ -63,15 +63,24 @@ class Bench:
 # --- adoption ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "orders"),
-    [
-        pytest.param(ON, [("adopt", "/offline", False)], id="on"),
-        pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
-        pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
-        pytest.param(DRY_RUN, [], id="dry-run"),
-    ],
-)
+ADOPTED = [
+    pytest.param(ON, [("adopt", "/offline", False)], id="on"),
+    pytest.param(RELEASE, [("adopt", "/offline", True)], id="off-release"),
+    pytest.param(EVICT, [("adopt", "/offline", False)], id="off-evict"),
+    pytest.param(DRY_RUN, [], id="dry-run"),
+]
+
+
+@pytest.mark.parametrize(("settings", "orders"), ADOPTED)
+def test_box_with_pods_is_taken_over_although_the_runtime_is_away(settings: NodeSettings, orders: list[object]) -> None:
+    bench = Bench(settings, FakePodsRuntime(ready=False), FakeBox(there="/offline"))
+    bench.round()
+    bench.round(lists=True)
+    assert [one for one in bench.box.orders if one != "release"] == orders
+    assert (bench.runtime.lists, bench.counters.of("box_swept")) == (0, [])
+
+
+@pytest.mark.parametrize(("settings", "orders"), ADOPTED)
 def test_box_of_another_process_is_taken_over_without_a_pod_in_it(settings: NodeSettings, orders: list[object]) -> None:
     bench = Bench(settings)
     asyncio.run(bench.reconciler.take_over(parse_box("/offline")))

@@ -17,9 +17,9 @@ driver and path, on the right thread.
 | thread | does | may wait for |
 |---|---|---|
 | cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
-| cgroup-reader | readings (but see `box._AT_ONCE_S`), kills: no blocked write blinds the loop | a cgroup lock |
+| cgroup-reader | readings (but see `box._AT_ONCE_S`): no blocked write blinds the loop | a cgroup lock |
 | cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
-| one apart (`Box.writes`) | what else may be slow, as bounds on disks; it begins with its first job | a disk's queue |
+| one apart (`Box.writes`) | what else may be slow: disks, kills; it begins with its first job | a disk's queue |
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
 read those attributes; each is replaced, or copied, as a whole.

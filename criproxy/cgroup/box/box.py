@@ -161,7 +161,7 @@ class Box:
         """A reading of a feature's own: what `job` makes of driver and box, on the reader's thread. None: there is no
         box, and no thread wakes up.
 
-        It may also do what no blocked write is to delay, such as killing. Raises CgroupError, and what `job` does.
+        Raises CgroupError, and what `job` does.
         """
         path = self._limits.path
         return None if path is None else await self._threads.reader.run(what, lambda: job(self._driver, path))

@@ -15,11 +15,11 @@ from criproxy.cgroup.box.limits import BoxLimits
 from criproxy.cgroup.box.threads import BoxThreads, for_request
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.kernel_files import weight_of
-from criproxy.cgroup.naming import BoxPath, PodParent, is_slice, parse_box, pod_names
+from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath, PodParent, is_slice, parse_box, pod_names
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import if_there
 from criproxy.concurrency.clock import Clock
-from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, SHARES_OF_CORE, UNLIMITED, Resources, Unlimited
+from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, MEMORY_HIGH, SHARES_OF_CORE, UNLIMITED, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 
 STARTING_S: Final = 120.0
@@ -139,6 +139,10 @@ class BoxPods:
         """
         return await self._at_box("carry limits of pods", lambda path: self._carry(path, pods))
 
+    async def found(self) -> BoxPath | None:
+        """A box, where kubelet's defaults would have it, that has pods from before a restart; None: there is none."""
+        return await self._threads.reader.run("find the box", self._found)
+
     async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
 
@@ -161,6 +165,10 @@ class BoxPods:
         return await self._threads.writer.run(what, partial(self._limits.at_box, job))
 
     # --- jobs ------------------------------------------------------------------------------------------------------
+
+    def _found(self) -> BoxPath | None:
+        there = (box for box in DEFAULT_BOXES if self._driver.exists(box.path) and self._driver.pods(box.path))
+        return next(there, None)
 
     def adopt(self, path: str) -> None:
         """On the writer's thread: what is in a box that was taken over."""
@@ -214,6 +222,12 @@ class BoxPods:
             return self._driver.pod_limits(path) if self._driver.exists(path) else None
         return None
 
+    def _is_squeezed(self, path: str) -> bool:
+        """Whether a pod's memory.high is below its limit."""
+        with if_there():
+            return MEMORY_HIGH in self._driver.read(path)
+        return False
+
     def _carry(self, path: str, pods: Collection[PodParent]) -> tuple[str, ...]:
         changed, failures = [], []
         for place in pods:
@@ -227,16 +241,20 @@ class BoxPods:
         return tuple(changed)
 
     def _carry_to(self, place: PodParent) -> bool:
-        """False: the pod has what kubelet has set, or kubelet's cgroup or ours is gone."""
+        """False: the pod has what kubelet has set, or kubelet's cgroup or ours is gone.
+
+        A resize that was refused may have left a memory.high of its own, below the limit.
+        """
         limits, held = self._set_by_kubelet(place), self._held_by(place.in_box)
         if limits is None or held is None:
             return False
         wanted = _with(self._weighed(place, limits), held)
         if limits.cpu_weight is None and place.name not in self._shares:
             wanted = replace(wanted, cpu_weight=held.cpu_weight)
-        if wanted == held:
+        squeezed = self._is_squeezed(place.in_box)
+        if wanted == held and not squeezed:
             return False
-        same_memory = wanted.memory_bytes == held.memory_bytes
+        same_memory = wanted.memory_bytes == held.memory_bytes and not squeezed
         self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None) if same_memory else wanted)
         return True
 
