@@ -234,7 +234,7 @@ class V1Hierarchies:
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def settle_memory(self, box: str, want: int | Unlimited, high: int | Unlimited | None = None) -> list[LimitChange]:
-        """Memory, and memory with swap: the same limit, so that squeezed memory does not become disk traffic.
+        """Memory, and memory with swap: the same limit, so that what is within it is not swapped.
 
         There is no memory.high, so `high` is nothing here. The kernel wants memsw >= limit at any moment: up, memsw
         goes first; down, it follows.
