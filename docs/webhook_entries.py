@@ -101,10 +101,7 @@ spec:
   validationActions: [Deny]
 """
 
-_UNMARKED: Final = """\
-# Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
-# A pod that means to be offline and has no label that says so is not converted: it may be promised what is online's, or
-# ask for what no node has and wait for ever. Its author gets a warning; with cluster/manifests/marked-only, a refusal.
+_SPEAKS: Final = """\
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata:
@@ -118,12 +115,30 @@ spec:
         operations: [CREATE]
         resources: [pods]
   matchConditions:
-    - name: no-label
+    - name: {condition}
       expression: >-
-        ![{labels}].exists(one,
+        {has_not}[{labels}].exists(one,
         object.?metadata.labels[?one[0]].orValue("") == one[1])
     - name: no-mirror
       expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+{checks}---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {name}
+spec:
+  policyName: {name}
+  validationActions: [Warn]
+"""
+"""A policy that warns the author of a pod, by whether it has a label of an offline pod."""
+
+_OF_UNMARKED: Final = """\
+# Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
+# A pod that means to be offline and has no label that says so is not converted: it may be promised what is online's, or
+# ask for what no node has and wait for ever. Its author gets a warning; with cluster/manifests/marked-only, a refusal.
+"""
+
+_CHECKS_OF_UNMARKED: Final = """\
   variables:
     - name: marks
       expression: >-
@@ -142,50 +157,21 @@ spec:
       messageExpression: >-
         "it asks for " + variables.asked.join(", ") + ", and has no mark of an offline pod: " +
         "give it the label {remedy}"
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata:
-  name: {name}
-spec:
-  policyName: {name}
-  validationActions: [Warn]
+"""
+
+_OF_UNCONVERTED: Final = """\
 ---
 # A pod that gets its label by a webhook that comes after criproxy's was never sent to it: it asks for what online pods
 # are promised.
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata:
-  name: {unconverted}
-spec:
-  failurePolicy: Ignore
-  matchConstraints:
-    resourceRules:
-      - apiGroups: [""]
-        apiVersions: [v1]
-        operations: [CREATE]
-        resources: [pods]
-  matchConditions:
-    - name: label
-      expression: >-
-        [{labels}].exists(one,
-        object.?metadata.labels[?one[0]].orValue("") == one[1])
-    - name: no-mirror
-      expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+"""
+
+_CHECKS_OF_UNCONVERTED: Final = """\
   validations:
     - expression: >-
         {record} in object.?metadata.annotations.orValue({{}})
       message: >-
         it is marked as an offline pod, and was not converted: whatever gave it the label came after criproxy's webhook.
         Webhooks are called in the order of their configurations' names: have that one come before criproxy-cluster
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata:
-  name: {unconverted}
-spec:
-  policyName: {unconverted}
-  validationActions: [Warn]
 """
 
 
@@ -196,14 +182,25 @@ def unmarked() -> str:
         return ",\n        ".join(map(json.dumps, rows))
 
     every = (*(mark for marks in MARKS.values() for mark in marks), *FOREIGN_MARKS)
-    return _UNMARKED.format(
-        name=f"unmarked.{PREFIX.rstrip('/')}",
-        unconverted=f"unconverted.{PREFIX.rstrip('/')}",
-        record=json.dumps(RESOURCES),
-        labels=listed([mark.key, mark.value] for marks in LABELS.values() for mark in marks),
+    labels = listed([mark.key, mark.value] for marks in LABELS.values() for mark in marks)
+    of_unmarked = _CHECKS_OF_UNMARKED.format(
         annotations=listed([mark.key, mark.value] for mark in every if mark.of == "annotation"),
         names=listed(name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows),
         remedy=f"{CLASS}={OFFLINE}",
+    )
+    of_unconverted = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES))
+
+    def policy(name: str, condition: str, has_not: str, checks: str) -> str:
+        full = f"{name}.{PREFIX.rstrip('/')}"
+        return _SPEAKS.format(name=full, condition=condition, has_not=has_not, labels=labels, checks=checks)
+
+    return "".join(
+        (
+            _OF_UNMARKED,
+            policy("unmarked", "no-label", "!", of_unmarked),
+            _OF_UNCONVERTED,
+            policy("unconverted", "label", "", of_unconverted),
+        )
     )
 
 

@@ -63,7 +63,7 @@ class LargeAnswerError(UnreachableError):
 
 
 class RejectedError(Exception):
-    """The answer to a watch, or to a list, is an error."""
+    """The answer is an error."""
 
     def __init__(self, answer: ApiAnswer) -> None:
         super().__init__(f"the API server answers {answer.status}")

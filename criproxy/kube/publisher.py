@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -12,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.concurrency.clock import Clock
 from criproxy.config.settings import Kubernetes
 from criproxy.kube.bound_pods import bound_pods
-from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiAnswer, ApiRequest, Asks, RejectedError, UnreachableError
+from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, RejectedError, UnreachableError
 from criproxy.kube.extended_resources import (
     ExtendedResource,
     Offer,
@@ -82,18 +83,6 @@ class PublisherStatus(Struct, frozen=True):
     why: str
     trouble: str
     age_s: float | None
-
-
-class _NotTaken(Exception):
-    """`pause_s` is what the server asks to wait for."""
-
-    def __init__(self, why: str, named_s: float | None = None) -> None:
-        super().__init__(why)
-        self.named_s: Final = named_s
-
-
-def _not_taken(answer: ApiAnswer) -> _NotTaken:
-    return _NotTaken(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
 
 
 class Publisher:
@@ -178,8 +167,9 @@ class Publisher:
             await self._publish(offered, why_now)
         except (UnreachableError, ObjectError) as error:
             self._failed(str(error), None)
-        except _NotTaken as error:
-            self._failed(str(error), error.named_s)
+        except RejectedError as error:
+            answer = error.answer
+            self._failed(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
         else:
             if self._trouble:
                 self._log.info("publishing_again", node=self._node)
@@ -228,32 +218,30 @@ class Publisher:
 
     async def _allocated(self, ended: frozenset[str]) -> dict[str, int]:
         """What this node's pods were promised, as the API server's cache has it, but for those that have `ended`."""
-        try:
-            found = await bound_pods(self._client, self._node)
-        except RejectedError as error:
-            raise _not_taken(error.answer) from error
-        names = [resource.name for resource in self._settings.resources]
-        pods = [one for one in found if one.metadata.uid not in ended and self._is_readable(one, names)]
+        found = await bound_pods(self._client, self._node)
+        promised = Counter({resource.name: 0 for resource in self._settings.resources})
+        for pod in found:
+            if pod.metadata.uid not in ended:
+                promised.update(self._allocated_to(pod, list(promised)))
         self._unreadable &= {one.metadata.uid for one in found}
-        return allocated(pods, names)
+        return promised
 
-    def _is_readable(self, pod: BoundPod, names: Sequence[str]) -> bool:
-        """Whether it can be told what it was promised. One pod is not to keep the node from publishing."""
+    def _allocated_to(self, pod: BoundPod, names: Sequence[str]) -> dict[str, int]:
+        """{}: it can't be told. One pod is not to keep the node from publishing."""
         try:
-            allocated([pod], names)
+            return allocated([pod], names)
         except ObjectError as error:
             if pod.metadata.uid not in self._unreadable:
                 self._unreadable.add(pod.metadata.uid)
                 self._log.warning(
                     "pod_unreadable", pod=str(pod.ref), reason=str(error), consequence="its promise counts as nothing"
                 )
-            return False
-        return True
+            return {}
 
     async def _ask(self, request: ApiRequest) -> bytes:
         answer = await self._client.ask(request)
         if answer.meaning is not Meaning.DONE:
-            raise _not_taken(answer)
+            raise RejectedError(answer)
         return answer.body
 
     def _condition(self, made: Publication, offered: Offer) -> Condition:

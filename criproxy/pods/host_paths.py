@@ -137,13 +137,10 @@ class NodePaths:
 
     def _source(self, path: str) -> MountPoint:
         """The mount that a path is on; its `root` is the path's own on the device."""
-        point = path
-        while (mount := self._at.get(point)) is None:
-            above = posixpath.dirname(point)
-            if above == point:
-                return MountPoint("", "", path, path, "")
-            point = above
-        rest = path[len(point) :].lstrip("/")
+        mount = _mount_of(path, self._at)
+        if mount is _NOWHERE:
+            return MountPoint("", "", path, path, "")
+        rest = path[len(mount.point) :].lstrip("/")
         root = posixpath.join(mount.root, rest) if rest else mount.root
         return MountPoint(mount.id, mount.device, root, path, mount.kind)
 
@@ -310,7 +307,11 @@ def resolved(path: str, look_at: Callable[[str], None]) -> str:
 
 
 def _mount_of(path: str, points: Mapping[str, MountPoint]) -> MountPoint:
+    """What a path is on by its name; `_NOWHERE`: nothing that is known."""
     point = path
-    while point not in points and point != "/":
-        point = posixpath.dirname(point)
-    return points.get(point, _NOWHERE)
+    while point not in points:
+        above = posixpath.dirname(point)
+        if above == point:
+            return _NOWHERE
+        point = above
+    return points[point]

@@ -25,12 +25,11 @@ from criproxy_cluster.webhook.conversion import (
     ConversionError,
     ConversionSettings,
     converted,
-    is_offline,
     left_before,
     left_for_virtual_nodes,
     may_overflow,
     refusal_of,
-    runs_online,
+    stays_offline,
     warnings,
 )
 from criproxy_cluster.webhook.jsonpatch import difference
@@ -111,7 +110,7 @@ def _refusal(code: int, reason: str, why: str) -> dict[str, Any]:
 
 def _overflows(pod: Json, question: Question, overflow: Decides) -> str:
     """Why it does; "": it does not. What an earlier call about the same pod has made of it stays."""
-    if not is_offline(pod) or runs_online(pod):
+    if not stays_offline(pod):
         return ""
     if why := left_before(pod):
         return why

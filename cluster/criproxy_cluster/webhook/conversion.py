@@ -203,9 +203,7 @@ def left_for_virtual_nodes(pod: Json, why: str, settings: ConversionSettings) ->
 
 def refusal_of(pod: Json, namespace: str, settings: ConversionSettings) -> str:
     """Why a pod of this namespace may not be made, in words; "": it may. Raises ConversionError."""
-    if not is_offline(pod) or runs_online(pod):
-        return ""
-    return refusal(_table(pod.get("spec"), "spec"), namespace, settings.hardening)
+    return refusal(_table(pod.get("spec"), "spec"), namespace, settings.hardening) if stays_offline(pod) else ""
 
 
 def _take_away(meta: Json, *annotations: str) -> None:
@@ -247,6 +245,10 @@ def runs_online(pod: Json) -> bool:
     """Of an offline pod: whether its role has it run online all the same."""
     key, value = SPARK_DRIVER
     return pod["metadata"]["labels"].get(key) == value and not keeps_requests(pod)
+
+
+def stays_offline(pod: Json) -> bool:
+    return is_offline(pod) and not runs_online(pod)
 
 
 def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:

@@ -223,9 +223,9 @@ class BoxPods:
         return None
 
     def _is_squeezed(self, path: str) -> bool:
-        """Whether a pod's memory.high is below its limit."""
+        """Whether a pod's memory.high, which v1 has not, is below its limit."""
         with if_there():
-            return MEMORY_HIGH in self._driver.read(path)
+            return self._driver.version == 2 and MEMORY_HIGH in self._driver.read(path)
         return False
 
     def _carry(self, path: str, pods: Collection[PodParent]) -> tuple[str, ...]:
