@@ -34,3 +34,20 @@ def test_pod_has_the_notice_that_it_asks_for_and_no_longer(node: Daemon) -> None
     wait_until(
         lambda: [event["event"] for event in node.proxy.events()].count("stop") == 3, WAIT_S, "all", node.proxy.log
     )
+
+
+def test_pod_whose_notice_is_called_off_runs_on(node: Daemon) -> None:
+    node.start(config(on_disable="evict"))
+    pod = node.run_pod("offline", annotations={NOTICE: "8"})
+    pid = node.client.pid(node.client.run_container(pod, "main", ["sh", "-c", NEVER]))
+    time.sleep(2.0)  # the shell has set its trap
+    node.switch(config(enabled=False, on_disable="evict"))
+    wait_until(lambda: _logged(node, "notice"), WAIT_S, "its notice", node.proxy.log)
+    node.switch(config(on_disable="evict"))
+    wait_until(lambda: _logged(node, "not_stopped_any_more"), WAIT_S, "it to be called off", node.proxy.log)
+    time.sleep(10.0)  # longer than the runtime would have waited before it kills
+    assert is_running(pid)
+
+
+def _logged(node: Daemon, event: str) -> bool:
+    return event in [one["event"] for one in node.proxy.events()]

@@ -1,13 +1,25 @@
 """What `criproxy hold-off` and `criproxy release` ask of a running criproxy, done by the time that it answers."""
 
+import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from criproxy.cgroup.box import Box
+from criproxy.cgroup.driver import CgroupError
 from criproxy.daemon.reload import Reload
 from criproxy.observe.routes import TakesHoldOffs
 from criproxy.pods.hold_offs import BOX, HoldOffs
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.unbounded import UnboundedPods
+
+_BOX_STAYS: Final = "the box's limits stay, and no new offline pod is let in"
+_POD_STAYS: Final = (
+    "criproxy does not stop it; an eviction that was accepted before, and a stop signal that its containers have, "
+    "can't be taken back"
+)
+
+_SETTLES_S: Final = 5.0
+"""Who has asked waits for 12 s. The hold-off is in force before."""
 
 
 class OperatorsHoldOffs(TakesHoldOffs):
@@ -26,9 +38,14 @@ class OperatorsHoldOffs(TakesHoldOffs):
         name, uid = self._found(of)
         await self._hold_offs.hold(name, uid, seconds, reason)
         self._reload.follow_operator()
-        await self._box.settle()
-        stays = "the box's limits stay, and no new offline pod is let in" if name == BOX else "it is not stopped"
-        return f"criproxy is held off {name} for {seconds:.0f} s: {stays}"
+        held = f"criproxy is held off {name} for {seconds:.0f} s: {_BOX_STAYS if name == BOX else _POD_STAYS}"
+        try:
+            async with asyncio.timeout(_SETTLES_S):
+                await self._box.settle()
+        except (OSError, CgroupError) as error:
+            reason = str(error) or f"it takes longer than {_SETTLES_S:g} s"
+            return f"{held}. What criproxy began before may still be written, as the kernel has not answered: {reason}"
+        return held
 
     async def release(self, of: str) -> str:
         found = [one for one in self._hold_offs.in_force() if of and of in _called(one.name, one.uid)]

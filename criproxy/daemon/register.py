@@ -3,6 +3,7 @@
 from typing import Final
 
 from criproxy.control.guard import CpuGuard
+from criproxy.daemon.attachment_watch import AttachmentWatch
 from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.checkpoint import Checkpointer
 from criproxy.daemon.kubernetes import KubernetesPart
@@ -53,6 +54,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     KernelTablesWatch,
     PodUseWatch,
     SentryRules,
+    AttachmentWatch,
 )
 
 OTHERS: Final[tuple[type[Shows], ...]] = (

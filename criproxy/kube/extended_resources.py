@@ -68,8 +68,10 @@ got more.
 
 _SHED: Final = "a pod has ended while more is published than can be lent"
 
-_HELD: Final = (Mode.HELD, Mode.HELD_OFF)
-"""In these, no further pod is let in, and those that run stay."""
+_HELD: Final = (Mode.HELD, Mode.HELD_OFF, Mode.NOT_CALLED)
+"""In these, no further pod is let in, or bounded, and those that run stay: also over a restart of kubelet, which comes
+with attaching and detaching, and fails pods that were promised more than is there.
+"""
 
 
 class ExtendedResource(Struct, frozen=True):

@@ -46,6 +46,7 @@ class Mode(Enum):
     NO_CGROUPS = "no cgroups"
     ENGINE_GIVEN_UP = "relay given up"
     BYPASS = "bypass"
+    NOT_CALLED = "not called"
 
 
 class Row(Struct, frozen=True):
@@ -96,6 +97,12 @@ TABLE: Final[Mapping[Mode, Row]] = MappingProxyType(
             "passes by criproxy",
             LimitsUse.KEPT,
             "nobody answers",
+        ),
+        Mode.NOT_CALLED: Row(
+            "kubelet uses another endpoint, or with the NRI front the runtime has not called criproxy for a while",
+            NewPod.UNBOUNDED,
+            "passes by criproxy",
+            well=True,
         ),
     }
 )

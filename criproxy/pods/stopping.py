@@ -46,6 +46,9 @@ itself: no other pod, and nothing else, waits for it.
 HOLD_S: Final = 300.0
 """How long a pod that was stopped may not start again: kubelet would start it at once, to do or land as it did."""
 
+_CALLED_OFF_S: Final = 1.0
+"""How soon a notice ends that is called off."""
+
 EVICT_S: Final = 10.0
 """How long the API server may take to accept an eviction, before the pod's sandbox is stopped instead."""
 
@@ -352,8 +355,11 @@ class PodStopper(Struct):
 
     async def _stop_after(self, notice_s: int, sandbox_id: str, one: Leave) -> None:
         containers = [one.id for one in self.pods.containers_of(sandbox_id)]
-        notices = (self.runtime.give_notice(one, notice_s) for one in containers)
-        await asyncio.gather(*notices, return_exceptions=True)  # whatever failed of it: they are stopped now
+        calls = (self.runtime.give_notice(one, notice_s) for one in containers)
+        notices = asyncio.gather(*calls, return_exceptions=True)  # whatever fails of it: they are stopped then
+        while not (await asyncio.wait((notices,), timeout=_CALLED_OFF_S))[0]:
+            if not self.holds.resting and not self.stands(one):
+                notices.cancel()  # the runtime kills at the end of its call, unless nobody waits for it any more
         try:
             await self._stop(sandbox_id, one)
         except Exception as error:  # the next time, it is tried again

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from criproxy.cgroup.driver import CgroupError
+from criproxy.concurrency.worker import StuckError
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
@@ -24,6 +26,7 @@ class Inline:
 class Bench:
     def __init__(self, tmp_path: Path) -> None:
         self.did: list[str] = []
+        self.fails: Exception | None = None
         self.offs = HoldOffs(tmp_path / "f", Inline(), FakeClock(), structlog.get_logger())  # type: ignore[arg-type]
         self.operators = OperatorsHoldOffs(
             self.offs,
@@ -34,6 +37,8 @@ class Bench:
         )
 
     async def settle(self) -> None:
+        if self.fails is not None:
+            raise self.fails
         self.did.append("written")
 
     def hold(self, of: str) -> str:
@@ -55,9 +60,20 @@ def test_box_is_held_off_once_what_was_asked_for_before_is_written(bench: Bench)
     assert bench.did[-1] == "configured 0"
 
 
+@pytest.mark.parametrize(
+    "error", [StuckError("cannot write"), CgroupError("it hangs"), TimeoutError()], ids=["stuck", "cgroup", "slow"]
+)
+def test_hold_off_that_is_in_force_says_so_though_the_kernel_does_not_answer(bench: Bench, error: Exception) -> None:
+    bench.fails = error
+    said = bench.hold("box")
+    assert said.startswith("criproxy is held off box for 60 s: ")
+    assert "may still be written" in said
+    assert bench.did == ["configured 1"]
+
+
 @pytest.mark.parametrize(("of", "uid"), [("batch/job", "u1"), ("u2", "u2"), ("stray", "u4"), ("batch/stray", "u4")])
 def test_pod_is_meant_by_its_names_or_its_uid_and_released_by_any_of_them(bench: Bench, of: str, uid: str) -> None:
-    assert "it is not stopped" in bench.hold(of)
+    assert "criproxy does not stop it" in bench.hold(of)
     assert [one.uid for one in bench.offs.in_force()] == [uid]
     bench.release(uid)
     assert bench.offs.in_force() == ()

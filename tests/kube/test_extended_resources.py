@@ -79,6 +79,7 @@ def test_offer_of_a_tick_has_what_is_measured():
         pytest.param({Mode.ENGINE_GIVEN_UP: ""}, "", "", id="the other engine"),
         pytest.param({Mode.HELD: "near eviction"}, "", "near eviction", id="held"),
         pytest.param({Mode.HELD_OFF: "repair"}, "", "repair", id="held off"),
+        pytest.param({Mode.NOT_CALLED: "detached"}, "", "detached", id="not called"),
     ],
 )
 def test_offer_withholds_where_new_pods_would_not_be_bounded(modes, withheld, held):

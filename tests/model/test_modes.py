@@ -23,6 +23,7 @@ EXPECTED = {
     Mode.NO_CGROUPS: (REFUSED, AS_IT_CAME, KEPT, RUNTIME, False),
     Mode.ENGINE_GIVEN_UP: (BOUNDED, AS_IT_CAME, WRITTEN, RUNTIME, False),
     Mode.BYPASS: (UNBOUNDED, PAST, KEPT, NOBODY, False),
+    Mode.NOT_CALLED: (UNBOUNDED, PAST, WRITTEN, RUNTIME, True),
 }
 
 
@@ -36,9 +37,9 @@ def test_each_mode_answers_each_question(mode: Mode) -> None:
 
 def test_no_mode_hurts_an_online_pod_or_raises_a_limit_that_nobody_knows() -> None:
     assert {row.online for row in TABLE.values()} <= {AS_IT_CAME, PAST}
-    assert all(row.online == AS_IT_CAME for mode, row in TABLE.items() if mode is not Mode.BYPASS)
+    assert all(row.online == AS_IT_CAME for mode, row in TABLE.items() if mode not in (Mode.BYPASS, Mode.NOT_CALLED))
     unbounded = {mode for mode, row in TABLE.items() if row.new_pod is UNBOUNDED}
-    assert unbounded == {Mode.DISABLED, Mode.PASS_THROUGH, Mode.BYPASS}, "these admit without bounds"
+    assert unbounded == {Mode.DISABLED, Mode.PASS_THROUGH, Mode.BYPASS, Mode.NOT_CALLED}, "these admit without bounds"
 
 
 def test_without_a_mode_all_is_done() -> None:

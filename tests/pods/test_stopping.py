@@ -9,6 +9,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from criproxy.model import PodRef
+from criproxy.pods import stopping as stopping_module
 from criproxy.pods.hold_offs import HoldOff
 from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.stopping import ON_CLOSE, ON_OVER_LIMIT, ON_UNBOUNDED, Holds, KnownPod, Leave, PodStopper
@@ -86,6 +87,7 @@ class Pods:
         self.did: list[tuple[object, ...]] = []
         self.ended = asyncio.Event()
         self.broken: set[str] = set()
+        self.waited_for: list[str] = []
 
     def notice_s(self, sandbox_id: str) -> int:
         return self.notices.get(sandbox_id, 0)
@@ -97,7 +99,11 @@ class Pods:
         self.did.append(("notice", container_id, notice_s))
         if container_id in self.broken:
             raise ConnectionError("gone")
-        await self.ended.wait()
+        self.waited_for.append(container_id)
+        try:
+            await self.ended.wait()
+        finally:
+            self.waited_for.remove(container_id)
 
     async def stop(self, sandbox_id: str) -> None:
         self.did.append(("stop", sandbox_id))
@@ -267,6 +273,27 @@ def test_pod_that_is_not_to_go_any_more_when_its_notice_is_over_stays(change: Ca
         await settled()
         assert [what for what, *_ in pods.did] == ["notice", "notice"]
         assert (stopper.stopped, stopper.leaving) == (frozenset(), frozenset())
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("name", ["held-off", "switched-off"])
+def test_pod_that_is_not_to_go_any_more_amid_its_notice_is_not_killed_by_the_runtime_either(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime kills a container at the end of StopContainer's time, unless the call is cancelled before."""
+    monkeypatch.setattr(stopping_module, "_CALLED_OFF_S", 0.01)
+
+    async def test() -> None:
+        pods, holds = Pods(s1=30), stopping()
+        stopper = PodStopper(pods, structlog.get_logger(), pods, holds)  # type: ignore[arg-type]
+        await stopper.stop_all({"s1": WANTED["s1"]})
+        await settled()
+        assert sorted(pods.waited_for) == ["s1-main", "s1-side"]
+        CHANGES[name](holds)
+        await asyncio.sleep(0.1)
+        assert pods.waited_for == []
+        assert stopper.leaving == frozenset()
 
     asyncio.run(test())
 

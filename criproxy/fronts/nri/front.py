@@ -29,6 +29,7 @@ from criproxy.fronts.nri.handed import NAME, Handed, HandedListener
 from criproxy.fronts.nri.mux import WireError
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending, RuntimeSeen
 from criproxy.fronts.nri.session import Called, Registered, Session
+from criproxy.model.modes import Mode
 from criproxy.model.shown import Gauge, Shows
 from criproxy.vocabulary.names import PLUGIN
 
@@ -45,6 +46,8 @@ _LATER_S: Final = 1.0
 _SOON_FOR_S: Final = 30.0
 """For so long after a loss, it is dialled again so soon: a runtime that starts is about to make containers."""
 
+_NOT_CALLED_S: Final = 30.0
+"""A runtime that is restarted is back by then: nothing is lent after that."""
 
 _NOT_TOLD: Final = "the runtime has not answered over CRI yet, which tells its version"
 
@@ -290,6 +293,12 @@ class NriFront(Shows):
             self._log.warning("nri_not_registered", reason=problem)
 
     # --- what it shows ----------------------------------------------------------------------------------------------
+
+    def modes(self) -> Mapping[Mode, str]:
+        absent_s = self._clock.monotonic_s() - self._absent_s
+        if self.connected or absent_s < _NOT_CALLED_S:
+            return {}
+        return {Mode.NOT_CALLED: f"NRI has not called criproxy for {absent_s:.0f} s"}
 
     def problems(self) -> Iterator[str]:
         if not self.connected:

@@ -18,6 +18,7 @@ from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.nri.plugin import RuntimeSeen
+from criproxy.model.modes import Mode
 from tests.fakes.nri import BOXED, KUBELET, ONLINE, AsyncNri, AsyncPlugins, call, container, event, registered, sandbox
 from tests.fakes.waiting import until
 from tests.fronts.nri.test_plugin import PluginBench
@@ -106,6 +107,21 @@ async def test_a_runtime_that_comes_later_and_goes_is_dialled_anew(tmp_path: Pat
             await one.registered()
         assert one.front.lost == 1
         assert [entry["event"] for entry in logs].count("nri_lost") == 1
+
+
+async def test_nothing_is_lent_once_the_runtime_has_not_called_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(tmp_path, listens=False) as one:
+        assert one.front.modes() == {}, "it has just begun"
+        monkeypatch.setattr(front_module, "_NOT_CALLED_S", 0.0)
+        assert list(one.front.modes()) == [Mode.NOT_CALLED]
+        one.listen()
+        runtime = await one.registered()
+        assert one.front.modes() == {}
+        runtime.end.close()
+        await until(lambda: not one.front.connected)
+        assert list(one.front.modes()) == [Mode.NOT_CALLED]
 
 
 async def test_an_offline_pods_call_has_an_answer_in_its_time_and_an_online_ones_does_not_wait_for_it(

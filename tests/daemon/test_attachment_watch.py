@@ -1,0 +1,51 @@
+"""Where kubelet does not call criproxy, nothing more is lent; where that is not known, nothing changes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import structlog
+
+from criproxy.concurrency.worker import Worker
+from criproxy.daemon.attachment_watch import AttachmentWatch
+from criproxy.model.modes import Mode
+from tests.fakes.node import LISTEN, FakeNode
+from tests.fakes.part import look, node_settings
+
+PUBLISHES = "kubernetes.enabled = true"
+
+
+def watch(node: FakeNode, text: str = PUBLISHES) -> AttachmentWatch:
+    made = AttachmentWatch(LISTEN, Worker("kubelets-config", 5.0), root=node.root)
+    made.configure(node_settings(text))
+    return made
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path / "root").kubeadm()
+
+
+def test_node_whose_kubelet_uses_another_endpoint_lends_nothing_more(node: FakeNode) -> None:
+    part = watch(node)
+    assert part.modes() == {}, "it is not known yet"
+    look(part, structlog.get_logger())
+    assert list(part.modes()) == [Mode.NOT_CALLED]
+    assert "kubelet uses unix:///run/containerd/containerd.sock" in part.modes()[Mode.NOT_CALLED]
+    part.reader.close()
+
+
+def test_kubelet_that_does_not_run_for_a_while_changes_nothing(node: FakeNode, tmp_path: Path) -> None:
+    part = watch(node)
+    look(part, structlog.get_logger())
+    part.root = tmp_path / "nothing runs here"
+    look(part, structlog.get_logger())
+    assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.reader.close()
+
+
+@pytest.mark.parametrize("text", ["", PUBLISHES + '\nproxy.front = "nri"'], ids=["nothing is published", "nri"])
+def test_who_publishes_nothing_or_is_called_by_the_runtime_asks_nobody(node: FakeNode, text: str) -> None:
+    part = watch(node, text)
+    asyncio.run(part.look())
+    assert part.modes() == {}
