@@ -6,7 +6,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,9 @@ from criproxy.config.settings import Config
 from criproxy.config.text import SHOWN, bare, toml
 
 _MAX_CUTS: Final = 20
+_NO_UTF8: Final = "\ufffd"
 _FAILED_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
+_HEADER: Final = re.compile(r"\s*\[\s*[\w-]+\s*\]\s*(#.*)?$", re.ASCII)
 _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]][^={]*=|#|$)")
 
 _GONE: Final[Mapping[str, tuple[object, str]]] = {
@@ -299,26 +301,38 @@ def _error(key: str, value: object, problem: str, remedy: str) -> ConfigError:
 
 
 def _salvage(data: bytes) -> tuple[Mapping[str, Any], ConfigError | None]:
-    """The tables of the file, or of the lines before the first one that is no TOML, with the error."""
+    """The tables of the file; where it is no TOML, of each section what is sound up to its first error, and the error.
+
+    What follows the section with the error counts, too: it may say where criproxy's socket is, and what was published.
+    """
     if len(data) > MAX_FILE_BYTES:
         return {}, _error("", None, f"has more than {MAX_FILE_BYTES} bytes", "this is no config file of criproxy's")
     data = data.removeprefix(codecs.BOM_UTF8)  # editors of Windows begin a file with it
-    try:
-        text = data.decode()
-        if line := too_deep(text):
-            failure = f"nests more than {MAX_DEPTH} deep (at line {line})"
-            lines = text.split("\n")[: line - 1]
-        else:
-            return tomllib.loads(text), None
-    except UnicodeDecodeError as error:
-        text = data[: error.start].decode()
-        failure = f"is not UTF-8 (at line {_failed_line('', text)})"
-        lines = text.split("\n")[:-1]
-    except (ValueError, RecursionError) as error:
-        failure = _first_line(str(error))
-        lines = text.split("\n")[: _failed_line(failure, text) - 1]
-    problem = _error("", None, failure, "correct it; until then only the lines before it count")
-    return _longest_sound(lines), problem
+    text = data.decode(errors="replace")
+    lines = ["" if _NO_UTF8 in line else line for line in text.split("\n")]
+    if line := too_deep(text):
+        failure = f"nests more than {MAX_DEPTH} deep (at line {line})"
+        lines = lines[: line - 1]
+    else:
+        try:
+            return tomllib.loads(data.decode()), None
+        except UnicodeDecodeError as error:
+            failure = f"is not UTF-8 (at line {_failed_line('', data[: error.start].decode())})"
+        except (ValueError, RecursionError) as error:
+            failure = _first_line(str(error))
+    problem = _error("", None, failure, "correct it; until then only what is sound beside it counts")
+    return _sound_sections(lines), problem
+
+
+def _sound_sections(lines: Sequence[str]) -> Mapping[str, Any]:
+    """Of each section, the keys before the first one that is no TOML."""
+    starts = [0, *(at for at, line in enumerate(lines) if _HEADER.match(line)), len(lines)]
+    found: dict[str, Any] = {}
+    for start, end in pairwise(starts):
+        for name, table in _longest_sound([*lines[start:end]]).items():
+            before = found.get(name)
+            found[name] = {**before, **table} if isinstance(before, dict) and isinstance(table, dict) else table
+    return found
 
 
 def _longest_sound(lines: list[str]) -> Mapping[str, Any]:

@@ -383,7 +383,9 @@ def _approach(
 ) -> tuple[float, str, float]:
     """How far towards the target this tick goes; the delay, in words, when it stops short of it; and how much of that
     waits for what is to be given back."""
-    if state.limit is None or target == state.limit:
+    if state.limit is None:  # of a process that has just begun: what was promised before stands
+        return _waited(facts, target, math.inf, settings)
+    if target == state.limit:
         return target, "", 0.0
     if target < state.limit:
         return _waited(facts, target, state.limit, settings)

@@ -394,6 +394,7 @@ class Daemon:
             workers=self._ports.workers,
             reload=self._reload,
             remembered=self._checkpointer.remembered,
+            kubernetes=self._kubernetes,
             active=self._active,
             watchdog=Watchdog(notifier, self._recorder.unhealthy, self._tasks, interval_s),
             notifier=notifier,

@@ -10,14 +10,17 @@ The policy that held last is read from the disk before anything is served, so th
 """
 
 import asyncio
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
 from criproxy.config import Config, Loaded, Override, OwnFiles, load
@@ -26,12 +29,14 @@ from criproxy.control.pod_speed import Feedback
 from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.footprint import tidy
 from criproxy.daemon.lifecycle import run_apart
+from criproxy.daemon.upgrade.channel import KubernetesMemory
 from criproxy.model import CPU, SHARES_OF_CORE, Decision, GivingBack, PodRef, Snapshot
 from criproxy.model.modes import Modes
 from criproxy.model.shown import Counter, Gauge, Shows
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
 from criproxy.pods.words import duration
+from criproxy.vocabulary.gives_back import MOST_WAIT_S
 
 if TYPE_CHECKING:
     from criproxy.config.settings import Kubernetes as Settings
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from criproxy.kube.extended_resources import Offer, PublishSettings
     from criproxy.kube.node_side import NodeSide
     from criproxy.kube.objects import BoundPod
+    from criproxy.kube.policy import InForce
 
 POLICY_FILE: Final = "policy.json"
 """Beside the predictor's checkpoint."""
@@ -149,6 +155,8 @@ class KubernetesPart(Shows):
         self._offering: Offering | None = None
         self._measures: Measures | None = None
         self._side: NodeSide | None = None
+        self._before = KubernetesMemory()
+        """Of the process before, or of the side before, which has failed."""
         self._evictions: dict[str, asyncio.Task[Eviction]] = {}
         self._trouble = ""
         self._kubeconfig = config.kubernetes.kubeconfig or ""
@@ -172,9 +180,23 @@ class KubernetesPart(Shows):
         """The config with the cluster's policy above it. Blocks; for any thread."""
         if not self._enabled:
             return load(file)
-        return self._own.load(
-            self._side.follower.in_force.overrides if self._side is not None else remembered(self._config)
-        )
+        if self._side is not None:
+            return self._own.load(self._side.follower.in_force.overrides)
+        in_force = _in_force(self._before)
+        return self._own.load(remembered(self._config) if in_force is None else in_force.overrides)
+
+    # --- over the end of a process ----------------------------------------------------------------------------------
+
+    def memory(self) -> KubernetesMemory:
+        """What another process, or another side, goes on by."""
+        if self._side is None:
+            return self._before
+        policy = msgspec.Raw(msgspec.json.encode(self._side.follower.in_force))
+        until_s = self._clock.boottime_s() + MOST_WAIT_S
+        return KubernetesMemory(policy, self.giving_back(), until_s)
+
+    def go_on_by(self, before: KubernetesMemory) -> None:
+        self._before = before
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -215,6 +237,9 @@ class KubernetesPart(Shows):
             log=self._log,
         )
         await side.follower.remember()
+        self._before = self.memory()
+        if (in_force := _in_force(self._before)) is not None:
+            side.follower.in_force = in_force
         self._side = side  # from now on its policy is the one that is loaded
         self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
         await side.run()
@@ -329,8 +354,17 @@ class KubernetesPart(Shows):
             self._metrics.count("kubernetes_evictions", ended.result().outcome.name.lower())
 
     def giving_back(self) -> GivingBack | None:
-        """See `criproxy.pods.control_loop.ControlLoop`."""
-        return None if self._side is None else self._side.gives_back.now()
+        """See `criproxy.pods.control_loop.ControlLoop`. What was promised by the one before counts, too."""
+        before = self._before.giving_back if self._clock.boottime_s() < self._before.until_s else None
+        if self._side is None:
+            return before
+        now = self._side.gives_back.now()
+        if before is None or (now is None and self._side.gives_back.heard):
+            return now
+        if now is None:
+            return before
+        lately = max(now.published_lately_bytes, before.published_lately_bytes)
+        return replace(now, published_lately_bytes=lately)
 
     def promised_cores(self) -> float | None:
         """See `criproxy.pods.stopping.Evicts`."""
@@ -404,6 +438,17 @@ class KubernetesPart(Shows):
 
 def policy_file(config: Config) -> Path:
     return Path(config.control.checkpoint).with_name(POLICY_FILE)
+
+
+def _in_force(memory: KubernetesMemory) -> "InForce | None":
+    """None: it does not say, or can't be read here."""
+    if bytes(memory.policy) == b"null":
+        return None
+    from criproxy.kube.policy import InForce
+
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(memory.policy, type=InForce)
+    return None
 
 
 def remembered(config: Config) -> tuple[Override, ...]:

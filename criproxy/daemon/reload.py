@@ -117,12 +117,12 @@ class Reload(Shows, Struct):
 
     def begin(self, loaded: Loaded) -> None:
         """Report the config and the stage at the start, which the parts were made for."""
-        self._set_switch()
         self._report_config(loaded)
         self._report_stage()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Until then, the switch goes by what the process before has told it, which holds."""
+        await self._tell_switch()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reload_when_asked())
             group.create_task(self.look_around())
@@ -143,8 +143,7 @@ class Reload(Shows, Struct):
                 self.asked.set()
                 raise
             self._take_up(loaded)
-            with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-                await run_apart("bypass", self._set_switch)
+            await self._tell_switch()
 
     async def read_again(self) -> None:
         """Have the parts go by what the files say now, before any of them acts: they were read when this process began,
@@ -224,10 +223,10 @@ class Reload(Shows, Struct):
         else:
             self.log.info("bypass_left", socket=str(self.socket.path))
 
-    def _set_switch(self) -> None:
-        """Blocks on the disk."""
-        if failed := self.bypass.tell():
-            self.log.warning("bypass_not_told", error=failed)
+    async def _tell_switch(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
+            if failed := await run_apart("bypass", self.bypass.tell):
+                self.log.warning("bypass_not_told", error=failed)
 
     def _take_up(self, loaded: Loaded) -> None:
         """Follow the new config; with errors in it, what holds instead, or the old one still."""

@@ -34,10 +34,13 @@ class GivesBackFollower:
         self._serial: int | None = None
         self._until_s = 0.0
         self._note: Note | None = None
+        self.heard = False
+        """Whether the Node was seen, with or without the annotation."""
 
     def saw(self, node: Node | None) -> None:
         if node is None:
             return
+        self.heard = True
         text = node.annotation(GIVES_BACK) or ""
         if text == self._text:
             return

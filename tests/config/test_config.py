@@ -153,6 +153,30 @@ def test_errors_are_all_told_at_once_with_file_key_value_and_remedy() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param('on_disable = "evict', id="open quote"),
+        pytest.param("presets = [", id="open bracket"),
+        pytest.param('rules = [\n  {label = "a",', id="open table"),
+        pytest.param("enabled", id="no value"),
+        pytest.param("enabled = true\nenabled = true", id="twice"),
+        pytest.param('on_disable = """', id="open text of several lines"),
+        pytest.param("[colocation]", id="section twice"),
+    ],
+)
+def test_what_follows_the_section_with_a_syntax_error_counts(bad: str) -> None:
+    """Else criproxy would listen elsewhere than kubelet asks, and leave what it has published to nobody."""
+    loaded = read(
+        f"[colocation]\nenabled = true\n{bad}\n\n"
+        '[proxy]\nlisten = "/run/mine.sock" # kubelet\'s\nbypass_after_s = "never"\n[kubernetes]\nenabled = true\n'
+    )
+    assert keys(loaded) == [""]
+    config = loaded.config
+    assert (config.proxy.listen, config.kubernetes.enabled) == ("/run/mine.sock", True)
+    assert (config.proxy.bypass, config.colocation.enabled) == (None, True)
+
+
 RULES: list[Any] = [
     pytest.param('{label = "a", equals = "b"}', Rule(Subject.LABEL, "a", Test.EQUALS, "b"), id="label-equals"),
     pytest.param('{label = "a", equals = ""}', Rule(Subject.LABEL, "a", Test.EQUALS, ""), id="equals-nothing"),

@@ -65,6 +65,12 @@ def test_limit_stays_at_what_is_published_until_less_is_and_then_for_what_is_giv
     ]
 
 
+def test_first_limit_of_a_process_waits_for_what_was_promised_by_the_one_before():
+    limit, reason = Box().look(2.0, 2.5, lent(3.0, law(2.5)))
+    assert limit == LENT
+    assert reason.endswith("and 512.00 MiB more, as it is to be given back first")
+
+
 def test_limit_waits_for_no_more_than_is_to_be_given_back():
     box = Box()
     box.look(2.0, 2.0, lent(3.0, LENT))

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,12 +16,14 @@ from criproxy.control.pod_speed import Feedback
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.kubernetes import KubernetesPart, load_first, policy_file, publish_settings
+from criproxy.daemon.upgrade.channel import KubernetesMemory
 from criproxy.kube.extended_resources import ExtendedResource, resources_called
-from criproxy.model import CPU, Bounds, PodRef, ResourceDecision, ResourcePrediction
+from criproxy.model import CPU, Bounds, GivingBack, PodRef, ResourceDecision, ResourcePrediction
 from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
-from criproxy.vocabulary.names import POLICY
+from criproxy.vocabulary.gives_back import Note, encoded
+from criproxy.vocabulary.names import GIVES_BACK, POLICY
 from tests.fakes.apiserver import BUDGET, Fault
 from tests.fakes.log import FakeLog
 from tests.fakes.waiting import until
@@ -267,6 +270,75 @@ def test_policy_that_held_last_holds_on_once_the_node_is_watched_where_the_serve
         return bench.part.load(bench.file).config.cpu.reserve_cores
 
     assert bench.run(scenario) == 2.0
+
+
+def switched_off_on_a_full_disk(bench, api):
+    """The cluster's policy is in force, and can't be kept."""
+    policy_file(bench.config).with_name("policy.json.tmp").mkdir()
+    api.put_node(metadata={"annotations": {POLICY: json.dumps({"version": "8", "settings": RESERVE})}})
+
+    async def scenario():
+        await until(lambda: bench.changes and "can't be kept" in bench.part.status().trouble)
+
+    bench.run(scenario)
+    api.stop()
+
+
+RESERVE = {"cpu": {"reserve_cores": 1.5}}
+
+
+def test_policy_that_no_disk_has_holds_in_the_process_that_takes_over(bench, api, tmp_path, authority):
+    switched_off_on_a_full_disk(bench, api)
+    sent = msgspec.json.encode(bench.part.memory())
+    after = Bench(tmp_path, authority.kubeconfig(api.port))
+    assert after.part.load(after.file).config.cpu.reserve_cores == 0.0
+    after.part.go_on_by(msgspec.json.decode(sent, type=KubernetesMemory))
+    assert after.part.load(after.file).config.cpu.reserve_cores == 1.5
+
+    async def scenario():
+        await until(lambda: after.part.status().node)
+        return after.part.load(after.file).config.cpu.reserve_cores
+
+    assert after.run(scenario) == 1.5, "the API server is away"
+
+
+def test_policy_that_no_disk_has_holds_after_a_hand_over_that_failed(bench, api):
+    switched_off_on_a_full_disk(bench, api)
+    before = bench.part._side
+
+    async def scenario():
+        await until(lambda: bench.part._side is not before)
+        return bench.part.load(bench.file).config.cpu.reserve_cores
+
+    assert bench.run(scenario) == 1.5
+
+
+def test_policy_of_another_version_leaves_what_is_on_disk(bench):
+    write_policy(bench, cpu={"reserve_cores": 2.0})
+    bench.part.go_on_by(KubernetesMemory(msgspec.Raw(b'{"policy": 3}')))
+    assert bench.part.load(bench.file).config.cpu.reserve_cores == 2.0
+
+
+def test_what_the_limit_waits_for_is_waited_for_by_the_process_that_takes_over(bench, api):
+    giving_back = GivingBack(3.0 * GIB, 8.0 * GIB, 9.0 * GIB)
+    bench.part.go_on_by(KubernetesMemory(giving_back=giving_back, until_s=bench.clock.boottime_s() + 333.0))
+    assert bench.part.giving_back() == giving_back == bench.part.memory().giving_back
+    api.put_node(metadata={"annotations": {GIVES_BACK: encoded(Note(7, 2 * GIB, 300.0))}})
+
+    async def scenario():
+        await until(lambda: bench.part._side and bench.part._side.gives_back.heard)
+        heard = bench.part.giving_back()
+        api.put_node(metadata={"annotations": {GIVES_BACK: None}})
+        await until(lambda: bench.part.giving_back() is None)
+        return heard
+
+    heard = bench.run(scenario)
+    assert (heard.size_bytes, heard.published_lately_bytes) == (2.0 * GIB, 9.0 * GIB)
+
+
+def test_what_a_process_before_waited_for_ends(bench):
+    bench.part.go_on_by(KubernetesMemory(giving_back=GivingBack(3.0, 8.0, 9.0), until_s=bench.clock.boottime_s() - 1.0))
+    assert bench.part.giving_back() is None
 
 
 def test_policy_of_the_annotation_is_in_what_is_loaded_next(bench, api):

@@ -68,6 +68,25 @@ def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake
     assert clock.shared == [True, False, True, True]
 
 
+def test_switch_is_told_nothing_before_the_process_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor may be refused, or have read the config before a change: the one before has told what holds."""
+    told: list[str] = []
+
+    def tell() -> str:
+        told.append("told")
+        return ""
+
+    reload = reload_of(SimpleNamespace(changed=lambda: False, settling=False, file=""), Clock())
+    reload.bypass = SimpleNamespace(tell=tell)  # type: ignore[assignment]
+    for report in ("_report_config", "_report_stage"):
+        monkeypatch.setattr(Reload, report, lambda *_: None)
+    reload.begin(Loaded(Config(), ()))
+    assert told == []
+    with pytest.raises(ExceptionGroup, match="unhandled"):  # the clock ends it
+        asyncio.run(reload.run())
+    assert told == ["told"]
+
+
 class SlowFile:
     """A config whose reading lasts until `done` is set. `taken`: what was taken up."""
 

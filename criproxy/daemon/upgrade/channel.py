@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from criproxy.control.series import PredictorState
+from criproxy.model import GivingBack
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -86,7 +87,31 @@ class LadderMessage(msgspec.Struct, frozen=True, tag="ladder"):
     state: msgspec.Raw
 
 
-Message = Ready | Learned | LadderMessage | Take | Serving | Main | AdmitMessage | ResizeMessage | Done | Changed
+class KubernetesMemory(msgspec.Struct, frozen=True, tag="kubernetes"):
+    """What the old one goes by, and the Node does not say at once: its watch begins anew, and the disk may be full.
+
+    `policy`: `criproxy.kube.policy.InForce`, as JSON, of another version perhaps; null: what is on disk.
+    `giving_back`: what the memory limit waits for, until `until_s` (CLOCK_BOOTTIME).
+    """
+
+    policy: msgspec.Raw = msgspec.Raw(b"null")
+    giving_back: GivingBack | None = None
+    until_s: float = 0.0
+
+
+Message = (
+    Ready
+    | Learned
+    | LadderMessage
+    | KubernetesMemory
+    | Take
+    | Serving
+    | Main
+    | AdmitMessage
+    | ResizeMessage
+    | Done
+    | Changed
+)
 
 _DECODER: Final = msgspec.json.Decoder(Message)
 

@@ -17,6 +17,7 @@ from criproxy.daemon.upgrade.channel import (
     Changed,
     Channel,
     Done,
+    KubernetesMemory,
     LadderMessage,
     Learned,
     Main,
@@ -50,6 +51,7 @@ class Predecessor(Struct):
     learned: dict[str, PredictorState] = {}
     ladder: InterferenceState | None = None
     """Where its ladder stands; None: it does not say."""
+    kubernetes: KubernetesMemory = KubernetesMemory()
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _channel: Channel | None = None
     _answering: set[asyncio.Task[None]] = set()
@@ -77,6 +79,8 @@ class Predecessor(Struct):
                 case LadderMessage(state):
                     with contextlib.suppress(msgspec.DecodeError):
                         self.ladder = msgspec.json.decode(state, type=InterferenceState)
+                case KubernetesMemory():
+                    self.kubernetes = message
                 case Take():
                     return message
         return None

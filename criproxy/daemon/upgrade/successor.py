@@ -12,7 +12,16 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from criproxy.daemon.upgrade.channel import Channel, LadderMessage, Learned, Message, Ready, Serving, Take
+from criproxy.daemon.upgrade.channel import (
+    Channel,
+    KubernetesMemory,
+    LadderMessage,
+    Learned,
+    Message,
+    Ready,
+    Serving,
+    Take,
+)
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
 
 _START_S: Final = 60.0
@@ -28,7 +37,7 @@ _LAUNCH: Final = '"$@" </dev/null & echo $! >&0'
 those whose parent has gone. Standard input is the pipe for the pid, as the other two are the log's.
 """
 
-HandedOver = tuple[Sequence[socket.socket], Sequence[Learned | LadderMessage | Take]]
+HandedOver = tuple[Sequence[socket.socket], Sequence[Learned | LadderMessage | KubernetesMemory | Take]]
 """The sockets where questions come in, which nobody else can have as long as one of the two processes does; and what
 the new process must know, the Take last.
 """

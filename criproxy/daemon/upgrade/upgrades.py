@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -22,7 +22,7 @@ from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import LadderMessage, Learned, Main, Ready, Take
+from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
@@ -46,6 +46,16 @@ _DRAIN_S: Final = 3600.0
 """How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
 
+class GoesOn(Protocol):
+    """Whoever knows what the Node will say only later: `criproxy.daemon.kubernetes`."""
+
+    def memory(self) -> KubernetesMemory:
+        """For the process after this one."""
+
+    def go_on_by(self, before: KubernetesMemory) -> None:
+        """That of the process before this one."""
+
+
 class Upgrades(Struct):
     """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
 
@@ -66,6 +76,7 @@ class Upgrades(Struct):
     workers: Workers
     reload: Reload
     remembered: Callable[[], Remembered]
+    kubernetes: GoesOn
     active: ActiveParts
     watchdog: Watchdog
     notifier: Notifier
@@ -100,6 +111,7 @@ class Upgrades(Struct):
             who = "this one has got a signal to end" if stopped else "the one that started this one has ended"
             self.log.warning("upgrade_given_up", reason=who)
             return False
+        self.kubernetes.go_on_by(self.predecessor.kubernetes)
         try:
             await self.reload.read_again()  # before anything acts
         except (OSError, ValueError) as error:  # it ends without a word, and the predecessor goes on
@@ -184,7 +196,8 @@ class Upgrades(Struct):
         remembered = self.remembered()
         learned = (Learned(resource, state) for resource, state in remembered.predictors.items())
         ladder = LadderMessage(msgspec.Raw(msgspec.json.encode(remembered.interference)))
-        return self.active.sockets(), (*learned, ladder, Take(self.box.path, self.box.pods.admitted))
+        take = Take(self.box.path, self.box.pods.admitted)
+        return self.active.sockets(), (*learned, ladder, self.kubernetes.memory(), take)
 
     async def resume(self) -> None:
         """Let what writes work, if it does not. What fails of it keeps nothing else from working."""

@@ -15,6 +15,7 @@ from criproxy.daemon.upgrade.channel import (
     Changed,
     Channel,
     Done,
+    KubernetesMemory,
     LadderMessage,
     Learned,
     Main,
@@ -24,6 +25,7 @@ from criproxy.daemon.upgrade.channel import (
     Serving,
     Take,
 )
+from criproxy.model import GivingBack
 
 
 def learned(buckets: Buckets, capacity: float) -> PredictorState:
@@ -48,6 +50,7 @@ async def pair() -> tuple[Channel, Channel]:
         Learned("cpu", learned(CPU_BUCKETS, 512.0)),
         Learned("memory", learned(MEMORY_BUCKETS, 16.0 * 2**40)),
         LadderMessage(msgspec.Raw(msgspec.json.encode({f"{'n' * 300}-{index}": index for index in range(1000)}))),
+        KubernetesMemory(msgspec.Raw(b'{"policy":{"name":"night"}}'), GivingBack(1.0, 2.0, 3.0), 4.0),
         Serving(),
         Main(),
         AdmitMessage(7, "/offline/pod\nx", 1 << 40),

@@ -12,7 +12,7 @@ from criproxy.control.interference.responder import ResponderState
 from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import Tasks
 from criproxy.daemon.upgrade import upgrades
-from criproxy.daemon.upgrade.channel import LadderMessage, Take
+from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Take
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.socket import SocketError
 from criproxy.pods.interference import InterferenceState
@@ -57,6 +57,7 @@ class Old:
     def __init__(self) -> None:
         self.learned: dict[str, object] = {}
         self.ladder = STATE
+        self.kubernetes = KubernetesMemory(until_s=7.0)
 
     async def turn(self, ready: object) -> Take:
         return Take("/offline", ())
@@ -69,6 +70,15 @@ class Socket(Did):
     def publish(self) -> None:
         self.__getattr__("publish")()
         self.is_published = True
+
+
+class Memory(Did):
+    def memory(self) -> KubernetesMemory:
+        return KubernetesMemory(until_s=7.0)
+
+    def go_on_by(self, before: KubernetesMemory) -> None:
+        assert before.until_s == 7.0
+        self.__getattr__("go_on_by")()
 
 
 def made(did: list[str], tasks: Tasks, socket: Did, predecessor: Any = None, **parts: Any) -> Upgrades:
@@ -86,6 +96,7 @@ def made(did: list[str], tasks: Tasks, socket: Did, predecessor: Any = None, **p
         workers=Workers(),
         reload=parts.get("reload", part),
         remembered=lambda: Remembered({}, STATE),
+        kubernetes=Memory(did),
         active=parts.get("active", part),
         watchdog=part,
         notifier=part,
@@ -150,7 +161,7 @@ def test_nothing_acts_before_all_that_may_have_changed_was_read_again() -> None:
     did: list[str] = []
     took, new = taken_over(did)
     assert took
-    assert did == ["read_again", "adopt", "expect", "refresh", "take_over"]
+    assert did == ["go_on_by", "read_again", "adopt", "expect", "refresh", "take_over"]
     assert new.ladder == STATE
 
 
@@ -158,7 +169,7 @@ def test_nothing_acts_before_all_that_may_have_changed_was_read_again() -> None:
 def test_what_cannot_be_read_again_leaves_the_node_to_the_other_process(error: Exception) -> None:
     did: list[str] = []
     took, new = taken_over(did, error)
-    assert (took, new.waiting, did) == (False, True, ["read_again"])
+    assert (took, new.waiting, did) == (False, True, ["go_on_by", "read_again"])
 
 
 # --- handing over --------------------------------------------------------------------------------------------------
@@ -181,8 +192,9 @@ def test_hold_off_under_way_is_waited_for_while_the_box_is_still_bounded() -> No
         old.holds.hold_offs = HoldOffs()  # type: ignore[assignment]
         return await old.rest()
 
-    _, (ladder, take) = asyncio.run(play())
+    _, (ladder, kubernetes, take) = asyncio.run(play())
     assert did[:2] == ["hold-offs are written", "cease"]
     assert isinstance(ladder, LadderMessage)
     assert msgspec.json.decode(ladder.state, type=InterferenceState) == STATE
+    assert kubernetes == KubernetesMemory(until_s=7.0)
     assert isinstance(take, Take)
