@@ -98,6 +98,7 @@ def test_the_box_has_offline_containers_through_a_pods_life_and_our_restart(node
     assert node.is_in_box(node.client.run_container(offline.pod, "later", ("sleep", "1000")))
     wait_until(lambda: node.proxy.status()["placement"]["verified"] == 2, WELL_S, "two verified", node.proxy.log)
     assert node.proxy.status()["placement"]["misplaced"] == []
+    assert "attach" not in node.proxy.status()["attached"]["where"], "there is nothing to attach"
     assert node.proxy.events("nri_call_failed", "interceptor_failed") == []
 
 

@@ -343,7 +343,7 @@ class Daemon:
             holds=shared.holds,
             interference=harm,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
-            attachment=partial(_attachment, config.proxy.listen_path),
+            attachment=partial(_attachment, config.proxy.listen_path if self._nri is None else None),
             published=self._kubernetes,
             shown=(
                 *(() if self._nri is None else (self._nri,)),
@@ -566,7 +566,10 @@ def _remote(observe: Observe, log: structlog.typing.FilteringBoundLogger) -> "Re
     return RemoteListener(address, Credentials(files, log), log)
 
 
-def _attachment(listen: str) -> AttachStatus:
+def _attachment(listen: str | None) -> AttachStatus:
+    """`listen` None: kubelet is not to use us."""
+    if listen is None:
+        return AttachStatus("unknown", 'kubelet need not use criproxy: proxy.front = "nri"')
     from criproxy.kubelet.attachment import attachment  # only who asks for the status needs it
 
     return attachment(listen)

@@ -48,7 +48,7 @@ _GAUGES: Final = {
 _UNKNOWN: Final = {
     "box_memory_bytes": "What counts towards the box's memory limit, page cache included",
     "box_throttled_ratio": "Share of time that the box was throttled",
-    "attached": "Whether kubelet uses criproxy; NaN: not known",
+    "attached": "Whether kubelet uses criproxy; NaN: not known, or not needed",
     "problems": "Why criproxy is not well: how many problems the status has; NaN: it could not be looked in time",
 }
 """Those that are NaN at first, since 0 would be a statement."""

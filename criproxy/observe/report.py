@@ -95,8 +95,9 @@ class Reporter(Struct, frozen=True):
     def judge(self) -> None:
         """Have the metrics say how it is by now; for a thread, as it reads files of kubelet's."""
         attached = self.attachment()
+        wanted = attached.problem or self.recorder.colocation != "off"  # a node that only looks on may be detached
         self.meters.set(
-            attached={"yes": 1.0, "no": 0.0}.get(attached.state),
+            attached={"yes": 1.0, "no": 0.0 if wanted else None}.get(attached.state),
             problems=len([*self._problems(self._modes(), attached)]),
         )
 

@@ -77,7 +77,7 @@ def test_switch_is_told_nothing_before_the_process_acts(monkeypatch: pytest.Monk
         return ""
 
     reload = reload_of(SimpleNamespace(changed=lambda: False, settling=False, file=""), Clock())
-    reload.bypass = SimpleNamespace(tell=tell)  # type: ignore[assignment]
+    reload.bypass = SimpleNamespace(tell=tell)
     for report in ("_report_config", "_report_stage"):
         monkeypatch.setattr(Reload, report, lambda *_: None)
     reload.begin(Loaded(Config(), ()))

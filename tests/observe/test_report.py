@@ -428,6 +428,15 @@ def test_status_tells_config_errors_and_what_waits_for_a_restart() -> None:
     assert len(config.errors) == 1
 
 
+@pytest.mark.parametrize(("colocation", "shown"), [("off", math.nan), ("on", 0.0)])
+def test_kubelet_that_nobody_has_attached_is_no_alert_where_colocation_is_off(colocation: str, shown: float) -> None:
+    bench = Bench()
+    bench.configure(ON if colocation == "on" else Config())
+    bench.attachment = AttachStatus("no", "kubelet uses another one")
+    bench.endpoints.judge()
+    assert bench.metric("criproxy_attached") == pytest.approx(shown, nan_ok=True)
+
+
 def test_status_tells_whether_kubelet_is_attached() -> None:
     bench = Bench()
     assert bench.status().attached.state == "unknown"
