@@ -8,6 +8,7 @@ What the answer means
 | 2xx, with a Status that says Failure | as its code says | the server answers so to a pod of several budgets |
 | 404, or 409 on its uid | GONE | there is no such pod any more: all is well |
 | the same, after a try without an answer | EVICTED | that try may have been the one by which it went |
+| it has ended, and is not asked to go | GONE | what is left of it stays: its logs, its exit states |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
 | not asked for any more | WITHDRAWN | it stays |
@@ -245,7 +246,8 @@ class Evictor:
     ) -> Eviction:
         """As `evict`, for a pod of which only the runtime has told us: it first reads the pod's owner and grace.
 
-        A grace period of its own above `MOST_GRACE_S` counts as that.
+        A grace period of its own above `MOST_GRACE_S` counts as that. A pod that has ended is not evicted: the API
+        server would delete it.
         """
         where = path("namespaces", pod.namespace, "pods", pod.name)
         try:
@@ -255,6 +257,8 @@ class Evictor:
             return Eviction(pod, Outcome.UNREACHABLE, str(error))
         if answer.status == 404 or (found is not None and found.metadata.uid != pod.uid):
             return Eviction(pod, Outcome.GONE, "the API server knows no such pod")
+        if found is not None and found.ended:
+            return Eviction(pod, Outcome.GONE, "the pod has ended")
         own_s = found.spec.termination_grace_period_seconds if found else None
         if grace_period_s is None and own_s is not None and own_s > MOST_GRACE_S:
             grace_period_s = MOST_GRACE_S

@@ -112,6 +112,13 @@ class Inventory(Struct, eq=False):
         """Those of `placed` that run: an ended pod's sandbox stays until kubelet removes it. Safe as `placed` is."""
         return self._in_box()[2]
 
+    @property
+    def ended_pods(self) -> tuple[Sandbox, ...]:
+        """Those of `placed` of which nothing runs any more: neither the sandbox nor, without it, a container."""
+        containers = tuple(self._containers.values())
+        left = {one.sandbox_id for one in containers if one.id in self._running}
+        return tuple([one for one in self.placed if one.id not in self._running and one.id not in left])
+
     def _in_box(self) -> tuple[int, tuple[Sandbox, ...], tuple[Sandbox, ...]]:
         """They are read many times a second, and change seldom."""
         found, changes = self._boxed_as_of, self._changes

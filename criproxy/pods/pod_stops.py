@@ -65,6 +65,9 @@ class PodStops(PodObserver, Part, Struct, eq=False):
     async def look(self) -> None:
         """Pods that are merely to make room for the schedule, or for who switches colocation off, keep to their
         disruption budgets.
+
+        Of those, pods that have ended are left alone: the API server deletes such a pod when it is evicted, whatever
+        its budget, and with it its logs and exit states.
         """
         if not self.shared.runtime.ready:
             return
@@ -73,6 +76,7 @@ class PodStops(PodObserver, Part, Struct, eq=False):
         everything: dict[str, Leave] = {}
         if self.all_leave is not None:
             why, setting = self.all_leave
-            everything = {one: Leave(pod, why, setting) for one, pod in placed.items()}
+            ended = {sandbox.id for sandbox in self.shared.inventory.ended_pods}
+            everything = {one: Leave(pod, why, setting) for one, pod in placed.items() if one not in ended}
         wanted = {one: leave for one, leave in (everything | single).items() if self.stopper.stands(leave)}
         await self.stopper.stop_all(wanted, patient=everything.keys() - single.keys())

@@ -36,6 +36,10 @@ class FakeInventory:
         return tuple(one for one in self.placed if one.id not in self.ended)
 
     @property
+    def ended_pods(self) -> tuple[Sandbox, ...]:
+        return tuple(one for one in self.placed if one.id in self.ended and not self.containers_of(one.id))
+
+    @property
     def uids(self) -> frozenset[str]:
         return frozenset(one.pod.uid for one in self.placed)
 

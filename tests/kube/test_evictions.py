@@ -111,6 +111,15 @@ def test_eviction_is_told_on_the_pod_and_on_the_node(bench, api):
     assert [one["metadata"]["namespace"] for one in api.events] == ["default", "default"]
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_pod_that_has_ended_is_not_evicted_as_that_would_delete_it(bench, api, phase):
+    api.pods[0]["status"] = {"phase": phase}
+    made = asyncio.run(bench.evictor.evict_pod(PodRef("uid-a", "default", "a"), "the schedule is off"))
+    assert (made.outcome, made.message) == (Outcome.GONE, "the pod has ended")
+    assert [one.method for one in api.requests] == ["GET"]
+    assert bench.left() == "abc"
+
+
 def test_evicted_pods_controller_is_kept_out_for_a_while(bench, clock):
     bench.first(victim("a", controller="job-1"))
     clock.advance(200)

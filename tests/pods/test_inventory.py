@@ -310,6 +310,17 @@ def test_running_pods_leave_out_those_that_have_ended_while_placed_keeps_them() 
     assert [sandbox.id for sandbox in inventory.placed] == ["a", "b"]
 
 
+def test_pod_has_ended_once_neither_its_sandbox_nor_a_container_of_it_runs() -> None:
+    sandboxes = _in_state(_sandboxes("a", "b", "c"), a=READY, b=NOT_READY, c=NOT_READY)
+    listed = cri.ListContainersResponse.FromString(_containers(up="b", over="c"))
+    for one, state in zip(listed.containers, (RUNNING, EXITED), strict=True):
+        one.state = state
+    inventory = asyncio.run(_refreshed(sandboxes, listed.SerializeToString()))
+    assert [one.id for one in inventory.ended_pods] == ["c"]
+    inventory.sandbox_stopped("b")
+    assert [one.id for one in inventory.ended_pods] == ["b", "c"]
+
+
 def _ids(inventory: Inventory) -> tuple[list[str], list[str]]:
     return [one.id for one in inventory.placed], [one.id for one in inventory.running_pods]
 

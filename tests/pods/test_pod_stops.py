@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.part import NodeSettings
 from criproxy.pods.pod_stops import PodStops
+from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import (
     ON_CLOSE,
@@ -77,6 +78,15 @@ def test_evict_stops_each_pod_once() -> None:
     bench.look()
     bench.look()
     assert sorted(bench.runtime.stopped) == ["sandbox-a", "sandbox-b"]
+
+
+def test_pod_that_has_ended_is_not_asked_to_leave_but_one_whose_container_runs_on_without_its_sandbox_is() -> None:
+    up = ListedContainer("c", "sandbox-b", "main", running=True)
+    ended = {"sandbox-a", "sandbox-b"}
+    pods = tuple(map(sandbox, "abc"))
+    bench = Bench(EVICT, FakePodsRuntime(pods, ended=ended, containers={"sandbox-b": (up,)}))
+    bench.look()
+    assert sorted(bench.runtime.stopped) == ["sandbox-b", "sandbox-c"]
 
 
 def test_evict_is_not_held_up_by_a_pod_that_does_not_stop_and_tries_it_again() -> None:
