@@ -140,20 +140,20 @@ class PodLimitsUpkeep(PodObserver, Part, Struct, eq=False):
         hold_offs = self.shared.holds.hold_offs
         if hold_offs.of_box() is not None:
             return
-        placed = {one.id: one for one in self.shared.inventory.placed if not hold_offs.covers(one.pod)}
-        turn = self._turn(placed) if listed else frozenset()
-        pods = {id: one for id, one in placed.items() if id in ripe or (id in turn and id not in self._later)}
-        of_containers = {id: one for id, one in placed.items() if id in due or id in ripe or id in turn}
-        self._failed = (self._failed & placed.keys()) | of_containers.keys()
+        running = {one.id: one for one in self.shared.inventory.running_pods if not hold_offs.covers(one.pod)}
+        turn = self._turn(running) if listed else frozenset()
+        pods = {id: one for id, one in running.items() if id in ripe or (id in turn and id not in self._later)}
+        of_containers = {id: one for id, one in running.items() if id in due or id in ripe or id in turn}
+        self._failed = (self._failed & running.keys()) | of_containers.keys()
         await all_tried(self._carry(pods), self._settle(of_containers))
         self._failed -= of_containers.keys()
 
-    def _turn(self, placed: Collection[str]) -> frozenset[str]:
+    def _turn(self, running: Collection[str]) -> frozenset[str]:
         """Those whose turn it is, and those that failed."""
         if self._turns is None:
             self._turns = Turns()
-            return frozenset(placed)
-        return self._failed.intersection(placed) | self._turns.next(placed, AT_ONCE)
+            return frozenset(running)
+        return self._failed.intersection(running) | self._turns.next(running, AT_ONCE)
 
     async def _carry(self, pods: dict[str, Sandbox]) -> None:
         places = [parse_placement(one.placement) for one in pods.values() if one.placement]

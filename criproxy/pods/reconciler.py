@@ -5,6 +5,7 @@ Level-triggered: each round looks at what is, so that a missed event costs a min
 """
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct, field
@@ -141,14 +142,15 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
             self.shared.log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
 
     async def _drop_caches(self) -> None:
-        running = {parse_placement(one.placement).name for one in self.shared.inventory.running_pods if one.placement}
-        if size_bytes := await self.box.memory.drop_caches(running):
+        if size_bytes := await self.box.memory.drop_caches(_names(self.shared.inventory.running_pods)):
             self.shared.counters.count("page_cache_dropped_bytes", by=size_bytes)
             reason = "pods that have ended have left it"
             self.shared.log.info("page_cache_dropped", bytes=size_bytes, reason=reason)
 
     async def _sweep(self) -> None:
-        swept = await self.box.pods.sweep(frozenset(parse_placement(place).name for place in self._placements()))
+        placed, ended = self.shared.inventory.placed, self.shared.inventory.ended_pods
+        still_run = _names(one for one in placed if one not in ended)  # a pod may have had another sandbox before
+        swept = await self.box.pods.sweep(_names(placed), _names(ended) - still_run)
         self.swept += len(swept)
         self.shared.counters.count("box_swept", by=len(swept))
         if swept:
@@ -156,11 +158,8 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
 
     # --- the box ----------------------------------------------------------------------------------------------------
 
-    def _placements(self) -> list[str]:
-        return [s.placement for s in self.shared.inventory.placed if s.placement is not None]
-
     async def _adopt(self) -> None:
-        if boxes := {parse_placement(place).box for place in self._placements()}:
+        if boxes := {parse_placement(one.placement).box for one in self.shared.inventory.placed if one.placement}:
             await self._adopt_box(min(boxes, key=lambda box: box.path))
 
     async def _adopt_found(self) -> None:
@@ -175,3 +174,8 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
             await self.box.adopt(box, lifted=self.lifts)
         except AdmissionError as error:  # calls must pass all the same
             self.shared.log.error("box_not_adopted", error=str(error))
+
+
+def _names(sandboxes: Iterable[Sandbox]) -> frozenset[str]:
+    """Of their pods' cgroups in the box."""
+    return frozenset(parse_placement(one.placement).name for one in sandboxes if one.placement)

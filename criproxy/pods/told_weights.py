@@ -70,7 +70,8 @@ class ToldWeights(PodObserver, Part, Struct, eq=False):
         hold_offs = self.shared.holds.hold_offs
         if hold_offs.of_box() is not None:
             return
-        claiming = [one for one in self.shared.inventory.placed if one.cpu_shares and not hold_offs.covers(one.pod)]
+        running = self.shared.inventory.running_pods  # what has ended is not among the pods that Kubernetes tells of
+        claiming = [one for one in running if one.cpu_shares and not hold_offs.covers(one.pod)]
         await self._ask({one.pod.uid for one in claiming})
         await self._lower([one for one in claiming if self._claims_more(one)])
 

@@ -695,6 +695,31 @@ def test_cpu_times_are_of_a_box_that_may_have_pods(
     assert told == [True, True, True, False, True, False, True, True, False, True]
 
 
+def test_cpu_times_are_not_of_a_box_whose_pods_have_all_ended(box: Box, driver: FakeDriver, tmp_path: Path) -> None:
+    driver.counters = str(tmp_path)
+    for cgroup in ("kubepods", "offline"):
+        (tmp_path / cgroup).mkdir()
+        (tmp_path / cgroup / "cpu.stat").write_text("usage_usec 1000000\n")
+    told = []
+    for step in (
+        lambda: box.pods.admit(A, 0),
+        lambda: box.pods.sweep({"poda"}, {"poda"}),  # it is starting again
+        lambda: box.pods.sweep({"poda"}, {"poda"}),
+        lambda: box.pods.admit(B, 0),
+        lambda: box.pods.sweep({"poda", "podb"}, {"poda"}),
+        lambda: box.pods.sweep({"poda"}, {"poda"}),
+    ):
+        run(step)
+        told.append(box.cpu_times() is not None)
+        for name in box.pods.admitted if len(told) in {2, 5} else ():
+            box.pods.forget(name)
+    box.pods.started("poda")
+    told.append(box.cpu_times() is not None)
+
+    assert driver.pods_in["/offline"].keys() == {"poda"}
+    assert told == [True, True, False, True, True, False, True]
+
+
 def test_apply_that_fails_is_still_what_the_next_pod_gets(box: Box, driver: FakeDriver) -> None:
     run(lambda: box.pods.admit(A, 0))
     driver.fail_on = {"write"}

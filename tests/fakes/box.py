@@ -48,7 +48,8 @@ class FakeAdmissions:
 class FakeBox:
     """The box, its pods and its memory in one; what features read and write goes to `driver`, at once.
 
-    `orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep.
+    `orders` are what it was told, but for sweeps and CPUs; `known` is what the last sweep was to keep, and `ended`
+    what has ended of that.
 
     `error`: why nothing that it is told can be done. `empty`: the names of pods whose cgroups a sweep may remove.
     `keeps_to`: the CPUs that a container can be kept to; None: whichever are asked for. `there`: the path of a box that
@@ -69,6 +70,7 @@ class FakeBox:
     orders: list[object] = field(default_factory=list)
     confined: int = 0
     known: frozenset[str] | None = None
+    ended: frozenset[str] = frozenset()
     empty: tuple[str, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
     mid: tuple[str, ...] = ()
@@ -153,8 +155,8 @@ class FakeBox:
         self.orders.append(("reap", uids))
         return ()
 
-    async def sweep(self, known: frozenset[str]) -> tuple[str, ...]:
-        self.known = known
+    async def sweep(self, known: frozenset[str], ended: frozenset[str] = frozenset()) -> tuple[str, ...]:
+        self.known, self.ended = known, ended
         return tuple(name for name in self.empty if name not in known)
 
     def _check(self) -> None:

@@ -88,6 +88,15 @@ def test_of_many_pods_each_has_its_turn_and_none_waits_that_could_not_be_given_i
     assert turns == ["abcde", "ab", "cd", "ae", "abce"], "all at first; then two by turns, and those that failed"
 
 
+def test_pods_that_have_ended_take_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_limits, "AT_ONCE", 2)
+    bench = Bench(*(sandbox(uid) for uid in "abcdef"))
+    bench.inventory.ended = {f"s-{uid}" for uid in "abde"}
+    for _ in range(3):
+        bench.part.pods_listed()
+        assert carried(bench.looks()) == {"podc", "podf"}
+
+
 def test_turns_go_on_as_pods_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_limits, "AT_ONCE", 2)
     bench = Bench(*(sandbox(uid) for uid in "abcde"))

@@ -126,6 +126,14 @@ def test_round_sweeps_what_the_runtime_does_not_know() -> None:
     assert bench.counters.of("box_swept") == [1]
 
 
+def test_round_tells_the_box_whose_pods_have_ended_but_not_of_one_that_has_another_sandbox_by_now() -> None:
+    again = replace(sandbox("b"), id="sandbox-again")
+    pods = (sandbox("a"), sandbox("b"), again, sandbox("c"))
+    bench = Bench(runtime=FakePodsRuntime(pods, ended={"sandbox-a", "sandbox-b"}))
+    bench.round()
+    assert (bench.box.known, bench.box.ended) == ({"poda", "podb", "podc"}, {"poda"})
+
+
 def test_round_kills_what_pods_have_left_only_with_a_fresh_list() -> None:
     bench = Bench(runtime=FakePodsRuntime((sandbox("a"),)), box=FakeBox("/offline"))
     bench.round()

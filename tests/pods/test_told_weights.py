@@ -93,6 +93,14 @@ def test_pod_that_is_not_known_keeps_its_claim_until_it_is(pods: dict[str, Known
     assert bench.part.pause_s is None
 
 
+def test_pod_that_has_ended_is_not_asked_about_as_kubernetes_does_not_tell_of_it() -> None:
+    bench = Bench(FORGED, HONEST, pods={"h": SPECS["h"]})
+    bench.inventory.ended = {FORGED.id}
+    for _ in range(3):
+        bench.listed()
+    assert len(bench.api.asked) == 1
+
+
 def test_another_sandbox_of_a_pod_that_is_known_is_lowered_without_asking_again() -> None:
     bench = Bench(FORGED, pods=SPECS)
     bench.listed()

@@ -202,7 +202,7 @@ class Box:
         return usage, found
 
     def cpu_times(self) -> tuple[float, float] | None:
-        """CPU seconds of the node and of the box; None: there is no box, or no pod in it. Raises OSError.
+        """CPU seconds of the node and of the box; None: there is no box, or no pod runs in it. Raises OSError.
 
         For the event loop: two small files that the kernel answers at once. On v2 the node is kubepods and the box.
         """

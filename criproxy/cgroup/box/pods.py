@@ -43,7 +43,7 @@ class BoxPods:
         self.names: frozenset[str] = frozenset()
         """Of those that had a cgroup in the box when it was looked at last; replaced as a whole."""
         self.none_left = False
-        """The last sweep has left no pod, and none has been let in since."""
+        """The last sweep has left no pod but such as have ended, and none has been let in or started since."""
         self._shares: Mapping[str, int] = {}
         """Replaced as a whole, as is `_mid`: the writer reads them."""
         self._mid: frozenset[str] = frozenset()
@@ -103,6 +103,7 @@ class BoxPods:
 
     def started(self, name: str) -> None:
         """A container of the pod runs."""
+        self.none_left = False
         self._starting.pop(name, None)
 
     @property
@@ -143,13 +144,13 @@ class BoxPods:
         """A box, where kubelet's defaults would have it, that has pods from before a restart; None: there is none."""
         return await self._threads.reader.run("find the box", self._found)
 
-    async def sweep(self, known: Collection[str]) -> tuple[str, ...]:
+    async def sweep(self, known: Collection[str], ended: Collection[str] = ()) -> tuple[str, ...]:
         """Remove empty pod cgroups that the runtime does not know (`known`: names, `pod<uid>`); returns their names.
 
-        Raises CgroupError.
+        `ended`: the names of those that it knows and of which nothing runs any more. Raises CgroupError.
         """
-        known = frozenset(known)
-        return await self._at_box("sweep", lambda path: self._sweep(parse_box(path), known))
+        known, ended = frozenset(known), frozenset(ended)
+        return await self._at_box("sweep", lambda path: self._sweep(parse_box(path), known, ended))
 
     async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
         """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
@@ -258,7 +259,7 @@ class BoxPods:
         self._driver.ensure_pod(place.in_box, replace(wanted, memory_bytes=None) if same_memory else wanted)
         return True
 
-    def _sweep(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
+    def _sweep(self, box: BoxPath, known: frozenset[str], ended: frozenset[str]) -> tuple[str, ...]:
         now_s = self._clock.monotonic_s()
         for since, most_s in ((self._admitted, STARTING_S), (self._starting, STARTING_MOST_S)):
             for name, admitted_s in tuple(since.items()):
@@ -268,7 +269,7 @@ class BoxPods:
         there = self._driver.pods(box.path)
         removed = tuple(name for name in there if name not in kept and self._driver.remove_pod(box.pod(name)))
         self.names = frozenset(there).difference(removed)
-        self.none_left = not self.names
+        self.none_left = self.names <= ended - self._admitted.keys()
         return removed
 
     def _reap(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
