@@ -2,15 +2,20 @@
 
 One file of each pod, which stays open: to find and open it costs more than to read it, and one that is open is never
 of another pod. `MOST_PODS` bounds what that takes.
+
+Where the kernel has no pressure, as v1 has none and v2 has none with psi=0, what waits is known by the pods' threads
+(`run_queue`), and a pod's cgroup alone is found here. An older kernel has the files then, too, and each says
+EOPNOTSUPP. Source: kernel/sched/psi.c, psi_show; kernel/cgroup/cgroup.c, CFTYPE_PRESSURE.
 """
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from criproxy.cgroup import kernel_files as rows
 from criproxy.cgroup.access import FileAccess
 from criproxy.cgroup.driver import CgroupError, checked_path
-from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.tree import GONE, Tree
 from criproxy.concurrency.clock import Clock
 from criproxy.model.signals import PodStall, Stall
 
@@ -24,12 +29,14 @@ class PodStallReader:
     def __init__(self, access: FileAccess, tree: Tree, clock: Clock) -> None:
         self._access, self._tree, self._clock = access, tree, clock
         self._open: dict[str, tuple[str, int | None]] = {}
-        """By the pod's uid, its cgroup and the descriptor of its file; None: there is no such file on this version."""
+        """By the pod's uid, its cgroup and the descriptor of its file; None: there is no such file."""
 
     def read(self, pods: Mapping[str, Sequence[str]]) -> dict[str, PodStall]:
         """By uid. `pods`: where the cgroup of each may be. What is not there, or vanishes, is left out."""
-        for uid in self._open.keys() - pods.keys():
-            self._close(uid)
+        for uid, (_, fd) in tuple(self._open.items()):
+            may_come = fd is None and self._access.version == 2  # by cgroup.pressure
+            if uid not in pods or may_come:
+                self._close(uid)
         found = {}
         for uid, paths in pods.items():
             if uid in self._open or (len(self._open) < MOST_PODS and self._opens(uid, paths)):
@@ -48,18 +55,33 @@ class PodStallReader:
             if not self._tree.exists(self._access.directory("cpu", path)):
                 continue
             try:
-                file = None if self._access.version == 1 else self._access.file(rows.CPU_PRESSURE, path)
-                self._open[uid] = path, None if file is None else self._tree.open(file)
+                self._open[uid] = path, self._opened(path)
             except CgroupError:
                 return False
             return True
         return False
 
+    def _opened(self, path: str) -> int | None:
+        """Raises CgroupError."""
+        if self._access.version == 1:
+            return None
+        try:
+            return self._tree.open(self._access.file(rows.CPU_PRESSURE, path))
+        except CgroupError as error:
+            if error.errno not in (*GONE, errno.EOPNOTSUPP):
+                raise
+            return None
+
     def _read(self, uid: str) -> PodStall:
         path, fd = self._open[uid]
         if fd is None:
             return PodStall(path)
-        text = self._tree.read_open(fd, path)
+        try:
+            text = self._tree.read_open(fd, path)
+        except CgroupError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            return PodStall(path)
         return PodStall(path, Stall(self._clock.monotonic_s(), self._access.value(rows.CPU_PRESSURE, text)["some"]))
 
     def _close(self, uid: str) -> None:

@@ -18,7 +18,8 @@ from criproxy.cgroup.detect import detect, detect_signals
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.run_queue import CGROUPS_A_READING, KEPT_THREADS, MOST_THREADS, THREADS_OF_A_CGROUP
-from criproxy.control.interference.signals import values
+from criproxy.cgroup.tree import Tree
+from criproxy.control.interference.signals import PodWait, pod_waits, values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED
 from criproxy.model.signals import (
@@ -316,6 +317,8 @@ def unpressed(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
     node = Node(tmp_path, request.param, pods=("a", "b"))
     if node.version == 2:
         without_psi(node, "psi=0")
+        for file in Path(node.directory("cpu", ONLINE)).rglob("*.pressure"):
+            file.unlink()
     return node
 
 
@@ -344,6 +347,37 @@ def test_run_queue_makes_a_signal_of_two_readings(unpressed: Node) -> None:
 
     assert found["run_queue_delay"].value == pytest.approx(250.0)
     assert found["cpu_pressure"].absent
+
+
+def test_pods_are_told_apart_without_pressure_so_that_what_their_threads_wait_is_theirs(unpressed: Node) -> None:
+    unpressed.threads(CONTAINER, 101)
+    before = unpressed.reader.read(BOX, own_limits=False, pods=PODS)
+    unpressed.thread(101, 300_000_000, 100_000_000)
+    unpressed.clock.advance(1.0)
+    now = unpressed.reader.read(BOX, own_limits=False, pods=PODS)
+
+    assert before.pods == now.pods == {"a": PodStall(POD)}
+    assert pod_waits(before, now) == {"a": PodWait(POD, pytest.approx(25.0))}
+
+
+def test_pod_is_there_whose_file_says_that_the_kernel_has_no_pressure(v2: Node, monkeypatch) -> None:
+    def not_supported(_: Tree, __: int, file: str) -> str:
+        raise CgroupError(f"read {file}: EOPNOTSUPP", errno.EOPNOTSUPP)
+
+    monkeypatch.setattr(Tree, "read_open", not_supported)
+    v2.write("cpu", f"{POD}/cpu.pressure", SOME)
+
+    assert v2.reader.read(BOX, own_limits=False, pods=PODS).pods == {"a": PodStall(POD)}
+
+
+def test_pods_pressure_is_read_once_it_is_switched_on(v2: Node) -> None:
+    os.remove(f"{v2.directory('cpu', POD)}/cpu.pressure")
+    assert v2.reader.read(BOX, own_limits=False, pods=PODS).pods == {"a": PodStall(POD)}
+    v2.write("cpu", f"{POD}/cpu.pressure", SOME)
+
+    assert v2.reader.read(BOX, own_limits=False, pods=PODS).pods == {
+        "a": PodStall(POD, Stall(v2.clock.monotonic_s(), 2.5))
+    }
 
 
 def test_run_queue_goes_on_without_what_has_ended(unpressed: Node) -> None:
