@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from criproxy.cgroup import files
-from criproxy.cgroup.strays import Stray, strays
+from criproxy.cgroup.strays import Stray, cgroups_of, strays
 from criproxy.concurrency.worker import Worker
 
 
@@ -24,7 +24,7 @@ class ProcCgroupReader:
         self._worker = Worker("cgroup-verifier", timeout_s)
 
     async def read(self, pids: Collection[int]) -> dict[int, str]:
-        """The file of each process that is there. Raises StuckError when the kernel does not answer."""
+        """What `cgroups_of` says of each process that is there. Raises StuckError when the kernel does not answer."""
         return await self._worker.run("read the cgroups of processes", lambda: self._read(tuple(pids))) if pids else {}
 
     async def strays(self, boxes: Mapping[int, str]) -> list[Stray]:
@@ -35,13 +35,8 @@ class ProcCgroupReader:
         self._worker.close()
 
     def _read(self, pids: Collection[int]) -> dict[int, str]:
-        found = {}
-        for pid in pids:
-            try:
-                found[pid] = files.kernel_text((self._proc / str(pid) / "cgroup").read_bytes())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        return found
+        found = {pid: cgroups_of(self._proc, pid) for pid in pids}
+        return {pid: cgroups for pid, cgroups in found.items() if cgroups}
 
 
 # --- CPU time --------------------------------------------------------------------------------------------------------

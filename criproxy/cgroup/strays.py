@@ -11,6 +11,9 @@ runtime starts in there (exec, probes) descends from the container's shim, and i
 
 Both can be read of any process without rights over it, as what says who shares a namespace (/proc/PID/ns) can't. What a
 pod in the node's own namespace of process ids leaves behind is the node's child, and not seen.
+
+A process whose first thread has ended is a zombie to all appearances while its other threads run on: it is where they
+are (`cgroups_of`).
 """
 
 import os
@@ -35,7 +38,7 @@ _SHIMS: Final = frozenset({b"containerd-shim", b"conmon"})
 """Names of processes, as the kernel cuts them. A shim of containerd's is one pod's, a conmon one container's."""
 
 _ENDED: Final = frozenset({b"Z", b"X"})
-"""On v1, the kernel shows these in the root of every hierarchy. Source: kernel/cgroup/cgroup.c, proc_cgroup_show."""
+"""States: a zombie, and dead."""
 
 _STARTED: Final = 19
 """Behind the command's name. Source: proc(5), /proc/pid/stat, field 22."""
@@ -94,7 +97,8 @@ def strays(proc: Path, boxes: Mapping[int, str]) -> list[Stray]:
     found = []
     for first, pid in _of_containers(proc, processes, children, boxes):
         one = processes[pid]
-        if one.state not in _ENDED and (where := _where(proc, pid, boxes[first])):
+        cgroups = _cgroups_of_threads(proc, pid) if one.state in _ENDED else cgroups_of(proc, pid)
+        if cgroups and (where := astray(cgroups, boxes[first])):
             found.append(Stray(first, pid, one.started, where))
     return found
 
@@ -105,7 +109,10 @@ def _of_containers(
     """All but the first processes themselves, each with the first one of a container of its pod."""
     shims: dict[int, int] = {}
     for first in boxes.keys() & processes.keys():
-        if _where(proc, first, boxes[first]):  # it is not what it was: its number is another's by now, or it was moved
+        cgroups = cgroups_of(proc, first)
+        if cgroups and astray(
+            cgroups, boxes[first]
+        ):  # it is not what it was: its number is another's by now, or it was moved
             continue
         yield from ((first, pid) for pid in _below(first, children, boxes))
         if (shim := processes.get(processes[first].parent)) is not None and shim.name in _SHIMS:
@@ -143,9 +150,38 @@ def _depth(proc: Path, pid: int) -> int:
     return next((len(line.split()) - 1 for line in lines if line.startswith(b"NSpid:")), 0)
 
 
-def _where(proc: Path, pid: int, box: str) -> str:
-    data = _read(proc, str(pid), "cgroup")
-    return astray(files.kernel_text(data), box) if data else ""
+def cgroups_of(proc: Path, pid: int) -> str:
+    """What /proc/PID/cgroup says of a process, or of a thread of it that lives; "": it has ended. Raises OSError.
+
+    On v1, the kernel shows a thread that has ended in the root of every hierarchy, also the first one of a process that
+    runs on. Source: kernel/cgroup/cgroup.c, proc_cgroup_show (PF_EXITING).
+    """
+    cgroups = files.kernel_text(_read(proc, str(pid), "cgroup"))
+    return _cgroups_of_threads(proc, pid) if _is_in_roots(cgroups) and _has_ended(proc, str(pid)) else cgroups
+
+
+def _is_in_roots(cgroups: str) -> bool:
+    """Of all hierarchies of v1, of which there is one at least."""
+    lines = (line.split(":", 2) for line in files.lines_of(cgroups))
+    paths = {path for _, controllers, path in lines if controllers}
+    return paths == {"/"}
+
+
+def _cgroups_of_threads(proc: Path, pid: int) -> str:
+    """Those of a thread that has not ended; "": there is none."""
+    try:
+        threads = os.listdir(f"{proc}/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    living = (f"{pid}/task/{tid}" for tid in threads if not _has_ended(proc, f"{pid}/task/{tid}"))
+    found = (files.kernel_text(_read(proc, thread, "cgroup")) for thread in living)
+    return next((cgroups for cgroups in found if cgroups), "")
+
+
+def _has_ended(proc: Path, thread: str) -> bool:
+    """A process, or a thread of one (`PID/task/TID`)."""
+    _, _, rest = _read(proc, thread, "stat").rpartition(b")")
+    return not rest or rest.split(None, 1)[0] in _ENDED
 
 
 def _read(proc: Path, pid: str, name: str) -> bytes:

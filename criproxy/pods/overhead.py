@@ -14,10 +14,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from criproxy.cgroup.files import kernel_text
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcessStat, read_stat
-from criproxy.cgroup.strays import astray
+from criproxy.cgroup.strays import astray, cgroups_of
 from criproxy.cgroup.tree import TICKS_PER_S
 from criproxy.concurrency.worker import Worker
 from criproxy.model import PodRef, Sandbox
@@ -186,10 +185,8 @@ class OverheadReader(Struct):
         return None if shim is None else (first.parent, shim.started)
 
     def _in_box(self, pid: int, box: str) -> bool:
-        try:
-            return not astray(kernel_text((self.proc / str(pid) / "cgroup").read_bytes()), box)
-        except (FileNotFoundError, ProcessLookupError):
-            return False
+        cgroups = cgroups_of(self.proc, pid)
+        return bool(cgroups) and not astray(cgroups, box)
 
 
 def _file(path: str) -> os.stat_result | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.cgroup.strays import Stray, strays
+from criproxy.cgroup.strays import Stray, cgroups_of, strays
 
 IN, OUT = "0::/offline/pod1/c1\n", "0::/kubepods/pod2\n"
 BOXES = {100: "/offline"}
@@ -26,6 +26,17 @@ class Proc:
         numbers = f"\t{pid}" * depth
         (folder / "status").write_text(f"Name:\t{name}\nNSpid:{numbers}\nNSpgid:\t1\n")
         (folder / "cgroup").write_text(cgroups)
+
+    def end(self, pid: int, state: str, thread: str, *, cgroups: str) -> None:
+        """The first thread of a process; it has another, with these cgroups, which lives if the state is "Z"."""
+        stat = self.root / str(pid) / "stat"
+        stat.write_text(stat.read_text().replace(") S ", ") Z "))
+        (self.root / str(pid) / "cgroup").write_text(cgroups)
+        for tid, its_state, its_cgroups in ((pid, "Z", cgroups), (pid + 5000, "S" if state == "Z" else state, thread)):
+            folder = self.root / str(pid) / "task" / str(tid)
+            folder.mkdir(parents=True)
+            (folder / "stat").write_text(f"{tid} (a) b) {its_state} 50\n")
+            (folder / "cgroup").write_text(its_cgroups)
 
     def found(self) -> list[tuple[int, str]]:
         return sorted((one.pid, one.where) for one in strays(self.root, BOXES))
@@ -74,6 +85,43 @@ def test_name_of_a_process_may_hold_anything(proc: Proc, name: str) -> None:
 def test_process_that_is_ending_is_no_stray(proc: Proc, state: str) -> None:
     proc.add(101, 100, state=state, cgroups="0::/\n")
     assert proc.found() == []
+
+
+ROOTS = "9:memory:/\n4:cpu,cpuacct:/\n1:name=systemd:/\n0::/\n"
+"""Where v1 shows what has ended."""
+
+
+def v1(path: str) -> str:
+    return ROOTS.replace(":/\n", f":{path}\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "thread", "left"),
+    [
+        pytest.param("Z", "/offline/pod1/c1", [101], id="it-runs-on-in-the-box"),
+        pytest.param("Z", "/kubepods/pod2", [], id="it-runs-on-elsewhere"),
+        pytest.param("S", "/offline/pod1/c1", [], id="its-first-thread-lives-in-the-root"),
+    ],
+)
+def test_container_whose_first_thread_has_ended_is_where_its_others_are(
+    proc: Proc, state: str, thread: str, left: list[int]
+) -> None:
+    proc.end(100, "Z", v1(thread), cgroups=ROOTS)
+    proc.root.joinpath("100/stat").write_text(f"100 (sh) {state} 50{' 0' * 17} 1000 0 0\n")
+    proc.add(101, 100, cgroups=v1("/kubepods/pod2"))
+    assert [pid for pid, _ in proc.found()] == left
+
+
+@pytest.mark.parametrize("shown", [ROOTS, IN], ids=["v1", "v2"])
+def test_process_that_left_is_found_though_its_first_thread_has_ended(proc: Proc, shown: str) -> None:
+    proc.add(101, 100, cgroups=shown)
+    proc.end(101, "Z", OUT, cgroups=shown)
+    assert proc.found() == [(101, "/kubepods/pod2")]
+
+
+def test_process_all_of_whose_threads_have_ended_has_ended(proc: Proc) -> None:
+    proc.end(100, "X", ROOTS, cgroups=ROOTS)
+    assert cgroups_of(proc.root, 100) == ""
 
 
 def test_first_process_that_is_another_by_now_has_no_strays(proc: Proc) -> None:

@@ -175,6 +175,17 @@ def test_shim_whose_number_went_to_another_is_looked_for_anew(proc: Proc) -> Non
     assert proc.reader.read(0, [watched]).shims == {(10, 6): ("sa", 0.0)}
 
 
+def test_shim_of_a_process_whose_first_thread_has_ended_is_found(proc: Proc) -> None:
+    watched = proc.pod(cpu_s=3.0, born=5)
+    first = proc.root / "20"
+    (first / "stat").write_text((first / "stat").read_text().replace(" S ", " Z "))
+    (first / "cgroup").write_text("4:cpu,cpuacct,memory:/\n")  # as v1 shows it
+    (first / "task/21").mkdir(parents=True)
+    (first / "task/21/stat").write_text("21 (x) S 10\n")
+    (first / "task/21/cgroup").write_text("4:cpu,cpuacct,memory:/offline/poda/x\n")
+    assert proc.reader.read(0, [watched]).shims == {(10, 5): ("sa", 3.0)}
+
+
 def test_process_without_a_shim_has_none(proc: Proc) -> None:
     proc.process(20, 1, cgroup="/offline/poda/x")
     assert proc.reader.read(0, [watched_of("sa", A, 20, ""), watched_of("sb", B, 0, "")]).shims == {}

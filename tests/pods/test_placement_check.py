@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import structlog
 from msgspec.structs import astuple
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.cgroup.processes import ProcCgroupReader
 from criproxy.cgroup.strays import Stray
 from criproxy.clients.http2.connection import CallError
 from criproxy.concurrency.clock import Clock
@@ -135,6 +137,26 @@ def misplaced(stop: bool = False, **where: Any) -> Bench:
 
 
 # --- what is found -------------------------------------------------------------------------------------------------
+
+
+def test_container_whose_first_thread_has_ended_is_in_the_box_where_its_others_are(tmp_path: Path) -> None:
+    """As v1 shows it: in the root of each hierarchy."""
+    shown = {"11": ("Z", "/"), "11/task/11": ("Z", "/"), "11/task/12": ("S", "/offline/pod1/x"), "13": ("Z", "/")}
+    for name, (state, path) in shown.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{folder.name} (java) {state} 1\n")
+        (folder / "cgroup").write_text(f"4:cpu,cpuacct,memory:{path}\n")
+    node = Node()
+    node.run(MAIN, 11)
+    node.run(SIDE, 13)
+    reader = ProcCgroupReader(tmp_path)
+    node.read = reader.read  # type: ignore[method-assign]
+
+    bench = Bench(node, stop=True)
+
+    assert (bench.round(), bench.stopped, bench.check.verified) == ([], [], 1)
+    reader.close()
 
 
 def test_what_is_in_the_box_is_no_finding_and_asked_for_once() -> None:
