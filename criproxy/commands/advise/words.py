@@ -130,13 +130,14 @@ def verdict(advice: Advice) -> tuple[bool, str]:
     cpu = [_of(group, "cpu") for group in advice.groups]
     capacity, mean = sum(one.capacity for one in cpu), sum(one.lent.mean for one in cpu)
     sure, days = sum(one.lent.guaranteed for one in cpu), (advice.last_s - advice.first_s + advice.step_s) / 86400
-    hard = advice.overall["cpu"].hard_ratio
+    worst, score = max(advice.overall.items(), key=lambda item: item[1].hard_ratio)
+    hard, named = score.hard_ratio, "CPU" if worst == "cpu" else "memory"
     lends = (
         f"would have lent {mean:.1f} of {capacity:g} cores on average ({mean / capacity:.0%}), and never less "
         f"than {sure:.1f}"
     )
     risk = (
-        f"online would have found less than it wanted at most {_share(hard)} of the time "
+        f"online would have found less {named} than it wanted {_share(hard)} of the time "
         f"({hard * _MINUTES_A_DAY:.1f} min a day)"
     )
     if days < ENOUGH_DAYS:
@@ -155,6 +156,9 @@ def verdict(advice: Advice) -> tuple[bool, str]:
         )
     hourly = [life for group in advice.groups for life in group.lives if life.length_s == 3600.0]
     lived, started = sum(one.ended for one in hourly), sum(one.ended + one.evictions for one in hourly)
+    with_memory = any(len(group.resources) > 1 for group in advice.groups)
+    if advice.lives_known and with_memory and not started:
+        return False, f"No: no job of one core and 2 GiB would have started, though these nodes {lends}."
     if started and lived < LIVES_RATIO * started:
         return (
             False,

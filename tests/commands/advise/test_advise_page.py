@@ -36,7 +36,7 @@ EVIL = "</title><script>alert(1)</script> | `x` [a](http://evil) "
 LIFE = Life(3600.0, 950, 50, 1.0, 1.1, 1.2, 0.001, 0.02, 3.5, 0.25, 0, 1000)
 
 
-def an_advice(*, name="4 cores, 16 GiB", mean=3.0, hard=0.001, days=7.0, life=LIFE, chosen=0.85):
+def an_advice(*, name="4 cores, 16 GiB", mean=3.0, hard=0.001, days=7.0, life=LIFE, chosen=0.85, hard_memory=0.0):
     hours = tuple(HourOfDay(mean - 1.0, mean) for _ in range(23))
     found = GroupLent((*hours, HourOfDay(None, None)), mean - 1.0, mean, mean / 2)
     group = GroupAdvice(
@@ -52,7 +52,7 @@ def an_advice(*, name="4 cores, 16 GiB", mean=3.0, hard=0.001, days=7.0, life=LI
         6.0 * GIB,
     )
     curve = Curve("cpu", (CurvePoint(0.85, 0.4, 0.001), CurvePoint(0.9, 0.41, 0.002)), chosen, 0.9, 0.002)
-    overall = {"cpu": score(hard_ratio=hard), "memory": score()}
+    overall = {"cpu": score(hard_ratio=hard), "memory": score(hard_ratio=hard_memory)}
     return Advice((group,), (curve,), overall, 60.0, 0.0, days * 86400 - 60, True)
 
 
@@ -66,14 +66,34 @@ def an_advice(*, name="4 cores, 16 GiB", mean=3.0, hard=0.001, days=7.0, life=LI
         ({"days": 1.0}, False, "Too early to say: the record has 1.0 days"),
         ({"mean": 0.3}, False, "No: these nodes would have lent 0.3 of 8 cores"),
         ({"hard": 0.01}, False, "Not with these settings"),
+        ({"hard_memory": 0.01}, False, "Not with these settings"),
+        ({"life": replace(LIFE, ended=0, evictions=0)}, False, "No: no job of one core and 2 GiB would have started"),
         ({"life": replace(LIFE, ended=50, evictions=50)}, False, "Only for short jobs: "),
     ],
-    ids=["yes", "young", "little", "risky", "evicted"],
+    ids=["yes", "young", "little", "risky", "memory-risky", "never-started", "evicted"],
 )
 def test_verdict_says_whether_to_begin_and_why(changes, well, begins):
     found, sentence = words.verdict(an_advice(**changes))
     assert (found, sentence.startswith(begins)) == (well, True)
     assert sentence.count(". ") == 0  # one sentence
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"hard": 0.001}, "less CPU than it wanted 0.10% of the time (1.4 min a day)"),
+        ({"hard": 0.001, "hard_memory": 0.01}, "less memory than it wanted 1.00% of the time (14.4 min a day)"),
+    ],
+    ids=["cpu", "memory"],
+)
+def test_verdict_names_the_resource_that_is_short_most_often(changes, says):
+    assert says in words.verdict(an_advice(**changes))[1]
+
+
+def test_verdict_without_lives_of_jobs_goes_by_what_is_lent_and_risked():
+    advice = an_advice()
+    without = replace(advice, groups=(replace(advice.groups[0], lives=()),), lives_known=False)
+    assert words.verdict(without)[0]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
