@@ -14,6 +14,7 @@ from monitoring.rules import ALERTS, RUNBOOK
 from monitoring.table import ROOT
 
 NODE = 'job="criproxy", instance="n"'
+EXPORTER = 'job="node-exporter", instance="n"'
 CLUSTER = 'job="criproxy-cluster", instance="c"'
 
 PAGE = ROOT / RUNBOOK
@@ -180,8 +181,8 @@ def spelled(values: str) -> str:
     return values.replace("NaNx150", " ".join(["NaN"] * 150))
 
 
-def tried(folder: Path, name: str, series: Series, *, ends: bool) -> None:
-    """promtool has this alert fire at the end, or at no moment at all."""
+def tried(folder: Path, name: str, series: Series, *, ends: bool, end: int = LOOKED_AT[-1]) -> None:
+    """promtool has this alert fire at the minute `end`, or at no moment at all."""
     (alert,) = [one for one in ALERTS if one.name == name]
     rules = yaml.safe_load((MADE / "prometheus.yaml").read_text())
     for group in rules["groups"]:
@@ -190,7 +191,7 @@ def tried(folder: Path, name: str, series: Series, *, ends: bool) -> None:
             del one["annotations"]  # whose templates `check rules` has read
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
     fires = [{"exp_labels": {"severity": alert.severity, **labels(name, series)}}]
-    expected = [{"eval_time": f"{LOOKED_AT[-1]}m", "alertname": name, "exp_alerts": fires}]
+    expected = [{"eval_time": f"{end}m", "alertname": name, "exp_alerts": fires}]
     if not ends:
         expected = [{"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []} for minute in LOOKED_AT]
     test = {
@@ -216,6 +217,23 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [one.name for one in ALERTS])
 def test_alert_is_silent(name: str, tmp_path: Path) -> None:
     tried(tmp_path, name, CASES[name][1], ends=False)
+
+
+def test_criproxy_that_is_gone_from_node_exporter_s_text_files_is_down_until_it_is_back(tmp_path: Path) -> None:
+    series = {f"up{{{EXPORTER}}}": "1x150", f"criproxy_info{{{EXPORTER}, version='1'}}": "1x10 stale"}
+    tried(tmp_path, "CriproxyDown", series, ends=True, end=150)
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        {f"up{{{EXPORTER}}}": "1x150"},
+        {f"up{{{EXPORTER}}}": "1x150", f"criproxy_info{{{EXPORTER}, version='1'}}": "1x10 stale stale 1x150"},
+    ],
+    ids=["never had criproxy", "is back"],
+)
+def test_node_exporter_alone_is_no_criproxy_that_is_down(series: Series, tmp_path: Path) -> None:
+    tried(tmp_path, "CriproxyDown", series, ends=False)
 
 
 def test_the_page_s_scrape_configs_are_well_formed(tmp_path: Path) -> None:

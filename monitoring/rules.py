@@ -93,8 +93,13 @@ RECORDED: Final = (
 ALERTS: Final = (
     Alert(
         "CriproxyDown",
-        f"max by (job, instance) (up{{{UP}}} == 0) or (max by (job, instance) "
-        f"(max_over_time(criproxy_info{{{NODES}}}[15m])) unless max by (job, instance) (criproxy_info{{{NODES}}}))",
+        # Where node_exporter goes on without criproxy's file, a node that has left the cluster is told by `up`.
+        f"max by (job, instance) (up{{{UP}}} == 0)"
+        f" or (max by (job, instance) (max_over_time(criproxy_info{{{NODES}}}[15m]))"
+        f" unless max by (job, instance) (criproxy_info{{{NODES}}}))"
+        f" or ((max by (job, instance) (up{{{NODES}}} == 1)"
+        f" and max by (job, instance) (max_over_time(criproxy_info{{{NODES}}}[1d])))"
+        f" unless max by (job, instance) (criproxy_info{{{NODES}}}))",
         "",
         "5m",
         "critical",
