@@ -236,6 +236,37 @@ def test_node_exporter_alone_is_no_criproxy_that_is_down(series: Series, tmp_pat
     tried(tmp_path, "CriproxyDown", series, ends=False)
 
 
+@pytest.mark.parametrize(
+    ("record", "value"),
+    [
+        ("fleet:criproxy_capacity_cores:sum", 8),
+        ("fleet:criproxy_node_cpu:ratio", 0.5),
+        ("fleet:criproxy_online_cpu:ratio", 0.25),
+    ],
+)
+def test_node_that_has_just_started_leaves_the_fleet_its_figures(record: str, value: float, tmp_path: Path) -> None:
+    series = {
+        f"criproxy_capacity_cores{{{NODE}}}": "8 8",
+        "criproxy_capacity_cores{job='criproxy', instance='just started'}": "NaN NaN",
+        f"criproxy_usage_cores{{{NODE}, scope='node'}}": "4 4",
+        f"criproxy_usage_cores{{{NODE}, scope='online'}}": "2 2",
+    }
+    samples = [{"labels": f'{{__name__="{record}"}}', "value": value}]
+    test = {
+        "rule_files": [str(MADE / "prometheus.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": one, "values": values} for one, values in series.items()],
+                "promql_expr_test": [{"expr": record, "eval_time": "1m", "exp_samples": samples}],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
 def test_the_page_s_scrape_configs_are_well_formed(tmp_path: Path) -> None:
     """promtool looks whether the files that they name are there, too."""
     file = tmp_path / "file"

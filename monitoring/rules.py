@@ -40,6 +40,9 @@ class Alert(Struct, frozen=True):
         return self.name.lower()
 
 
+_FLEET_CORES: Final = f"sum (criproxy_capacity_cores{{{NODES}}} > 0)"
+"""A node that has just started says NaN until its first tick."""
+
 RECORDED: Final = (
     Recorded("instance:criproxy_box_cpu_seconds:rate5m", f"rate(criproxy_box_cpu_seconds_total{{{NODES}}}[5m])"),
     Recorded(
@@ -69,14 +72,14 @@ RECORDED: Final = (
         f"(rate(criproxy_call_duration_seconds_bucket{{{NODES}}}[5m])))",
     ),
     Recorded("fleet:criproxy_box_cpu_seconds:sum_rate5m", "sum (instance:criproxy_box_cpu_seconds:rate5m)"),
-    Recorded("fleet:criproxy_capacity_cores:sum", f"sum (criproxy_capacity_cores{{{NODES}}})"),
+    Recorded("fleet:criproxy_capacity_cores:sum", _FLEET_CORES),
     Recorded(
         "fleet:criproxy_node_cpu:ratio",
-        f'sum (criproxy_usage_cores{{{NODES}, scope="node"}}) / sum (criproxy_capacity_cores{{{NODES}}})',
+        f'sum (criproxy_usage_cores{{{NODES}, scope="node"}}) / {_FLEET_CORES}',
     ),
     Recorded(
         "fleet:criproxy_online_cpu:ratio",
-        f'sum (criproxy_usage_cores{{{NODES}, scope="online"}}) / sum (criproxy_capacity_cores{{{NODES}}})',
+        f'sum (criproxy_usage_cores{{{NODES}, scope="online"}}) / {_FLEET_CORES}',
     ),
     Recorded(
         "fleet:criproxy_slow_pod_seconds:ratio_rate1h",
