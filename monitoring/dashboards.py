@@ -9,10 +9,13 @@ from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacem
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
 from msgspec import Struct
 
-from monitoring.rules import CLUSTER, NODES
+from monitoring.rules import CLUSTER, NODES, UP
 
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 NODE: Final = f'{NODES}, instance=~"$instance"'
+PROCESS: Final = f'{UP}, instance=~"$instance"'
+"""node_exporter has metrics of its own process by the same names."""
+
 PANELS_A_ROW: Final = 3
 _WIDTH, _HEIGHT = 24 // PANELS_A_ROW, 8
 
@@ -438,13 +441,13 @@ ONE_NODE: Final = (
                 "CPU of criproxy",
                 "Cores. With node_exporter's textfile it is not known.",
                 "short",
-                (Query(f"rate(process_cpu_seconds_total{{{NODE}}}[$__rate_interval])", "cores"),),
+                (Query(f"rate(process_cpu_seconds_total{{{PROCESS}}}[$__rate_interval])", "cores"),),
             ),
             Graph(
                 "Memory of criproxy",
-                "Resident.",
+                "Resident. With node_exporter's textfile it is not known.",
                 "bytes",
-                (Query(f"process_resident_memory_bytes{{{NODE}}}", "resident"),),
+                (Query(f"process_resident_memory_bytes{{{PROCESS}}}", "resident"),),
             ),
         ),
     ),

@@ -78,6 +78,15 @@ def test_dashboards_have_all_expressions_and_no_panel_lies_on_another() -> None:
             taken |= cells
 
 
+def test_metrics_of_the_process_are_asked_of_criproxy_alone() -> None:
+    """node_exporter has its own by the same names."""
+    asked = [one for one in (*expressions(FLEET), *expressions(ONE_NODE)) if "process_" in one]
+    asked += [one.expr for one in (*RECORDED, *ALERTS) if "process_" in one.expr]
+    selectors = [re.findall(r"\bprocess_\w+(?:\{([^}]*)\})?", one) for one in asked]
+    assert len(selectors) == 2
+    assert all(UP in found.split(", ") for each in selectors for found in each)
+
+
 def evaluated(code: str) -> dict:
     found = _jsonnet.evaluate_snippet(str(ROOT / "monitoring" / "user.jsonnet"), code)
     return dict(json.loads(found))
