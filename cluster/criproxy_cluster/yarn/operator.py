@@ -61,7 +61,10 @@ class YarnSettings(Struct, frozen=True):
 
 
 class YarnState(Struct):
-    """What there is to be seen of it. `problem` "": all is well. Sizes are sums over all nodes."""
+    """What there is to be seen of it; of a replica that does not lead, only what it has counted.
+
+    `problem` "": all is well. Sizes are sums over all nodes.
+    """
 
     nodes: int = 0
     unknown: int = 0
@@ -198,6 +201,9 @@ class YarnOperator:
         """What another replica has sent since is not known here."""
         for one in self._nodes.values():
             one.law, one.note, one.asked_s = NodeLaw(), NodeNote(), float("-inf")
+        self._failures, self._next_try_s = 0, 0.0
+        self.state.problem = ""
+        self._sum_up(())
 
     async def look(self) -> None:
         """All that is due now. A ResourceManager that fails has pauses that grow."""
@@ -213,7 +219,7 @@ class YarnOperator:
             else:
                 self._failures = 0
                 self._say("")
-        self._sum_up()
+        self._sum_up([*self._nodes.values()])
 
     def _hold_unknown(self) -> None:
         """Of a node of which nothing is known yet YARN holds all that it may have."""
@@ -402,8 +408,8 @@ class YarnOperator:
             self._log.info("yarn_well_again")
         self.state.problem = problem
 
-    def _sum_up(self) -> None:
-        nodes, state = list(self._nodes.values()), self.state
+    def _sum_up(self, nodes: Sequence[_Node]) -> None:
+        state = self.state
         state.nodes, state.unknown = len(nodes), sum(one.is_unknown for one in nodes)
         state.giving_back = sum(one.law.is_giving_back for one in nodes)
         state.overdue = sum(one.law.overdue for one in nodes)

@@ -336,6 +336,33 @@ def test_a_replica_that_does_not_lead_asks_and_sends_nothing(kube, stepped, yarn
     stepped(scenario())
 
 
+def test_a_replica_that_leads_no_more_shows_no_trouble_and_no_sums(kube, stepped, yarn, lines):
+    put_manager(kube)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            state = term.operator.state  # as the metrics have it
+            await until(lambda: yarn.sizes[ID] == [4096, 4] and state.size == Size(4096, 4))
+            yarn.used[ID] = [4096, 4]
+            term.lend(2, 2)
+            await until(lambda: state.giving_back == 1, 12.0)
+            yarn.fails = True
+            await until(lambda: state.problem != "", 12.0)
+            await asyncio.sleep(120.0)
+            failures, shrunk = state.failures, state.shrunk
+            term.leads = False
+            await asyncio.sleep(2.0)
+            assert (state.problem, state.nodes, state.unknown, state.giving_back, state.overdue) == ("", 0, 0, 0, 0)
+            assert {*state.amounts.values()} == {Size()}
+            assert (state.failures, state.shrunk) == (failures, shrunk) and failures > 1 and shrunk
+            yarn.fails, term.leads = False, True
+            before = len(yarn.asked)
+            await until(lambda: len(yarn.asked) > before, 2.0)  # not after the pause of the term before
+            await until(lambda: state.nodes == 1, 2.0)
+
+    stepped(scenario())
+
+
 def test_a_pod_that_somebody_else_makes_takes_no_nodemanager_s_place(kube, stepped, yarn, lines):
     yarn.node("m:1", 16384, 16)
     put_manager(kube, creationTimestamp="2026-01-01T00:00:00Z")
