@@ -27,7 +27,8 @@ review of ordinary size waits for one of the largest at most.
 
 **The end.** From `end` on, `/readyz` says no, so that the Service forgets this replica; and what comes meanwhile is
 answered as ever, on old connections and new ones, but with `Connection: close`, so that clients let go of them. After
-`lame_duck_s` nothing is accepted any more, what waits is closed, and what is under way is answered.
+`lame_duck_s` nothing is accepted any more, what waits is closed, and what is under way is answered, within `request_s`.
+Where another part of the process fails, `serve` is cancelled: the same, without the `lame_duck_s`.
 
 A server library has some of it: uvicorn counts connections and answers 503 beyond, hypercorn times single reads out,
 aiohttp bounds neither the head's time nor bytes in all. None cuts the worst connection for a good one, and each counts
@@ -199,6 +200,7 @@ class Front:
             self._log.info("ends", connections=len(self._open), seconds=self._limits.lame_duck_s)
             await asyncio.sleep(self._limits.lame_duck_s)
         finally:
+            self._end.set()  # it is not, where this is cancelled
             for one in (accepting, ending):
                 one.cancel()
             await asyncio.wait([accepting, ending])
@@ -206,7 +208,10 @@ class Front:
             for task in [one for one, connection in self._open.items() if not connection.asked]:
                 task.cancel()
             if self._open:
-                await asyncio.wait(list(self._open))
+                _, late = await asyncio.wait(list(self._open), timeout=self._limits.request_s)
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
 
     # --- connections ------------------------------------------------------------------------------------------------
 
@@ -388,12 +393,11 @@ class _Talk:
         if len(body) > self._front.limits.turn_bytes:
             await self._front.turn(len(body))
         method, path = head.method.decode(), head.target.decode("ascii", "replace").partition("?")[0]
-        ending = self._front.ending
-        answer = self._front.answers.answer(method, path, body, ending=ending)
+        answer = self._front.answers.answer(method, path, body, ending=self._front.ending)
         del body
         reply = answer if isinstance(answer, Reply) else await answer
         self._front.holds(self._connection, len(reply.body))
-        await self._send(reply, close=ending)
+        await self._send(reply, close=self._front.ending)
         self._front.holds(self._connection, 0)
 
     async def _body(self, head: h11.Request) -> bytearray | None:

@@ -20,7 +20,7 @@ from criproxy_cluster.certificates.authority import Tls, with_authority, with_ce
 from criproxy_cluster.webhook.app import MAX_BODY_BYTES, WebhookAnswers
 from criproxy_cluster.webhook.certificates import ServerCertificate
 from criproxy_cluster.webhook.conversion import ConversionSettings
-from criproxy_cluster.webhook.front import Front, FrontLimits, Reply
+from criproxy_cluster.webhook.front import Front, FrontLimits, Reply, _Connection
 
 NAME = "criproxy-cluster.criproxy-system.svc"
 NOW = datetime.now(UTC)
@@ -436,5 +436,71 @@ def test_a_request_that_is_under_way_at_the_end_is_answered(tmp_path, log):
             writer.write(body[10:])
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             writer.close()
+
+    asyncio.run(scenario())
+
+
+class Slow:
+    """Answers when it is let."""
+
+    most_bytes = 1 << 20
+
+    def __init__(self):
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def answer(self, method, path, body, *, ending):
+        self.asked.set()
+        await self.let.wait()
+        return Reply(200, b"ok")
+
+
+@pytest.mark.parametrize("amid", ["its body", "its answer", "an answer that never comes"])
+def test_a_part_that_fails_amid_a_request_ends_the_process_within_the_time_of_a_request(amid, tmp_path, log):
+    """The failure of one part cancels the others. The client would ask again and again on its connection."""
+    request_s = 2.0
+
+    async def scenario():
+        put(tmp_path, pair := tls())
+        certificate, answers = ServerCertificate(tmp_path, log), Slow()
+        certificate.look()
+        front = Front(answers, certificate, log, FrontLimits(request_s=request_s))
+        running = asyncio.create_task(front.serve("127.0.0.1", 0))
+        while not front.port:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        reader, writer = await connected(pair, front.port)
+        writer.write(HEAD % 2 + (b"{" if amid == "its body" else b"{}"))
+        async with asyncio.timeout(5.0):
+            if amid == "its body":
+                while not any(one.asked for one in front._open.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            else:
+                await answers.asked.wait()
+        running.cancel()
+        await asyncio.sleep(0.1)
+        if amid == "its body":
+            writer.write(b"}")
+        if amid != "an answer that never comes":
+            answers.let.set()
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200") and b"\r\nConnection: close\r\n" in head
+        done, _ = await asyncio.wait([running], timeout=request_s + 1.0)
+        assert done and running.cancelled() and not front._open
+        writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_waits_for_no_connection_longer_than_for_a_request(tmp_path, log):
+    async def scenario():
+        front = Front(Long(0), ServerCertificate(tmp_path, log), log, FrontLimits(request_s=0.2))
+        running = asyncio.create_task(front.serve("127.0.0.1", 0))
+        while not front.port:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        connection = _Connection(1, 0.0)
+        connection.begins(0.0)
+        front._open[asyncio.create_task(asyncio.sleep(60.0))] = connection
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=5.0)
+        assert done and running.cancelled()
 
     asyncio.run(scenario())
