@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from criproxy.commands.attach.edits import NodeError
-from criproxy.commands.attach.host import Machine
+from criproxy.commands.attach.host import Machine, TimedOutError
 
 LISTEN = "/run/criproxy/criproxy.sock"
 STATUS = "/run/criproxy/criproxy-status.sock"
@@ -100,6 +100,12 @@ class FakeNode(Machine):
     ran: list[str] = field(default_factory=list)
     calls: int = 7
     time_s: float = 1000.0
+    reload_s: float = 0.0
+    """What a reload takes systemd, which answers nobody meanwhile."""
+    unheard: int = 0
+    """How many of the next reloads never reach systemd."""
+    _reads_until_s: float = 0.0
+    _reloads: bool = False
     _resets_at_s: float | None = None
     pid: int = 100
     restarts: int = 0
@@ -172,17 +178,34 @@ class FakeNode(Machine):
         """Systemd resets memory.oom.group before it answers (262), and a moment later (257)."""
         self._reset_oom_groups()
         self._resets_at_s = self.time_s + 1.0
-        self._loaded = {}
+        self._loaded = self._read()
+
+    def _read(self) -> dict[str, str]:
+        """The unit's files as they are now."""
+        found: dict[str, str] = {}
         for directory in ("/etc/systemd/system", "/usr/lib/systemd/system"):
             if (text := self.text(f"{directory}/{self.unit}")) is not None:
-                self._loaded[f"{directory}/{self.unit}"] = text
+                found[f"{directory}/{self.unit}"] = text
                 break
         dropins: dict[str, str] = {}
         for directory in ("/usr/lib/systemd/system", "/etc/systemd/system"):
             for path in (self.root / f"{directory[1:]}/{self.unit}.d").glob("*.conf"):
                 dropins[path.name] = f"{directory}/{self.unit}.d/{path.name}"
-        if self._loaded:
-            self._loaded |= {path: self.text(path) or "" for _, path in sorted(dropins.items())}
+        if found:
+            found |= {path: self.text(path) or "" for _, path in sorted(dropins.items())}
+        return found
+
+    def _begin_reload(self, timeout_s: float) -> None:
+        self._reads_until_s = max(self.time_s, self._reads_until_s) + self.reload_s
+        self._reloads = True
+        self._wait("daemon-reload", timeout_s)
+
+    def _wait(self, command: str, timeout_s: float) -> None:
+        """Until systemd answers."""
+        wait_s = max(0.0, self._reads_until_s - self.time_s)
+        self.sleep(min(wait_s, timeout_s))
+        if wait_s > timeout_s:
+            raise TimedOutError(f"systemctl {command} has not ended within {timeout_s:.0f} s")
 
     def argv(self) -> list[str]:
         variables: dict[str, str] = {}
@@ -259,6 +282,16 @@ class FakeNode(Machine):
             merged |= yaml.safe_load((self.text(path) if path else None) or "{}")
         return merged.get("containerRuntimeEndpoint") or f"unix://{RUNTIME}"
 
+    def _shown(self, words: Sequence[str]) -> str:
+        if "--property=NeedDaemonReload" in words:
+            return f"NeedDaemonReload=no\n\nNeedDaemonReload={'no' if self._read() == self._loaded else 'yes'}\n"
+        if words[0] != self.unit:
+            return "LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\nNRestarts=0\n"
+        if self.flaps(self.endpoint):
+            self.restarts += 1
+            self.start()
+        return self._show()
+
     def _show(self) -> str:
         files = list(self._loaded)
         running = self.active == "active"
@@ -282,16 +315,17 @@ class FakeNode(Machine):
 
     def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
         self.before_run(command)
+        if command[0] == "systemctl" and command[1] != "daemon-reload":
+            self._wait(" ".join(command[1:]), timeout_s)
         match list(command):
-            case ["systemctl", "show", name, *_] if name != self.unit:
-                return 0, "LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\nNRestarts=0\n"
-            case ["systemctl", "show", *_]:
-                if self.flaps(self.endpoint):
-                    self.restarts += 1
-                    self.start()
-                return 0, self._show()
+            case ["systemctl", "show", *words]:
+                return 0, self._shown(words)
+            case ["systemctl", "daemon-reload"] if self.unheard:
+                self.unheard -= 1
+                self.sleep(25.0)
+                return 1, "Failed to reload daemon: Connection timed out\n"
             case ["systemctl", "daemon-reload"]:
-                self.reload()
+                self._begin_reload(timeout_s)
             case ["systemctl", "restart", _]:
                 self.start()
             case ["systemctl", "reset-failed", _]:
@@ -333,6 +367,9 @@ class FakeNode(Machine):
 
     def sleep(self, seconds: float) -> None:
         self.time_s += seconds
+        if self._reloads and self.time_s >= self._reads_until_s:
+            self._reloads = False
+            self.reload()
         if self._resets_at_s is not None and self.time_s >= self._resets_at_s:
             self._resets_at_s = None
             self._reset_oom_groups()

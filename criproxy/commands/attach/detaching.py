@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from criproxy.commands.attach import byhand, dropin
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
+from criproxy.commands.attach.host import TimedOutError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
 from criproxy.commands.attach.plan import detach_plan, text_of
 from criproxy.commands.attach.steps import Steps, hold, say
@@ -57,6 +58,9 @@ def _change(steps: Steps, plan: EditPlan, kubelet: NodeKubelet, listens: Collect
             steps.host.apply(edit)
         hold()
         steps.host.reload()
+    except TimedOutError as error:  # forward only: systemd goes on with it
+        again = "run `criproxy detach` again when the node has less to do"
+        raise NodeError(f"kubelet's files no longer name criproxy, but {error}: {again}") from error
     except BaseException as error:
         steps.failed(error)
         undone = [Edit(edit.path, edit.after, edit.before) for edit in reversed(done)]

@@ -25,8 +25,10 @@ from criproxy.model import rootless
 
 _HTTP_S: Final = 5.0
 _VERSION_S: Final = 10.0
-_RESTART_S: Final = 180.0
-"""Systemd gives a service 90 s to stop."""
+_LONG_S: Final = 180.0
+"""For a restart, as systemd gives a service 90 s to stop. For a reload, which runs all generators and reads all units:
+that takes a starved node a minute.
+"""
 _QUICK_S: Final = 30.0
 _PROPERTIES: Final = (
     "LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "FragmentPath", "DropInPaths", "Environment",
@@ -39,14 +41,26 @@ _CGROUPS: Final = "/sys/fs/cgroup"
 _OOM_GROUP: Final = "memory.oom.group"
 _RESETS_S: Final = 2.0
 _AGAIN_S: Final = 0.1
+_ANSWERS_S: Final = 1.0
+"""From one question whether systemd answers again to the next."""
+
+_NO_ANSWER: Final = "timed out"
+"""What systemctl says when it has given systemd up, which it does after 25 s amid another's reload."""
 _SET: Final = "1"
+
+
+class TimedOutError(NodeError):
+    """A command has not ended in time. What it has asked systemd for may happen all the same."""
 
 
 class Machine:
     """What is not a file: programs, sockets, time."""
 
     def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """Exit status, and output with errors. Raises NodeError when it cannot be run, or takes longer."""
+        """Exit status, and output with errors, in English.
+
+        Raises NodeError when it cannot be run, and TimedOutError when it takes longer.
+        """
         # In a session of its own: what a terminal's Ctrl-C ends is us, and we undo what the command began.
         try:
             done = subprocess.run(
@@ -54,12 +68,13 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
                 timeout=timeout_s,
                 check=False,
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
-            raise NodeError(f"{' '.join(command)} has not ended within {timeout_s:.0f} s") from error
+            raise TimedOutError(f"{' '.join(command)} has not ended within {timeout_s:.0f} s") from error
         except OSError as error:
             raise NodeError(f"{command[0]}: {error.strerror or error}: is this a node with systemd?") from error
         return done.returncode, done.stdout.decode(errors="replace")
@@ -259,18 +274,37 @@ class Host(Struct):
         return units[0] if units else self.unit(UNIT)
 
     def reload(self) -> None:
-        """Have systemd read its units; what that takes from running containers is put back."""
+        """Have systemd read its units; what that takes from running containers is put back.
+
+        Systemd goes on with a reload that its client no longer waits for, so that one that takes longer is waited for
+        anew. Raises NodeError when systemd refuses, and TimedOutError when it is still not done then.
+        """
         self._oom_groups = set_below(self.at(_CGROUPS))
         try:
-            self._systemctl("daemon-reload")
+            self._systemctl("daemon-reload", timeout_s=_LONG_S)
+        except TimedOutError:
+            if not self._has_read_its_units():
+                raise
         finally:
             self._put_back()
+
+    def _has_read_its_units(self) -> bool:
+        """Wait until systemd answers, as it does not amid a reload. Where it never heard of that, it is asked again."""
+        question = ("show", "--no-pager", "--property=NeedDaemonReload", UNIT, *EMBEDDING)
+        give_up_s = self.machine.now_s() + _LONG_S
+        while self.machine.now_s() < give_up_s:
+            with contextlib.suppress(NodeError):
+                if "yes" in self._systemctl(*question):
+                    self._systemctl("daemon-reload", timeout_s=_LONG_S)
+                return True
+            self.machine.sleep(_ANSWERS_S)
+        return False
 
     def restart(self, name: str) -> None:
         """Begin anew, whatever it is at. Raises NodeError when systemd cannot start it."""
         self.machine.run(("systemctl", "reset-failed", name), _QUICK_S)  # fails when there is nothing to reset
         try:
-            self._systemctl("restart", name, timeout_s=_RESTART_S)
+            self._systemctl("restart", name, timeout_s=_LONG_S)
         finally:
             self._put_back()
 
@@ -285,7 +319,8 @@ class Host(Struct):
     def _systemctl(self, *arguments: str, timeout_s: float = _QUICK_S) -> str:
         status, output = self.machine.run(("systemctl", *arguments), timeout_s)
         if status != 0:
-            raise NodeError(f"systemctl {' '.join(arguments[:2])}: {output.strip() or f'exit status {status}'}")
+            kind = TimedOutError if _NO_ANSWER in output else NodeError
+            raise kind(f"systemctl {' '.join(arguments[:2])}: {output.strip() or f'exit status {status}'}")
         return output
 
     def log_tail(self, name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from criproxy.commands.attach.command import run
 from criproxy.commands.attach.edits import Edit, NodeError
-from criproxy.commands.attach.host import Host
+from criproxy.commands.attach.host import Host, Machine, TimedOutError
 from criproxy.kubelet.flags import ENDPOINT_FLAG
 from tests.commands.attach.attach_bench import KUBELET_CONFIG, ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import CONFIG, KUBEADM_DROPIN, LISTEN, UNIT, FakeNode
@@ -287,3 +287,61 @@ def test_kubelet_is_restarted_by_the_rollback_also_when_it_cannot_be_looked_at_b
     assert bench.attach() == 1
     assert (bench.node.active, bench.node.endpoint) == ("active", ON_RUNTIME)
     assert "rolled back: kubelet is as it was" in bench.err
+
+
+# --- a systemd that is slow to read its units -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reload_s", [40.0, 200.0], ids=["slow", "slower-than-its-client-waits"])
+def test_attach_and_detach_wait_for_a_slow_reload(bench: Bench, reload_s: float) -> None:
+    bench.node.kubeadm()
+    grouped, before = bench.node.container("a", "1"), bench.node.files()
+    bench.node.reload_s = reload_s
+    assert bench.attach() == 0, bench.err
+    assert (bench.node.active, bench.node.endpoint) == ("active", ON_PROXY)
+    assert bench.detach() == 0, bench.err
+    assert (bench.node.files(), bench.record()) == (before, None)
+    assert (bench.node.active, bench.node.endpoint) == ("active", ON_RUNTIME)
+    assert (bench.node.text(grouped) or "").strip() == "1"
+
+
+def test_attach_that_fails_is_rolled_back_by_a_slow_reload(bench: Bench) -> None:
+    bench.node.kubeadm()
+    before = bench.node.files()
+    bench.node.reload_s = 40.0
+    _dies(bench.node)
+    assert bench.attach() == 1
+    assert bench.err == "criproxy attach: rolled back: kubelet is as it was\n"
+    assert (bench.node.files(), bench.record(), bench.node.endpoint) == (before, None, ON_RUNTIME)
+
+
+def test_reload_that_a_starved_systemd_never_heard_of_is_asked_for_again(bench: Bench) -> None:
+    bench.node.kubeadm()
+    assert bench.attach() == 0, bench.err
+    bench.node.unheard = 1
+    assert bench.detach() == 0, bench.err
+    assert (bench.record(), bench.node.endpoint) == (None, ON_RUNTIME)
+
+
+def test_command_that_does_not_end_has_timed_out() -> None:
+    with pytest.raises(TimedOutError, match="sleep 60 has not ended within 0 s"):
+        Machine().run(("sleep", "60"), 0.1)
+
+
+@pytest.mark.parametrize("active", ["active", "inactive"])
+def test_detach_never_goes_back_because_a_reload_takes_long(bench: Bench, active: str) -> None:
+    _without_kubelet(bench, active)
+    before = bench.node.files()
+    assert bench.attach() == 0, bench.err
+    bench.node.reload_s = 1000.0
+    assert bench.detach() == 1
+    assert bench.err == (
+        "criproxy detach: kubelet's files no longer name criproxy, but systemctl daemon-reload has not ended within "
+        "180 s: run `criproxy detach` again when the node has less to do\n"
+    )
+    assert bench.node.files() == before
+    bench.node.sleep(1000.0)
+    bench.node.reload_s = 0.0
+    assert bench.detach() == 0, bench.err
+    assert (bench.node.files(), bench.record(), bench.node.active) == (before, None, active)
+    assert bench.node.endpoint == (ON_RUNTIME if active == "active" else "")
