@@ -3,7 +3,6 @@ query at the node's Prometheus.
 """
 
 import asyncio
-import contextlib
 from typing import Final
 from urllib.parse import quote
 
@@ -130,27 +129,31 @@ class ServiceAsker(Struct, frozen=True):
 
 
 async def _get(host: str, port: int, path: str) -> tuple[int, str]:
-    """The status and the text. HTTP/1.0, so that the answer ends with the connection and comes in one piece. Raises
-    OSError, TooLargeError or ValueError. Source: RFC 1945.
+    """The status and the text. Raises OSError, TooLargeError or ValueError.
+
+    HTTP/1.1, as Envoy answers an older one with 426 unless it is told otherwise. Source: Envoy, Http1ProtocolOptions,
+    accept_http_10.
     """
+    from criproxy.kube.http1 import ResponseError, ResponseReader  # only who asks by HTTP needs it
+
     reader, writer = await asyncio.open_connection(host, port)
+    response, body, size_bytes = ResponseReader(), b"", 0
     try:
         named = f"[{host}]" if ":" in host else host
-        request = f"GET {path} HTTP/1.0\r\nHost: {named}:{port}\r\nUser-Agent: criproxy\r\n\r\n"
-        writer.write(request.encode())
-        answer = b""
-        while part := await reader.read(MOST_BYTES + 1 - len(answer)):
-            answer += part
-            if len(answer) > MOST_BYTES:
+        headers = f"Host: {named}:{port}\r\nUser-Agent: criproxy\r\nConnection: close\r\n"
+        writer.write(f"GET {path} HTTP/1.1\r\n{headers}\r\n".encode())
+        while not response.done and (part := await reader.read(MOST_BYTES + 1 - size_bytes)):
+            size_bytes += len(part)
+            if size_bytes > MOST_BYTES:
                 raise TooLargeError
+            body += response.feed(part)
+    except ResponseError as error:
+        raise ValueError(f"it is no HTTP/1: {error}") from error
     finally:
         writer.transport.abort()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    words = head.partition(b"\r\n")[0].split(None, 2)
-    with contextlib.suppress(IndexError, ValueError):
-        if words[0].startswith(b"HTTP/1."):
-            return int(words[1]), body.decode(errors="replace")
-    raise ValueError("it is no HTTP/1")
+    if response.head is None:
+        raise ValueError("it is no HTTP/1")
+    return response.head.status, body.decode(errors="replace")
 
 
 def _number(status: int, text: str) -> str:

@@ -25,5 +25,5 @@ A connection serves one request, or one watch, and is closed. So a rotated certi
 or a dead connection concerns the next request only. At one patch each five minutes a node, it costs the API server a
 handshake for each.
 
-This room is imported only where it is switched on.
+This room is imported only where it is switched on, but for `http1`, by which online services are asked, too.
 """

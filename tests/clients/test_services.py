@@ -83,6 +83,12 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     [
         pytest.param(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n12.5 ms\n", ServiceAnswer(True, "12.5 ms\n"), id="number"),
         pytest.param(b"HTTP/1.0 302 Found\r\n\r\n", ServiceAnswer(True, ""), id="redirect"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n12.\r\n4;a=b\r\n5 ms\r\n0\r\n\r\n",
+            ServiceAnswer(True, "12.5 ms"),
+            id="in-chunks",
+        ),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n12", ServiceAnswer(True, "12"), id="cut-short"),
         pytest.param(b"HTTP/1.1 503 No\r\n\r\n12", ServiceAnswer(False, "status 503"), id="refusal"),
         pytest.param(b"HTTP/1.1 200 OK\r\n\r\n\xff1", ServiceAnswer(True, "\ufffd1"), id="no-utf-8"),
     ],
@@ -92,7 +98,25 @@ def test_http_answer_is_its_status_and_its_text(answer: bytes, outcome: ServiceA
         requests: list[bytes] = []
         async with server(answer, requests) as port:
             assert await ask(ServiceCheck(http=HttpCheck(port, "/p99"))) == outcome
-        assert requests[0].startswith(b"GET /p99 HTTP/1.0\r\nHost: 127.0.0.1:")
+        assert requests[0].startswith(b"GET /p99 HTTP/1.1\r\nHost: 127.0.0.1:")
+
+    run(test)
+
+
+def test_http_answer_is_read_to_its_own_end_though_the_connection_stays() -> None:
+    async def test() -> None:
+        requests: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            requests.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n12.5")
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as keeps:
+            port = keeps.sockets[0].getsockname()[1]
+            assert await ask(ServiceCheck(http=HttpCheck(port))) == ServiceAnswer(True, "12.5")
+        assert b"\r\nConnection: close\r\n" in requests[0]
 
     run(test)
 
@@ -147,7 +171,7 @@ def test_query_is_answered_by_a_scalar_or_by_the_first_sample(data: str, number:
         async with server(answered(data), requests) as port:
             assert await query(port) == ServiceAnswer(True, number)
         assert requests[0].startswith(
-            b"GET /api/v1/query?query=max%28p99%7Bpod%3D%22web-1%22%7D%29%20%3E%200 HTTP/1.0\r\n"
+            b"GET /api/v1/query?query=max%28p99%7Bpod%3D%22web-1%22%7D%29%20%3E%200 HTTP/1.1\r\n"
         )
 
     run(test)
