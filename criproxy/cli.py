@@ -1,6 +1,7 @@
 """The command line: verbs only. What a verb needs is imported by the verb, so that each starts fast."""
 
 import argparse
+import errno
 import functools
 import math
 import os
@@ -22,6 +23,9 @@ _TIMEOUT_S: Final = 12.0
 
 _OFF_WHAT: Final = "the box, or an offline pod: its namespace/name, its name or its uid"
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write says, and no other call without naming a file, where the disk has no room."""
+
 _STATUS_ENDS: Final = (
     "Exit status: 0 all is well; 1 something is not (what, the text says first, and the key problems in JSON); 2 wrong "
     "command line; 3 criproxy does not run; 4 what answers is not criproxy; 5 only root may ask. With --why, 0 for any "
@@ -34,6 +38,25 @@ def main(arguments: list[str] | None = None) -> int:
 
     That of `status` says more: see its help.
     """
+    try:
+        try:
+            return _run_verb(arguments)
+        finally:
+            print(end="", flush=True)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has gone
+        problem: tuple[str, ...] = ()
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        problem = (f"criproxy: the output can't be written: {error.strerror}",)
+    # Python must not try to flush again when it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _fail(*problem)
+
+
+def _run_verb(arguments: list[str] | None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if options.verb in (_simulate, _advise):
@@ -41,14 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     verb: Callable[[argparse.Namespace], int] = options.verb
-    try:
-        return verb(options)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone; Python must not try to flush again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return verb(options)
 
 
 class _Help(argparse.HelpFormatter):

@@ -1,11 +1,13 @@
 """The verbs of the command line."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from msgspec.structs import replace
@@ -232,6 +234,37 @@ def test_output_whose_reader_has_gone_is_no_traceback(config: Path) -> None:
     command = f"{sys.executable} -m criproxy check --config {config} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def ended(output: BinaryIO, *arguments: str | Path) -> tuple[int, str]:
+    """The status of criproxy and what it says on stderr, its output buffered as in a script."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "criproxy", *arguments]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def deserted() -> Iterator[BinaryIO]:
+    """A pipe whose reader has gone."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "wb") as pipe:
+        yield pipe
+
+
+def test_output_that_nobody_reads_any_more_ends_quietly(config: Path, deserted: BinaryIO) -> None:
+    assert ended(deserted, "check", "--config", config) == (1, "")
+    assert ended(deserted, "--help") == (1, "")
+
+
+def test_output_for_which_the_disk_has_no_room_is_a_line_of_words(config: Path, tmp_path: Path) -> None:
+    pods = tmp_path / "pods.yaml"
+    pods.write_text("---".join([OFFLINE_POD] * 50))  # more than Python's buffer holds
+    with open("/dev/full", "wb") as full:
+        for arguments in (["check"], ["explain", pods]):
+            status, words = ended(full, *arguments, "--config", config)
+            assert (status, words) == (1, "criproxy: the output can't be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("verb", ["attach", "detach"])

@@ -1,6 +1,8 @@
 """The verbs of `criproxy-cluster`. Each imports what it needs, as none needs all."""
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +14,32 @@ from criproxy_cluster.webhook.hardening import HardeningSettings
 
 MOST_SECONDS = 7 * 86400.0
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write says, and no other call without naming a file, where the disk has no room."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with 1 when something is wrong with what it was given, 2 for a command line that it does not know."""
-    chosen = _parser().parse_args(arguments)
-    sys.exit(chosen.verb(chosen))
+    sys.exit(_run_verb(arguments))
+
+
+def _run_verb(arguments: Sequence[str] | None) -> int:
+    status = 1
+    try:
+        try:
+            chosen = _parser().parse_args(arguments)
+            return int(chosen.verb(chosen))
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:  # the reader (head, less) has gone
+        pass
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        status = _complain(f"the output can't be written: {error.strerror}")
+    # Python must not try to flush again when it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,9 @@
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -186,3 +190,37 @@ def test_what_stays_is_written_as_it_was(tmp_path, capsys):
     assert "configMap: {name: 'm', defaultMode: 0777, optional: null}" in out
     assert 'nodeSelector: {a: "y", b: 1e3}' in out
     assert "cpu: '1'" not in out and "&id" not in out
+
+
+# --- output that can't be written -------------------------------------------------------------------------------------
+
+
+def ended(output, *arguments):
+    """Its status and what it says on stderr, its output buffered as in a script."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, "-m", "criproxy_cluster", *arguments]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(params=[1, 200], ids=["short", "longer than the buffer"])
+def manifest(request, tmp_path):
+    file = tmp_path / "pods.yaml"
+    file.write_text("---\n".join([f"kind: ConfigMap\ndata: {{a: {'x' * 100}}}\n"] * request.param))
+    return str(file)
+
+
+def test_output_that_nobody_reads_any_more_ends_quietly(manifest):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "wb") as pipe:
+        status, words = ended(pipe, "convert", manifest)
+    assert (status, "Exception" in words, "Traceback" in words) == (1, False, False)
+
+
+def test_output_for_which_the_disk_has_no_room_is_a_line_of_words(manifest):
+    with open("/dev/full", "wb") as full:
+        status, words = ended(full, "convert", manifest)
+    assert status == 1
+    assert words.splitlines()[-1] == "criproxy-cluster: the output can't be written: No space left on device"
