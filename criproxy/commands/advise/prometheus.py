@@ -44,6 +44,8 @@ SETTLED_S: Final = 600.0
 
 KEPT_S: Final = 14 * 86400.0
 
+MOST_WARNINGS: Final = 5
+
 
 class PrometheusAddress(Struct, frozen=True):
     """Where a Prometheus is, and by what we are let in; "": nothing of it.
@@ -59,7 +61,10 @@ class PrometheusAddress(Struct, frozen=True):
 
 
 class Prometheus:
-    """Methods raise SimulateError, with what to do, when there is no answer that can be used."""
+    """Methods raise SimulateError, with what to do, when there is no answer that can be used.
+
+    `warnings` came with answers, which are then not kept: with one, Thanos answers without a store that is away.
+    """
 
     def __init__(self, address: PrometheusAddress, cache: Path | None) -> None:
         parts = urllib.parse.urlsplit(address.url)
@@ -78,6 +83,8 @@ class Prometheus:
                 raise SimulateError(f"--prometheus {address.url}: a token is not sent without TLS; give https://")
         self._context = _context(address) if parts.scheme == "https" else None
         self._cache = None if cache is None else _made(cache)
+        self.warnings: list[str] = []
+        """Those that differ, and no more than `MOST_WARNINGS`."""
 
     def instant(self, query: str, at_s: float) -> list[Mapping[str, Any]]:
         """The series of an instant vector, each with `metric` and `value`."""
@@ -113,12 +120,13 @@ class Prometheus:
             try:
                 with gzip.open(file) as kept:
                     text = kept.read(MOST_ANSWER + 1)
-                if len(text) <= MOST_ANSWER and json.loads(text).get("status") == "success":
+                whole = len(text) <= MOST_ANSWER and json.loads(text).get("status") == "success"
+                if whole and not _warnings(text):
                     return text
             except (OSError, EOFError, ValueError, AttributeError, RecursionError, zlib.error):  # it is not whole
                 pass
         text = self._asked("query_range", asked)
-        if file is not None:
+        if file is not None and not _warnings(text):
             _keep(file, text)
         return text
 
@@ -131,7 +139,9 @@ class Prometheus:
             else http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=self._context)
         )
         try:
-            path = f"{self._path}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
+            # Thanos is to answer in full or not at all; others pass over what they don't know.
+            parameters = urllib.parse.urlencode({**asked, "partial_response": "false"})
+            path = f"{self._path}/api/v1/{what}?{parameters}"
             connection.request("GET", path, headers=self._headers)
             answer = connection.getresponse()
             text = _within(answer, time.monotonic() + MOST_ANSWER_S)
@@ -148,6 +158,9 @@ class Prometheus:
                 "longer --step"
             )
         self._check(answer, text, asked["query"])
+        for warning in _warnings(text):
+            if warning not in self.warnings and len(self.warnings) < MOST_WARNINGS:
+                self.warnings.append(warning)
         return text
 
     def _check(self, answer: http.client.HTTPResponse, text: bytes, query: str) -> None:
@@ -191,6 +204,17 @@ def _data(text: bytes, url: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise SimulateError(f"{url}: does not answer as Prometheus does; is it one?")
     return data
+
+
+def _warnings(text: bytes) -> list[str]:
+    """Those of an answer; none where it is no answer, which `_data` says."""
+    if b'"warnings"' not in text:  # parsing takes long
+        return []
+    try:
+        found = json.loads(text).get("warnings")
+    except (ValueError, AttributeError, RecursionError):
+        return []
+    return [" ".join(str(one)[:300].split()) for one in found] if isinstance(found, list) else []
 
 
 def _token(file: str) -> str:

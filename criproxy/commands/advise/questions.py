@@ -199,7 +199,8 @@ def ask(prometheus: Prometheus, asked: RecordQuery, tell: Callable[[str], None])
             )
     pods = _pods(prometheus, asked, series, names, notes)
     nodes = tuple(_grouped(one, memory.get(one.id), identity, asked.family) for one in cpu)
-    return Recording(nodes, pods, (*notes, *_of_time(nodes, asked), *_mended(findings)))
+    warned = [f"It warned that its answers may not be whole or right: {one}" for one in prometheus.warnings]
+    return Recording(nodes, pods, (*notes, *warned, *_of_time(nodes, asked), *_mended(findings)))
 
 
 _FIELDS: Final = ("cpu", "memory", "cpu_capacity", "memory_capacity")

@@ -13,7 +13,7 @@ import pytest
 
 from criproxy.commands.advise import prometheus
 from criproxy.commands.advise.prometheus import Prometheus, PrometheusAddress
-from criproxy.commands.advise.questions import check_units, identify
+from criproxy.commands.advise.questions import RecordQuery, ask, check_units, identify
 from criproxy.commands.simulate import SimulateError
 from tests.commands.simulate.simulate_helpers import trace
 from tests.fakes.authority import Authority
@@ -22,12 +22,13 @@ HOUR = 3600
 
 
 class FakePrometheus(HTTPServer):
-    """Answers a range query with one series of its times, or with what `status` and `body` say; `asked` are they."""
+    """Answers a range query with one series of its times and `warnings`, another with a 1, or with what `status` and
+    `body` say; `asked` are they."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), AnswersRanges)
         self.asked, self.headers = [], []
-        self.status, self.body = 200, None
+        self.status, self.body, self.warnings = 200, None, []
 
     @property
     def url(self):
@@ -42,10 +43,14 @@ class AnswersRanges(BaseHTTPRequestHandler):
         self.server.asked.append(asked)
         self.server.headers.append(self.headers)
         body = self.server.body
+        if body is None and "start" not in asked:
+            data = {"resultType": "vector", "result": [{"metric": {"node": "a"}, "value": [0, "1"]}]}
+            body = json.dumps({"status": "success", "data": data}).encode()
         if body is None:
             times = range(int(asked["start"]), int(asked["end"]) + 1, int(asked["step"]))
             series = {"metric": {"node": "a"}, "values": [[t, str(t)] for t in times]}
-            body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
+            data = {"resultType": "matrix", "result": [series]}
+            body = json.dumps({"status": "success", "data": data, "warnings": self.server.warnings}).encode()
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Location", "https://sso.example/login")
@@ -127,6 +132,46 @@ def test_what_may_still_change_is_not_kept(server, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 86400.0 * 100)
     times_of(Prometheus(PrometheusAddress(server.url), tmp_path / "c"), 86400 * 99, 86400 * 100)
     assert len(list((tmp_path / "c").iterdir())) == 0
+
+
+def test_answer_that_may_lack_a_part_is_refused_or_warned_of_and_not_kept(server, tmp_path):
+    cache, at_s = tmp_path / "c", 86400 * 100
+    server.warnings = ["no store   matches", "x" * 1000]
+    client = Prometheus(PrometheusAddress(server.url), cache)
+    assert times_of(client, at_s, at_s + 3 * 86400)
+    assert {one["partial_response"] for one in server.asked} == {"false"}
+    assert client.warnings == ["no store matches", "x" * 300]
+    assert not list(cache.iterdir())
+    server.warnings = []
+    client = Prometheus(PrometheusAddress(server.url), cache)
+    assert times_of(client, at_s, at_s + 3 * 86400)
+    assert client.warnings == [] and list(cache.iterdir())
+
+
+def test_answer_with_a_warning_that_was_kept_before_is_asked_for_again(server, tmp_path):
+    cache, at_s = tmp_path / "c", 86400 * 100
+    assert times_of(Prometheus(PrometheusAddress(server.url), cache), at_s, at_s + 3600)
+    (file,) = cache.iterdir()
+    kept = json.loads(gzip.decompress(file.read_bytes()))
+    file.write_bytes(gzip.compress(json.dumps({**kept, "warnings": ["no store matches"]}).encode()))
+    before = len(server.asked)
+    assert times_of(Prometheus(PrometheusAddress(server.url), cache), at_s, at_s + 3600)
+    assert len(server.asked) == before + 1
+
+
+def test_warnings_without_end_are_not_all_told(server):
+    server.warnings = [str(number) for number in range(100)]
+    client = Prometheus(PrometheusAddress(server.url), None)
+    assert times_of(client, 0, HOUR)
+    assert client.warnings == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("warnings", [["no store matches"], []], ids=["warned", "whole"])
+def test_warning_stands_in_the_notes_of_the_page(server, warnings):
+    server.warnings = warnings
+    asked = RecordQuery(86400 * 100, 86400 * 101, 60)
+    told = ask(Prometheus(PrometheusAddress(server.url), None), asked, lambda _: None).notes
+    assert any("no store matches" in one for one in told) == bool(warnings)
 
 
 def test_cache_that_can_not_be_made_hinders_nobody(server, tmp_path):
