@@ -110,10 +110,8 @@ def _of_containers(
     shims: dict[int, int] = {}
     for first in boxes.keys() & processes.keys():
         cgroups = cgroups_of(proc, first)
-        if cgroups and astray(
-            cgroups, boxes[first]
-        ):  # it is not what it was: its number is another's by now, or it was moved
-            continue
+        if cgroups and astray(cgroups, boxes[first]):
+            continue  # it is not what it was: its number is another's by now, or it was moved
         yield from ((first, pid) for pid in _below(first, children, boxes))
         if (shim := processes.get(processes[first].parent)) is not None and shim.name in _SHIMS:
             shims[processes[first].parent] = first

@@ -19,7 +19,7 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.run_queue import CGROUPS_A_READING, KEPT_THREADS, MOST_THREADS, THREADS_OF_A_CGROUP
 from criproxy.cgroup.tree import Tree
-from criproxy.control.interference.signals import PodWait, pod_waits, values
+from criproxy.control.interference.signals import pod_waits, values
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED
 from criproxy.model.signals import (
@@ -357,7 +357,8 @@ def test_pods_are_told_apart_without_pressure_so_that_what_their_threads_wait_is
     now = unpressed.reader.read(BOX, own_limits=False, pods=PODS)
 
     assert before.pods == now.pods == {"a": PodStall(POD)}
-    assert pod_waits(before, now) == {"a": PodWait(POD, pytest.approx(25.0))}
+    (wait,) = pod_waits(before, now).values()
+    assert wait.path == POD and wait.percent == pytest.approx(25.0)
 
 
 def test_pod_is_there_whose_file_says_that_the_kernel_has_no_pressure(v2: Node, monkeypatch) -> None:

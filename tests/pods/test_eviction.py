@@ -153,6 +153,21 @@ class Bench:
     ) -> tuple[str, ...] | None:
         return asyncio.run(self.eviction.evict(order, setting, excess_bytes))
 
+    def evict_and_end(self, order: EvictionOrder) -> None:
+        """Until the notice is over, if there is any, and what follows it."""
+
+        async def until_over() -> None:
+            await self.eviction.evict(order, ON_OVER_LIMIT, 0.0)
+            self.ends.set()
+            await passes(10)
+
+        asyncio.run(until_over())
+
+
+async def passes(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
 
 def test_pod_with_the_most_memory_goes_and_is_held_for_a_while() -> None:
     bench = Bench()
@@ -388,7 +403,7 @@ def test_pod_that_criproxy_is_held_off_goes_in_an_emergency_alone_and_after_all_
 def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) -> None:
     bench = Bench(notices={"s1": 30, "s2": 30})
     with capture_logs() as logs:
-        bench.evict(replace(ORDER, resource=resource))
+        bench.evict_and_end(replace(ORDER, resource=resource))
 
     assert [entry["event"] for entry in logs] == said
 
@@ -396,7 +411,7 @@ def test_for_memory_there_is_no_time_for_notice(resource: str, said: list[str]) 
 def test_where_the_box_alone_has_too_much_memory_there_is_time_for_notice_and_nobody_was_harmed() -> None:
     bench = Bench(notices={"s1": 30, "s2": 30})
     with capture_logs() as logs:
-        bench.evict(replace(ORDER, signal="", reason="it is too much"))
+        bench.evict_and_end(replace(ORDER, signal="", reason="it is too much"))
 
     assert [entry["event"] for entry in logs] == ["notice", "stop"]
     assert bench.holds.held(LARGE.pod).startswith("it was stopped, as it is too much (")
