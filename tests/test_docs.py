@@ -72,6 +72,13 @@ def test_pages_that_messages_name_are_there() -> None:
     assert {page for page in named if not (ROOT / page.decode()).exists()} == set()
 
 
+def test_lines_for_cron_have_no_percent_sign_that_ends_the_command() -> None:
+    lines = [line for page in (ROOT / "docs").glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
+    for_cron = [line for line in lines if re.search(r"\bcron\b|^([\d*/,-]+ ){5}", line)]
+    assert any("criproxy page --save" in line for line in for_cron)
+    assert [line for line in for_cron if re.search(r"(?<!\\)%", line)] == []
+
+
 def _anchors(page: str) -> Iterator[str]:
     """As GitHub makes them of headings."""
     for line in re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL).splitlines():
