@@ -197,9 +197,10 @@ def _check(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from criproxy.commands.explain.command import run
-    from criproxy.config import load
+    from criproxy.config import OwnFiles
+    from criproxy.daemon.kubernetes import load_first
 
-    loaded = load(options.config)
+    loaded = load_first(OwnFiles(options.config), dry_run=False)
     if loaded.errors:
         _fail(*map(str, loaded.errors))
         if options.config != DEFAULT_CONFIG or options.config.exists():

@@ -15,9 +15,12 @@ from msgspec.structs import replace
 from criproxy import __version__
 from criproxy.cgroup.naming import DEFAULT_BOXES
 from criproxy.cli import main
+from criproxy.daemon.kubernetes import POLICY_FILE
+from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe.client import NotAllowedError
 from criproxy.observe.status import BoxStatus, ConfigStatus, RuntimeStatus, Status, to_json
 from criproxy.observe.why import Why
+from criproxy.vocabulary.policy import NodePolicy
 from tests.answering import Answers, answering
 
 STATUS = Status(
@@ -103,6 +106,18 @@ def test_explain_tells_of_each_pod(config: Path, tmp_path: Path, capsys: pytest.
     assert out.count("pod            default/job\n") == offline + 1
     assert out.count("class          online: ") == 1
     assert "colocation is off here" not in out
+
+
+def test_explain_goes_by_the_cluster_s_policy_too(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pod.yaml").write_text(OFFLINE_POD)
+    with config.open("a") as more:
+        more.write(f'[kubernetes]\nenabled = true\n[control]\ncheckpoint = "{tmp_path}/state/checkpoint.json"\n')
+    policy = NodePolicy("1", "off", {"colocation": {"enabled": False}})
+    PolicyFile(tmp_path / "state" / POLICY_FILE).write(InForce(policy))
+    assert main(["explain", str(tmp_path / "pod.yaml"), "--config", str(config)]) == 0
+    assert "colocation is off here" in capsys.readouterr().out
 
 
 def test_explain_reads_standard_input(config: Path) -> None:
