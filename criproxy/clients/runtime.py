@@ -124,6 +124,17 @@ class PodsRuntime(msgspec.Struct, eq=False):
         said = codec.decode(cri.ExecSyncResponse, answer)
         return said.exit_code, said.stdout
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether it answers a call that waits for nothing. One that is frozen keeps its connections."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call("Version", cri.VersionRequest(), timeout_s)
+        except TimeoutError:
+            return False
+        except CallError as error:
+            return error.code not in (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE)
+        return True
+
     async def address(self, sandbox_id: str) -> str:
         """The pod's IP address; that of the loopback, for one on the host's network.
 

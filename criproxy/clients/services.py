@@ -91,6 +91,9 @@ class ServiceAsker(Struct, frozen=True):
         return ServiceAnswer(well, text if well else f"status {status}")
 
     async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
+        if check.exec is not None:
+            answers = await self.runtime.answers(check.timeout_s * _OTHERS_RATIO)
+            return "" if answers else "it could not be asked: the runtime does not answer"
         over_the_network = check.http or check.grpc
         if over_the_network is None:
             return ""

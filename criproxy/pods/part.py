@@ -126,8 +126,9 @@ class AsksServices(Protocol):
         """
 
     async def hindrance(self, check: ServiceCheck, sandbox_id: str) -> str:
-        """Why this machine does not let criproxy ask this one at all, with the remedy; "": nothing hinders it, or who
-        knows. Called once there was no answer. Raises OSError or ValueError.
+        """Why this machine does not let criproxy ask this one at all, with the remedy, or that the runtime does not
+        answer, which runs a command; "": nothing hinders it, or who knows. Called once there was no answer. Raises
+        OSError or ValueError.
         """
 
 

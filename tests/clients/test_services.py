@@ -42,6 +42,7 @@ class Link:
         )
         self._answers = {
             "PodSandboxStatus": cri.PodSandboxStatusResponse(status=status),
+            "Version": cri.VersionResponse(),
             "ExecSync": cri.ExecSyncResponse(stdout=output, exit_code=exit_code),
         }
 
@@ -419,5 +420,22 @@ def test_command_that_the_runtime_does_not_take_was_not_run(code: Code, error: t
     async def test() -> None:
         with pytest.raises(error):
             await ask(COMMAND, AwayLink(code))
+
+    run(test)
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, None])
+def test_command_without_an_answer_says_nothing_of_the_service_while_the_runtime_does_not_answer(
+    code: Code | None,
+) -> None:
+    async def test() -> None:
+        link = AwayLink(code)
+        asker = ServiceAsker(PodsRuntime(link))  # type: ignore[arg-type]
+        check = ServiceCheck(exec=COMMAND.exec, timeout_s=0.1)
+        assert await asker.hindrance(check, "s1") == "it could not be asked: the runtime does not answer"
+        link.code = Code.NOT_FOUND
+        assert await asker.hindrance(check, "s1") == "", "it says something"
+        link.away = False
+        assert await asker.hindrance(check, "s1") == "", "the command has taken too long"
 
     run(test)
