@@ -32,11 +32,17 @@ _STATUS_ENDS: Final = (
     "answer."
 )
 
+_UPGRADE_ENDS: Final = (
+    "Exit status: 0 the new one serves; 1 there is no new one, and why; 2 wrong command line; 6 refused: the one that "
+    "runs goes on well, and a restart would harm the node, as the config has errors or another proxy.listen, or a disk "
+    "or the kernel does not answer. Mend what the text says, then try again."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a verb; returns the exit status: 0, 1 for a failure, with its reason on stderr, 2 for a wrong command line.
 
-    That of `status` says more: see its help.
+    Those of `status` and `upgrade` say more: see their help.
     """
     try:
         try:
@@ -134,7 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     advise = verbs.add_parser("advise", add_help=False, help="what nodes could lend, from a Prometheus: a page")
     advise.set_defaults(verb=_advise)
     upgrade = verbs.add_parser(
-        "upgrade", parents=[config], help="replace a running criproxy by the one installed now; no call fails"
+        "upgrade",
+        parents=[config],
+        help="replace a running criproxy by the one installed now; no call fails",
+        epilog=_UPGRADE_ENDS,
     )
     upgrade.set_defaults(verb=_upgrade)
     withdraw = verbs.add_parser(
@@ -340,13 +349,15 @@ def _advise(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    from criproxy.commands.upgrade import NotUpgradedError, upgrade
+    from criproxy.commands.upgrade import NotUpgradedError, run
     from criproxy.config import load
 
-    config = load(options.config).config
     try:
-        _print(upgrade(Path(config.proxy.listen_path), Path(config.proxy.status_path)))
-    except (NotUpgradedError, PermissionError) as error:
+        _print(run(load(options.config), of_service=options.config == DEFAULT_CONFIG))
+    except NotUpgradedError as error:
+        _fail(f"not upgraded: {error}")
+        return error.exit_status
+    except PermissionError as error:
         return _fail(f"not upgraded: {error}")
     return 0
 

@@ -294,6 +294,7 @@ def test_pod_let_in_by_way_of_the_old_process_is_bounded_and_known_to_the_new_on
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
+REFUSED = 6
 BROKEN: Mapping[str, tuple[str | None, Config | None, str]] = {
     "crashes": ("raise SystemExit(3)", None, "ended before it was ready"),
     "does-not-parse": ("(", None, "ended before it was ready"),
@@ -314,12 +315,13 @@ def test_new_process_that_fails_is_ended_and_the_old_one_goes_on(
         proxy.configure(config)
     with Load(proxy.socket, {"Version": lambda client: client.call("Version", cri.VersionRequest())}) as load:
         outcome = command(proxy)
-        assert (outcome.returncode, outcome.stdout) == (1, "")
+        assert (outcome.returncode, outcome.stdout) == (1 if config is None else REFUSED, "")
         assert reason in outcome.stderr
         assert serving(proxy) == old
         assert pids(proxy) == [old]
         status = proxy.status()["upgrade"]
         assert (status["failed"], reason in status["problem"]) == (1, True)
+        assert status["refused"] is (config is not None)
         assert "criproxy_upgrade_failures_total 1.0" in proxy.http("/metrics")[1]
         assert "upgrade_failed" in [event["event"] for event in proxy.events()]
         ticks = proxy.status()["box"]["cpu"], time.monotonic()
@@ -343,6 +345,7 @@ def test_new_process_that_would_listen_elsewhere_does_not_take_over(slow: Slow) 
     assert ask(proxy) == proxy.pid
     wait_until(lambda: proxy.status()["upgrade"]["failed"] == 1, WAIT_S, "the upgrade to fail", proxy.log)
     assert proxy.status()["upgrade"]["problem"].startswith("proxy.listen is ")
+    assert proxy.status()["upgrade"]["refused"] is True
     assert pids(proxy) == [serving(proxy)] == [proxy.pid]
     assert not (proxy.directory / "elsewhere.sock").exists()
 

@@ -6,13 +6,17 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from criproxy.clients.http2.connection import CallError
 from criproxy.clients.link import version_at
+from criproxy.config import Loaded
 from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
 from criproxy.observe.status import Status, from_json
@@ -23,11 +27,48 @@ _LIMIT_S: Final = 90.0
 _ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.05
 _ANSWERS_S: Final = 3.0
+_SYSTEMD_S: Final = 30.0
 _UNANSWERED: Final = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 
 
 class NotUpgradedError(Exception):
     """Why there is no new process; the message says what to do."""
+
+    exit_status = 1
+
+
+class UpgradeRefusedError(NotUpgradedError):
+    """The old process goes on well, and a restart would harm the node."""
+
+    exit_status = 6
+
+
+def run(loaded: Loaded, *, of_service: bool) -> str:
+    """Have the criproxy upgraded that a config is of; says what came of it.
+
+    `of_service`: where nobody serves at its proxy.listen, that is criproxy.service, which has served elsewhere since
+    before the file was changed. Raises NotUpgradedError.
+    """
+    listen = wanted = Path(loaded.config.proxy.listen_path)
+    if of_service and _pid(wanted) is None:
+        listen = _listen_of_service() or wanted
+    proxy = replace(loaded.config.proxy, listen=str(listen))
+    try:
+        return upgrade(listen, Path(proxy.status_path))
+    except UpgradeRefusedError:
+        raise
+    except NotUpgradedError as error:
+        if _pid(listen) is None:
+            raise
+        if loaded.errors:
+            raise UpgradeRefusedError(
+                f"{error}; a restart would place no pod, as the config has errors: correct it (`criproxy check`)"
+            ) from error
+        if listen != wanted:
+            raise UpgradeRefusedError(
+                f"{error}; a restart would serve at {wanted}, where no client of {listen} would find it"
+            ) from error
+        raise
 
 
 def upgrade(listen: Path, asked_at: Path) -> str:
@@ -57,6 +98,19 @@ def upgrade(listen: Path, asked_at: Path) -> str:
     )
 
 
+def _listen_of_service() -> Path | None:
+    """Where the main process of criproxy.service serves; None: systemd has none, or it does not serve."""
+    question = ("systemctl", "show", "--property=MainPID", "--value", "criproxy.service")
+    try:
+        said = subprocess.run(question, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SYSTEMD_S, check=False)
+        pid = int(said.stdout)
+        sockets = os.fsdecode(Path(f"/proc/{pid}/net/unix").read_bytes())
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    named = re.finditer(rf"\s(/.*)\.{pid}$", sockets, re.MULTILINE)
+    return next((listen for found in named if _pid(listen := Path(found[1])) == pid), None)
+
+
 def _pid(listen: Path) -> int | None:
     """Who serves now; None: nobody, or no criproxy."""
     try:
@@ -77,7 +131,8 @@ def _successor(listen: Path, asked_at: Path, old: int, failed: int) -> int:
             raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
         status = _status(asked_at)
         if status is not None and status.pid == old and status.upgrade.failed > failed:
-            raise NotUpgradedError(f"pid {old} goes on: {status.upgrade.problem}")
+            kind = UpgradeRefusedError if status.upgrade.refused else NotUpgradedError
+            raise kind(f"pid {old} goes on: {status.upgrade.problem}")
     raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")
 
 

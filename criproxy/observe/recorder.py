@@ -120,8 +120,8 @@ class Recorder(Struct):
         """From now on, these modes are in force, and the schedule says this."""
         self.modes, self.schedule = modes, schedule
 
-    def upgrade_failed(self, problem: str) -> None:
-        self.upgrade = replace(self.upgrade, failed=self.upgrade.failed + 1, problem=problem)
+    def upgrade_failed(self, problem: str, *, refused: bool) -> None:
+        self.upgrade = replace(self.upgrade, failed=self.upgrade.failed + 1, problem=problem, refused=refused)
         self.metrics.count("upgrade_failures")
 
     def predecessor(self, *, there: bool) -> None:

@@ -130,11 +130,13 @@ class DecisionStatus(Struct, frozen=True):
 class UpgradeStatus(Struct, frozen=True):
     """`failed` counts new processes that could not take over from this one; `problem` says why the last one could not.
 
-    `predecessor`: the one that this has taken over from is still finishing its calls.
+    `refused`: it must not, and a restart would harm the node. `predecessor`: the one that this has taken over from is
+    still finishing its calls.
     """
 
     failed: int = 0
     problem: str = ""
+    refused: bool = False
     predecessor: bool = False
 
 

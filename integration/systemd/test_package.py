@@ -207,6 +207,21 @@ def test_hand_over_that_fails_falls_back_to_a_restart(installed: None, tmp_path:
     assert len(set(versions(LISTEN, RUNTIME))) == 1
 
 
+def test_hand_over_that_is_refused_leaves_the_service_as_it_is(installed: None) -> None:
+    pid = main_pid()
+    script = ["sh", "/var/lib/dpkg/info/criproxy.postinst", "configure", "0.0.1"]
+    try:
+        for config in ("[cpu]\nmin_cores = true\n", '[proxy]\nlisten = "/run/criproxy/elsewhere.sock"\n'):
+            package.configure(config)
+            done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
+            assert (done.returncode, main_pid()) == (0, pid), done.stderr
+            assert "the version from before goes on" in done.stderr
+            assert len(set(versions(LISTEN, RUNTIME))) == 1
+            assert f'CRIPROXY_LISTEN="{LISTEN}"' in Path("/run/criproxy/bypass.env").read_text()
+    finally:
+        package.configure("")
+
+
 def test_upgrade_that_is_aborted_leaves_the_service_as_it_is(installed: None, tmp_path: Path) -> None:
     pid = main_pid()
     control = tmp_path / "bad" / "DEBIAN"

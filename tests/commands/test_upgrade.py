@@ -6,13 +6,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from criproxy import cli
 from criproxy.commands import upgrade as module
 from criproxy.commands.upgrade import NotUpgradedError, upgrade
+from criproxy.observe.status import Status, UpgradeStatus
+from criproxy.observe.why import Why
+from tests.answering import Answers, answering
+from tests.test_cli import STATUS
 
 NOBODY = Path("/run/criproxy/nobody.sock")
 SERVE = """
@@ -138,3 +144,118 @@ def test_process_that_takes_over_and_ends_the_old_one_while_the_status_is_asked_
 
         monkeypatch.setattr(module, "_status", status)
         assert why(listen).startswith(f"pid {news[0].pid} has taken over")
+
+
+# --- with what it ends -----------------------------------------------------------------------------------------------
+
+GOOD, WRONG = "", "[cpu]\nmin_cores = true\n"
+
+
+def config_of(listen: Path, more: str = "") -> str:
+    return f'[proxy]\nlisten = "{listen}"\n{more}'
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The service's config; the file `pid` beside it says which process systemd has for it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/systemctl").write_text(f"#!/bin/sh\ncat {tmp_path}/pid\n")
+    (tmp_path / "bin/systemctl").chmod(0o755)
+    (tmp_path / "pid").write_text("0\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(cli, "DEFAULT_CONFIG", tmp_path / "config.toml")
+    monkeypatch.setattr(module, "_LIMIT_S", 1.0)
+    return tmp_path / "config.toml"
+
+
+def ended_with(config: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    return cli.main(["upgrade", "--config", str(config)]), capsys.readouterr().err
+
+
+def answering_as(pid: int, failed: UpgradeStatus, listen: Path) -> AbstractContextManager[object]:
+    """Its status, from the second question on: an upgrade has failed."""
+    asked: list[int] = []
+
+    def status() -> Status:
+        asked.append(pid)
+        return replace(STATUS, pid=pid, upgrade=failed if len(asked) > 1 else UpgradeStatus())
+
+    endpoints = Answers(
+        page=lambda: "",
+        metrics=lambda: b"",
+        unhealthy=lambda: None,
+        unready=lambda: None,
+        status=status,
+        why=lambda asked_s: Why(asked_s, 1.7e9, None),
+    )
+    return answering(listen.with_name(f"{listen.stem}-status{listen.suffix}"), endpoints)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status"), [pytest.param(True, 6, id="refused"), pytest.param(False, 1, id="did-not-start")]
+)
+def test_status_of_an_upgrade_tells_whether_it_was_refused(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str], refused: bool, status: int
+) -> None:
+    service.write_text(config_of(listen))
+    with serving(listen, "waits") as process:
+        failed = UpgradeStatus(failed=1, problem="a write is blocked: try again", refused=refused)
+        with answering_as(process.pid, failed, listen):
+            ended = ended_with(service, capsys)
+    assert ended == (status, f"not upgraded: pid {process.pid} goes on: a write is blocked: try again\n")
+
+
+@pytest.mark.parametrize("how", ["waits", "deaf"], ids=["no-word-of-a-refusal", "can-not-hand-over"])
+def test_upgrade_that_fails_while_the_config_has_errors_is_refused(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """Whatever it fails of, and whatever an old version says of it: a restart would make a pass-through."""
+    service.write_text(config_of(listen, WRONG))
+    with serving(listen, how):
+        status, said = ended_with(service, capsys)
+    assert status == 6
+    assert "a restart would place no pod, as the config has errors: correct it (`criproxy check`)" in said
+
+
+def test_upgrade_that_fails_by_a_good_config_is_not_refused(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.write_text(config_of(listen))
+    with serving(listen, "waits"):
+        assert ended_with(service, capsys)[0] == 1
+
+
+@pytest.mark.parametrize("more", [GOOD, WRONG, "]"], ids=["in-order", "with-an-error", "no-toml"])
+def test_service_that_serves_elsewhere_since_the_config_was_changed_is_found_and_refuses(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str], more: str
+) -> None:
+    service.write_text(config_of(listen.with_name("other.sock"), more))
+    with serving(listen, "waits") as process:
+        service.with_name("pid").write_text(f"{process.pid}\n")
+        status, said = ended_with(service, capsys)
+        assert process.poll() is None
+    assert status == 6
+    assert said.startswith(f"not upgraded: pid {process.pid} still serves after 1 s: see its log; a restart would ")
+
+
+@pytest.mark.parametrize("config", ["config.toml", "another.toml"])
+@pytest.mark.parametrize("pid", ["0", "", "4194304"])
+def test_nobody_is_found_where_systemd_has_no_process_or_is_not_asked(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str], config: str, pid: str
+) -> None:
+    """Who names another config means another criproxy than the service."""
+    file = service.with_name(config)
+    file.write_text(config_of(listen.with_name("other.sock"), WRONG))
+    with serving(listen, "waits") as process:
+        service.with_name("pid").write_text(f"{process.pid if config == 'another.toml' else pid}\n")
+        status, said = ended_with(file, capsys)
+    assert status == 1
+    assert "no criproxy serves at" in said
+
+
+def test_nobody_is_found_without_systemd(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.write_text(config_of(listen))
+    monkeypatch.setenv("PATH", str(listen.with_name("nothing")))
+    assert ended_with(service, capsys)[0] == 1

@@ -1,5 +1,6 @@
 """The bundle's install and remove, on a host in a directory: what they put where, what they leave, when they refuse."""
 
+import mmap
 import os
 import subprocess
 from pathlib import Path
@@ -81,6 +82,18 @@ def test_install_over_an_earlier_one_hands_over_and_leaves_the_config(place: Pla
     assert place.run("install").returncode == 0
     assert (place.root / "etc/criproxy/config.toml").read_text() == "the user's\n"
     assert place.ran() == ["postinst configure earlier"]
+
+
+def test_install_leaves_the_code_by_which_a_process_still_runs(place: Place) -> None:
+    """One that has refused to hand over needs the standard library for as long as it goes on."""
+    library = place.opt / "python-3.13-old/library.so"
+    library.write_bytes(b"x")
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert place.run("install").returncode == 0
+        assert [file.name for file in place.opt.glob("lib/*")] == ["new"]
+        assert sorted(file.name for file in place.opt.glob("python-*")) == ["python-3.13-new", "python-3.13-old"]
+    assert place.run("install").returncode == 0
+    assert [file.name for file in place.opt.glob("python-*")] == ["python-3.13-new"]
 
 
 def test_remove_leaves_config_and_purge_takes_it(place: Place) -> None:

@@ -18,6 +18,11 @@ case $* in
 *) exit 1 ;;
 esac
 """
+CRIPROXY = """#!/bin/sh
+echo "$*" >>{0}/called
+[ "$1" != upgrade ] || [ ! -e {0}/status ] || exit "$(cat {0}/status)"
+[ ! -e {0}/fails ]
+"""
 DEBHELPER = "systemctl --system daemon-reload >/dev/null || true"
 """What debhelper puts into a postrm for a package with units."""
 
@@ -73,14 +78,17 @@ def test_scripts_put_back_what_a_reload_of_systemd_takes_from_containers(
 
 
 def run_script(directory: Path, name: str, *arguments: str, plugins: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """On a machine in a directory, with these plugins of the runtime; `called` there has the calls of criproxy."""
+    """On a machine in a directory, with these plugins of the runtime; `called` there has the calls of criproxy.
+
+    `status` there is with what `criproxy upgrade` ends; `invoked` has what Debian's helper was asked for.
+    """
     for made in ("bin", "plugins", "systemd/system", "cgroup"):
         (directory / made).mkdir(parents=True)
     for plugin in plugins:
         (directory / "plugins" / plugin).touch()
-    for program in ("systemctl", "deb-systemd-invoke"):
-        (directory / "bin" / program).write_text("#!/bin/sh\n")
-    (directory / "bin/criproxy").write_text(f'#!/bin/sh\necho "$*" >>{directory}/called\n[ ! -e {directory}/fails ]\n')
+    (directory / "bin/systemctl").write_text("#!/bin/sh\n")
+    (directory / "bin/deb-systemd-invoke").write_text(f'#!/bin/sh\necho "$*" >>{directory}/invoked\n')
+    (directory / "bin/criproxy").write_text(CRIPROXY.format(directory))
     for file in (directory / "bin").iterdir():
         file.chmod(0o755)
     script = (DEBIAN / f"criproxy.{name}").read_text().replace("rm -rf", ":").replace("#DEBHELPER#", "")
@@ -116,3 +124,27 @@ def test_a_sentry_that_can_not_be_renewed_does_not_fail_the_upgrade(tmp_path: Pa
 
     assert done.returncode == 0
     assert b"run 'criproxy sentry on'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "invoked", "said"),
+    [
+        pytest.param(0, "", "", id="hands-over"),
+        pytest.param(1, "restart criproxy.service\n", "restarting criproxy.service instead", id="did-not-start"),
+        pytest.param(124, "restart criproxy.service\n", "restarting criproxy.service instead", id="hangs"),
+        pytest.param(6, "", "the version from before goes on", id="refuses"),
+    ],
+)
+def test_an_upgrade_restarts_the_service_only_where_the_old_version_does_not_go_on(
+    tmp_path: Path, status: int, invoked: str, said: str
+) -> None:
+    (tmp_path / "status").write_text(str(status))
+    (tmp_path / "invoked").touch()
+
+    done = run_script(tmp_path, "postinst", "configure", "0.0.1", plugins=[])
+
+    assert done.returncode == 0
+    assert (tmp_path / "invoked").read_text() == invoked
+    assert said in done.stderr.decode()
+    if status == 6:
+        assert all(remedy in done.stderr.decode() for remedy in ("'criproxy upgrade'", "'systemctl restart criproxy'"))

@@ -43,6 +43,12 @@ class Take(msgspec.Struct, frozen=True, tag="take"):
     admitted: tuple[str, ...]
 
 
+class Declined(msgspec.Struct, frozen=True, tag="declined"):
+    """After Take, instead of Serving: the new one has found why it must not act, and ends."""
+
+    reason: str
+
+
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
     """The public name leads to the new one."""
 
@@ -105,6 +111,7 @@ Message = (
     | LadderMessage
     | KubernetesMemory
     | Take
+    | Declined
     | Serving
     | Main
     | AdmitMessage

@@ -16,6 +16,7 @@ from criproxy.daemon.upgrade.channel import (
     AdmitMessage,
     Changed,
     Channel,
+    Declined,
     Done,
     KubernetesMemory,
     LadderMessage,
@@ -97,8 +98,11 @@ class Predecessor(Struct):
             os.set_inheritable(descriptor, False)
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
+    def decline(self, reason: str) -> None:
+        """It is to go on, as we end. Only after `turn`, as what follows."""
+        self._opened.send(Declined(reason))
+
     def serving(self) -> None:
-        """Only after `turn`, as what follows."""
         self._opened.send(Serving())
 
     async def serve(

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from criproxy.daemon.upgrade.channel import (
     Channel,
+    Declined,
     KubernetesMemory,
     LadderMessage,
     Learned,
@@ -49,11 +50,15 @@ class UpgradeError(Exception):
     """The new process could not take over; the message says why, and what to do."""
 
 
+class HandOverRefusedError(UpgradeError):
+    """The new process must not take over. The old one goes on well, and a restart would harm the node."""
+
+
 class OldProcess(Protocol):
     """The process that hands over, as far as the hand-over itself needs it."""
 
     async def rest(self) -> HandedOver:
-        """Stop what writes. Raises UpgradeError."""
+        """Stop what writes. Raises HandOverRefusedError."""
         ...
 
     async def resume(self) -> None:
@@ -96,12 +101,14 @@ class Successor(Struct):
                 socket.send_fds(self.listeners, [b"listeners"], [listener.fileno() for listener in listeners])
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
-        """Its next message of this kind. Raises UpgradeError."""
+        """Its next message of this kind. Raises UpgradeError; HandOverRefusedError when it declines."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (message := await self.channel.receive()) is not None:
                     if isinstance(message, kind):
                         return message
+                    if isinstance(message, Declined):
+                        raise HandOverRefusedError(message.reason)
         except TimeoutError:
             waited = f"pid {self.pid} was not {kind.__name__.lower()} within {timeout_s:g} s: see its log"
             raise UpgradeError(waited) from None
@@ -135,9 +142,11 @@ async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], envir
     try:
         ready = await successor.expect(Ready, _START_S)
         if ready.errors:
-            raise UpgradeError(f"the config has errors: {'; '.join(ready.errors)}: correct it (`criproxy check`)")
+            raise HandOverRefusedError(
+                f"the config has errors: {'; '.join(ready.errors)}: correct it (`criproxy check`)"
+            )
         if ready.listen != str(listen):
-            raise UpgradeError(
+            raise HandOverRefusedError(
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"
             )

@@ -24,7 +24,7 @@ from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
 from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Learned, Main, Ready, Take
 from criproxy.daemon.upgrade.predecessor import Predecessor
-from criproxy.daemon.upgrade.successor import HandedOver, Successor, UpgradeError, hand_over
+from criproxy.daemon.upgrade.successor import HandedOver, HandOverRefusedError, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.notify import Notifier
@@ -114,7 +114,8 @@ class Upgrades(Struct):
         self.kubernetes.go_on_by(self.predecessor.kubernetes)
         try:
             await self.reload.read_again()  # before anything acts
-        except (OSError, ValueError) as error:  # it ends without a word, and the predecessor goes on
+        except (OSError, ValueError) as error:
+            self.predecessor.decline(str(error))
             self.log.warning("upgrade_given_up", reason=str(error))
             return False
         self.waiting = False
@@ -192,7 +193,7 @@ class Upgrades(Struct):
             await self.box.settle()
             await self.workers.rest()  # after this, nothing is written by any thread
         except (CgroupError, StuckError) as error:
-            raise UpgradeError(f"{error}: try again") from error
+            raise HandOverRefusedError(f"{error}: try again") from error
         remembered = self.remembered()
         learned = (Learned(resource, state) for resource, state in remembered.predictors.items())
         ladder = LadderMessage(msgspec.Raw(msgspec.json.encode(remembered.interference)))
@@ -240,7 +241,7 @@ class Upgrades(Struct):
                 self._successor = await hand_over(self, self.socket.path, self.command, os.environ)
             except Exception as error:  # all is as it was, whatever it is
                 self._asked.clear()
-                self.recorder.upgrade_failed(str(error))
+                self.recorder.upgrade_failed(str(error), refused=isinstance(error, HandOverRefusedError))
                 trouble = None if isinstance(error, UpgradeError) else error
                 self.log.error("upgrade_failed", error=str(error), consequence="this process goes on", exc_info=trouble)
             else:

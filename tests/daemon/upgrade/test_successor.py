@@ -19,7 +19,7 @@ from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade import successor as module
 from criproxy.daemon.upgrade.channel import Learned, Ready, Take
-from criproxy.daemon.upgrade.successor import Successor, UpgradeError, command_of, hand_over
+from criproxy.daemon.upgrade.successor import HandOverRefusedError, Successor, UpgradeError, command_of, hand_over
 from tests.fakes.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,6 +45,9 @@ async def main():
             client.sendall(str(os.getpid()).encode())
     if take is None:
         open(os.environ["PIDFILE"] + ".end", "w").write("no turn")
+    if step == "declines":
+        predecessor.decline("the config has errors by now")
+        return
     if take is None or step == "crash-at-take":
         sys.exit(4)
     if step == "hang-at-take":
@@ -55,6 +58,7 @@ asyncio.run(main())
 """
 
 
+REFUSALS = ("elsewhere", "bad-config", "declines")
 LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
 
 
@@ -67,7 +71,7 @@ class FakeParts:
     async def rest(self) -> tuple[list[socket.socket], tuple[Learned | Take, ...]]:
         self.did.append("rest")
         if self.stuck:
-            raise UpgradeError("a write is blocked")
+            raise HandOverRefusedError("a write is blocked")
         return self.questions, (Learned("cpu", LEARNED), Take("/offline", ()))
 
     async def resume(self) -> None:
@@ -109,6 +113,7 @@ def wait_gone(pid: int) -> None:
         ("bad-config", "the config has errors: cpu: bad: correct it", ["resume"]),
         ("crash-at-take", "ended before it was serving", ["rest", "resume"]),
         ("hang-at-take", "was not serving within 1 s", ["rest", "resume"]),
+        ("declines", "^the config has errors by now$", ["rest", "resume"]),
     ],
 )
 def test_new_process_that_fails_is_ended_and_the_parts_resume(
@@ -122,6 +127,7 @@ def test_new_process_that_fails_is_ended_and_the_parts_resume(
     with pytest.raises(UpgradeError, match=reason) as failed:
         asyncio.run(hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, step)))
     assert parts.did == did
+    assert isinstance(failed.value, HandOverRefusedError) is (step in REFUSALS)
     named = re.match(r"pid (\d+) ", str(failed.value))
     wait_gone(int(named[1]) if named else started(tmp_path)[0])
 
@@ -196,7 +202,7 @@ def test_new_process_need_not_get_any_listeners(tmp_path: Path) -> None:
 
 def test_parts_that_cannot_rest_keep_what_they_have(tmp_path: Path) -> None:
     parts = FakeParts(stuck=True)
-    with pytest.raises(UpgradeError, match="a write is blocked"):
+    with pytest.raises(HandOverRefusedError, match="a write is blocked"):
         asyncio.run(hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, "")))
     assert parts.did == ["rest", "resume"]
     wait_gone(started(tmp_path)[0])

@@ -1,11 +1,14 @@
 """What a hand-over does of the daemon's parts, whatever fails of it."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from criproxy.cgroup.driver import CgroupError
+from criproxy.concurrency.worker import StuckError
 from criproxy.concurrency.workers import Workers
 from criproxy.control.interference.ladder import LadderState
 from criproxy.control.interference.responder import ResponderState
@@ -13,6 +16,7 @@ from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import Tasks
 from criproxy.daemon.upgrade import upgrades
 from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Take
+from criproxy.daemon.upgrade.successor import HandOverRefusedError, UpgradeError
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.socket import SocketError
 from criproxy.pods.interference import InterferenceState
@@ -58,12 +62,16 @@ class Old:
         self.learned: dict[str, object] = {}
         self.ladder = STATE
         self.kubernetes = KubernetesMemory(until_s=7.0)
+        self.declined: list[str] = []
 
     async def turn(self, ready: object) -> Take:
         return Take("/offline", ())
 
     def listeners(self) -> list[object]:
         return []
+
+    def decline(self, reason: str) -> None:
+        self.declined.append(reason)
 
 
 class Socket(Did):
@@ -170,6 +178,8 @@ def test_what_cannot_be_read_again_leaves_the_node_to_the_other_process(error: E
     did: list[str] = []
     took, new = taken_over(did, error)
     assert (took, new.waiting, did) == (False, True, ["go_on_by", "read_again"])
+    assert isinstance(new.predecessor, Old)
+    assert new.predecessor.declined == [str(error)]
 
 
 # --- handing over --------------------------------------------------------------------------------------------------
@@ -198,3 +208,54 @@ def test_hold_off_under_way_is_waited_for_while_the_box_is_still_bounded() -> No
     assert msgspec.json.decode(ladder.state, type=InterferenceState) == STATE
     assert kubernetes == KubernetesMemory(until_s=7.0)
     assert isinstance(take, Take)
+
+
+@pytest.mark.parametrize("error", [CgroupError("cpu.max: no answer"), StuckError("a write hangs")])
+def test_hand_over_is_refused_while_a_write_does_not_end(error: Exception) -> None:
+    async def stuck() -> None:
+        raise error
+
+    async def play() -> None:
+        box: Any = Waits([])
+        box.settle = stuck
+        old = made([], Tasks(FakeLog()), Socket([]), box=box, active=Waits([]))
+        await old.rest()
+
+    with pytest.raises(HandOverRefusedError, match=f"{error}: try again"):
+        asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        pytest.param(HandOverRefusedError("the config has errors"), True, id="refused"),
+        pytest.param(UpgradeError("pid 7 was not ready within 60 s"), False, id="did-not-start"),
+        pytest.param(ZeroDivisionError("division by zero"), False, id="a-fault-of-ours"),
+    ],
+)
+def test_status_says_whether_a_hand_over_was_refused(
+    error: Exception, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = asyncio.Event()
+    said: list[tuple[str, bool]] = []
+
+    async def fails(*_: object) -> None:
+        raise error
+
+    def upgrade_failed(problem: str, *, refused: bool) -> None:
+        said.append((problem, refused))
+        counted.set()
+
+    async def play() -> None:
+        old = made([], Tasks(FakeLog()), Socket([]))
+        old.socket.path = "/run/x.sock"  # type: ignore[assignment]
+        old.recorder = SimpleNamespace(upgrade_failed=upgrade_failed)  # type: ignore[assignment]
+        old.ask()
+        working = asyncio.create_task(old._hand_over())
+        async with asyncio.timeout(5.0):
+            await counted.wait()
+        working.cancel()
+
+    monkeypatch.setattr(upgrades, "hand_over", fails)
+    asyncio.run(play())
+    assert said == [(str(error), refused)]
