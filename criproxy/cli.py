@@ -35,7 +35,8 @@ _STATUS_ENDS: Final = (
 _UPGRADE_ENDS: Final = (
     "Exit status: 0 the new one serves; 1 there is no new one, and why; 2 wrong command line; 6 refused: the one that "
     "runs goes on well, and a restart would harm the node, as the config has errors or another proxy.listen, or a disk "
-    "or the kernel does not answer. Mend what the text says, then try again."
+    "or the kernel does not answer: mend what the text says, then try again; 7 the new one serves, and the runtime "
+    "does not answer through it."
 )
 
 

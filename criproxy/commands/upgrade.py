@@ -43,6 +43,12 @@ class UpgradeRefusedError(NotUpgradedError):
     exit_status = 6
 
 
+class SilentRuntimeError(NotUpgradedError):
+    """The new process has taken over, and the runtime does not answer through it."""
+
+    exit_status = 7
+
+
 def run(loaded: Loaded, *, of_service: bool) -> str:
     """Have the criproxy upgraded that a config is of; says what came of it.
 
@@ -55,7 +61,7 @@ def run(loaded: Loaded, *, of_service: bool) -> str:
     proxy = replace(loaded.config.proxy, listen=str(listen))
     try:
         return upgrade(listen, Path(proxy.status_path))
-    except UpgradeRefusedError:
+    except (UpgradeRefusedError, SilentRuntimeError):
         raise
     except NotUpgradedError as error:
         if _pid(listen) is None:
@@ -146,7 +152,7 @@ def _await_answer(listen: Path, new: int) -> None:
             if isinstance(failure, CallError) and failure.code not in _UNANSWERED:
                 return
             error = failure
-    raise NotUpgradedError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
+    raise SilentRuntimeError(f"pid {new} has taken over, and the runtime does not answer through it: {error}")
 
 
 def _status(asked_at: Path) -> Status | None:

@@ -217,6 +217,20 @@ def test_upgrade_that_fails_while_the_config_has_errors_is_refused(
     assert "a restart would place no pod, as the config has errors: correct it (`criproxy check`)" in said
 
 
+def test_upgrade_before_a_silent_runtime_has_a_status_of_its_own(
+    service: Path, listen: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ANSWER_S", 0.5)
+    service.write_text(config_of(listen, WRONG))
+    with ExitStack() as stack:
+        stack.enter_context(serving(listen, "waits"))
+        monkeypatch.setattr(os, "kill", lambda *_: stack.enter_context(serving(listen, "waits")))
+        status, said = ended_with(service, capsys)
+        monkeypatch.undo()
+    assert status == 7
+    assert "has taken over, and the runtime does not answer through it" in said
+
+
 def test_upgrade_that_fails_by_a_good_config_is_not_refused(
     service: Path, listen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

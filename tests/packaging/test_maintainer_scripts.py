@@ -130,12 +130,13 @@ def test_a_sentry_that_can_not_be_renewed_does_not_fail_the_upgrade(tmp_path: Pa
     ("status", "invoked", "said"),
     [
         pytest.param(0, "", "", id="hands-over"),
+        pytest.param(7, "", "", id="hands-over-before-a-silent-runtime"),
         pytest.param(1, "restart criproxy.service\n", "restarting criproxy.service instead", id="did-not-start"),
         pytest.param(124, "restart criproxy.service\n", "restarting criproxy.service instead", id="hangs"),
         pytest.param(6, "", "the version from before goes on", id="refuses"),
     ],
 )
-def test_an_upgrade_restarts_the_service_only_where_the_old_version_does_not_go_on(
+def test_an_upgrade_restarts_the_service_only_where_no_version_goes_on(
     tmp_path: Path, status: int, invoked: str, said: str
 ) -> None:
     (tmp_path / "status").write_text(str(status))
