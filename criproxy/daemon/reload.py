@@ -121,14 +121,17 @@ class Reload(Shows, Struct):
         self._report_stage()
 
     async def run(self) -> None:
-        """Until cancelled. Until then, the switch goes by what the process before has told it, which holds."""
-        await self._tell_switch()
+        """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.reload_when_asked())
             group.create_task(self.look_around())
 
     async def reload_when_asked(self) -> None:
-        """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
+        """One after the other, so that what was read last holds. Reading and parsing must not delay any call.
+
+        Until this begins, the bypass's switch goes by what the process before has told it, which holds.
+        """
+        await self._tell_switch()
         while True:
             await self.asked.wait()
             self.asked.clear()
