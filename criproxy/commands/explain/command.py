@@ -36,6 +36,7 @@ def run(pod: str, config: Config) -> str:
             box=box,
             origin=origin,
             hooks=config.hooks(child_quota=Path("/sys/fs/cgroup/cgroup.controllers").exists()),
+            by_nri=config.proxy.front == "nri",
         )
         for box in boxes
     ]

@@ -4,17 +4,19 @@ It is said by the very code that does it to kubelet's calls (`pods.admission`, `
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.cgroup.naming import BoxPath, Driver, PodParent, pod_names
 from criproxy.commands.explain.manifest import PLACEHOLDER_UID, Manifest, ManifestCall, ManifestPart
+from criproxy.fronts.nri.codec import reaches
 from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.batch import asked_by, of_pod
 from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.offline import OfflineRules, is_static_system_pod
-from criproxy.model import STARTS, Pod
+from criproxy.model import STARTS, Adjustment, Pod, Security, Target
 from criproxy.observe.status_text import printable
 from criproxy.pods.admission import AdmissionSettings, Admit, Facts, Refuse, judge
 from criproxy.pods.inventory import described
@@ -27,7 +29,8 @@ _MAX_CELL = 72
 class NodeFacts(Struct, frozen=True):
     """What an explanation needs to know of the node.
 
-    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `hooks`: what they go by.
+    `box`: the one beside kubelet's cgroups; `origin` says how its driver is known. `hooks`: what they go by. `by_nri`:
+    its front is NRI's.
     """
 
     enabled: bool
@@ -35,18 +38,20 @@ class NodeFacts(Struct, frozen=True):
     box: BoxPath
     origin: str
     hooks: HookSettings
+    by_nri: bool = False
 
 
 class Explanation(Struct, frozen=True):
     """What happens to a pod, at its `place` in the box. `why` None: it is online.
 
-    `refused` says why it can't start, `changes` what changes.
+    `refused` says why it can't start, `changes` what changes, and `left` what only the CRI front would change.
     """
 
     why: str | None
     refused: str | None = None
     place: str = ""
     changes: tuple[tuple[ManifestPart, tuple[AppliedAdjustment, ...]], ...] = ()
+    left: tuple[tuple[ManifestPart, tuple[Adjustment, ...]], ...] = ()
 
 
 def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
@@ -58,8 +63,9 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
     plain, underscored = pod_names(manifest.pod.ref.uid)
     name = underscored if node.box.driver is Driver.SYSTEMD else plain
     pod = replace(manifest.pod, cgroup_parent=PodParent(node.box, name).at_kubelet[-1])
-    place, changes = "", []
-    for call in manifest.calls:
+    place, changes, left = "", [], []
+    for written in manifest.calls:
+        call = _as_nri_sees(written) if node.by_nri else written
         sandbox = None if call.operation in STARTS else described("", pod.ref, place, pod.labels, pod.annotations)
         asked = _unboundable(call, node.hooks.hardening)
         judgement = judge(Facts(call.operation, pod, sandbox, unboundable=asked), AdmissionSettings(True, node.rules))
@@ -67,8 +73,19 @@ def explain(manifest: Manifest, node: NodeFacts) -> Explanation:
             return Explanation(why, judgement.detail)
         assert isinstance(judgement, Admit)
         place = judgement.parent.in_box
-        changes.append((call.parts[0], tuple(adjust(call, judgement.parent, chain))))
-    return Explanation(why, None, place, tuple(changes))
+        made, all_made = (tuple(adjust(one, judgement.parent, chain)) for one in (call, written))
+        changes.append((written.parts[0], made))
+        done = {one.adjustment for one in made}
+        left.append((written.parts[0], tuple(one.adjustment for one in all_made if one.adjustment not in done)))
+    return Explanation(why, None, place, tuple(changes), tuple(left))
+
+
+def _as_nri_sees(call: ManifestCall) -> ManifestCall:
+    """What the runtime tells of it, and what can be set in answer: see `fronts.nri.codec`."""
+    (part,) = call.parts
+    asked = part.security
+    told = Security(asked.privileged, asked.host_namespaces, host_paths=asked.host_paths)
+    return replace(call, parts=(replace(part, security=told, reach=partial(reaches, call.operation, part.target)),))
 
 
 def _unboundable(call: ManifestCall, hardening: Hardening) -> str:
@@ -108,7 +125,7 @@ def _lines(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> Ite
     yield "CPUs           on as many of the box's as its CPU limit, rounded up; without one on all (cpuset.pin_pods)"
     if (rule := node.hooks.hardening.lets(pod)) is not None:
         yield f"hardening      none, as the node's file lets it (hardening.allow): {rule}"
-    for words in _unbounded(manifest):
+    for words in (*_unbounded(manifest), *_left(explanation)):
         yield f"not bounded    {words}"
     if manifest.runtime_class:
         yield f"runtime        {manifest.runtime_class}: of one that starts virtual machines, see docs/refused.md"
@@ -131,6 +148,16 @@ def _unbounded(manifest: Manifest) -> Iterator[str]:
     for path in dict.fromkeys(path for one in asked for path in one.host_paths):
         if any(unboundable_words.related(path, listed) for listed in unboundable_words.HOST_PATHS):
             yield f"it has a hostPath volume of {path}: {unboundable_words.ESCAPE}"
+
+
+def _left(explanation: Explanation) -> Iterator[str]:
+    """What NRI has no way to change."""
+    for part, adjustments in explanation.left:
+        fields = [one.place for one in adjustments if one.field != "cpu_period"]  # which bounds nothing by itself
+        if fields and part.target is Target.SANDBOX:
+            yield "the sandbox's own process, which stays in kubelet's cgroup of the pod (see docs/nri.md)"
+        elif fields:
+            yield f"{', '.join(fields)} of {part.container}, which NRI can't set (see docs/nri.md)"
 
 
 def _asked(pod: Pod) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Reads Pod manifests as the calls that kubelet makes of them, as far as criproxy looks at those."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -134,17 +134,25 @@ class _RawPod(Struct, frozen=True):
     spec: _RawSpec
 
 
+def everything(_: Adjustment) -> bool:
+    return True
+
+
 class ManifestPart(Struct, frozen=True):
-    """A `placing.CallPart`. Its resources say whether there is a CPU quota, not which: kubelet works that out."""
+    """A `placing.CallPart`. Its resources say whether there is a CPU quota, not which: kubelet works that out.
+
+    `reach`: which adjustments the node's front can make.
+    """
 
     pod: Pod
     target: Target
     container: str
     resources: Resources
     security: Security = Security()
+    reach: Callable[[Adjustment], bool] = everything
 
     def reaches(self, adjustment: Adjustment) -> bool:
-        return True
+        return self.reach(adjustment)
 
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """The value before, as far as the manifest says it."""

@@ -36,6 +36,13 @@ _AT_CREATION: Final = frozenset({"cgroup_parent", "oom_score_adj"})
 _ALWAYS: Final = frozenset({"cpu_quota", "cpuset_cpus", "unified"})
 
 
+def reaches(operation: Operation, target: Target, adjustment: Adjustment) -> bool:
+    """Whether an answer to this call can bring that about."""
+    if target is Target.SANDBOX:  # it is made by now
+        return False
+    return adjustment.field in _ALWAYS or (operation is Operation.CREATE_CONTAINER and adjustment.field in _AT_CREATION)
+
+
 class NriPart(Struct):
     """A `placing.CallPart`: the sandbox or the container of a call, and what is to be otherwise of it.
 
@@ -51,11 +58,7 @@ class NriPart(Struct):
     wanted: nri.LinuxContainerAdjustment
 
     def reaches(self, adjustment: Adjustment) -> bool:
-        if self.target is Target.SANDBOX:  # it is made by now
-            return False
-        return adjustment.field in _ALWAYS or (
-            self.operation is Operation.CREATE_CONTAINER and adjustment.field in _AT_CREATION
-        )
+        return reaches(self.operation, self.target, adjustment)
 
     def apply(self, adjustment: Adjustment) -> str | int | None:
         value, now, resources = adjustment.value, self.resources, self.wanted.resources

@@ -308,6 +308,27 @@ def test_annotation_says_what_the_pod_is_as_a_whole() -> None:
     assert "by annotation  CPU shares 2048, a memory limit of 64 MiB, 2 CPUs to stay on\n" in text(pod)
 
 
+NRI = replace(NODE, by_nri=True)
+
+
+def test_by_nri_only_what_nri_can_set_is_promised() -> None:
+    capable = {"capabilities": {"add": ["SYS_NICE"]}}
+    pod = hostile(**of_main(resources=LIMITED, securityContext=capable, ports=[{"hostPort": 22}]))
+    assert explain(pod, NODE).refused
+    found = explain(pod, NRI)
+    assert found.refused is None
+    assert set(changes(found)) == {("main", "cgroup_parent"), ("main", "oom_score_adj"), ("main", "cpu_quota")}
+    told = text(pod, NRI)
+    assert "not bounded    the sandbox's own process, which stays in kubelet's cgroup of the pod" in told
+    assert "not bounded    seccomp, add_capabilities, drop_capabilities of main, which NRI can't set" in told
+    assert "not bounded    it has hostPort 22" in told
+
+
+@pytest.mark.parametrize("spec", [{"hostPID": True}, of_main(securityContext={"privileged": True}), SYS])
+def test_by_nri_what_the_runtime_tells_of_is_refused_as_ever(spec: dict[str, Any]) -> None:
+    assert explain(hostile(**spec), NRI).refused
+
+
 def test_ephemeral_container_is_placed_as_all_others() -> None:
     pod = asking([{"name": "c"}], ephemeralContainers=[{"name": "debug", "image": "busybox"}])
     assert changes(explain(pod, NODE))["debug", "cgroup_parent"] == "/offline/podu1"
