@@ -4,7 +4,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from criproxy_cluster.webhook.hardening import HardeningSettings
 
 MOST_SECONDS = 7 * 86400.0
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write says, and no other call without naming a file, where the disk has no room."""
 
 
@@ -28,13 +28,14 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     try:
         try:
             chosen = _parser().parse_args(arguments)
-            return int(chosen.verb(chosen))
+            verb: Callable[[argparse.Namespace], int] = chosen.verb
+            return verb(chosen)
         finally:
             print(end="", flush=True)
     except BrokenPipeError:  # the reader (head, less) has gone
         pass
     except OSError as error:
-        if error.errno not in FULL or error.filename is not None:
+        if error.errno not in _FULL or error.filename is not None:
             raise
         status = _complain(f"the output can't be written: {error.strerror}")
     # Python must not try to flush again when it exits.
