@@ -19,6 +19,7 @@ from criproxy.control.interference.service_checks import (
     ServiceCheck,
 )
 from criproxy.fronts.http2.codes import Code
+from criproxy.kube.http1 import ResponseError, ResponseReader
 from criproxy.pods.service_checks import MOST, MOST_BYTES, NotAskedError, TooLargeError
 
 _HEALTH: Final = "/grpc.health.v1.Health/Check"
@@ -137,8 +138,6 @@ async def _get(host: str, port: int, path: str) -> tuple[int, str]:
     HTTP/1.1, as Envoy answers an older one with 426 unless it is told otherwise. Source: Envoy, Http1ProtocolOptions,
     accept_http_10.
     """
-    from criproxy.kube.http1 import ResponseError, ResponseReader  # only who asks by HTTP needs it
-
     reader, writer = await asyncio.open_connection(host, port)
     response, body, size_bytes = ResponseReader(), b"", 0
     try:
@@ -150,12 +149,12 @@ async def _get(host: str, port: int, path: str) -> tuple[int, str]:
             if size_bytes > MOST_BYTES:
                 raise TooLargeError
             body += response.feed(part)
+        response.end()
     except ResponseError as error:
         raise ValueError(f"it is no HTTP/1: {error}") from error
     finally:
         writer.transport.abort()
-    if response.head is None:
-        raise ValueError("it is no HTTP/1")
+    assert response.head is not None
     return response.head.status, body.decode(errors="replace")
 
 

@@ -192,8 +192,11 @@ class KubernetesPart(Shows):
         if self._side is None:
             return self._before
         policy = msgspec.Raw(msgspec.json.encode(self._side.follower.in_force))
-        until_s = self._clock.boottime_s() + MOST_WAIT_S
-        return KubernetesMemory(policy, self.giving_back(), until_s)
+        giving_back = self.giving_back()
+        own = giving_back == self._side.gives_back.now()
+        return KubernetesMemory(
+            policy, giving_back, self._clock.boottime_s() + MOST_WAIT_S if own else self._before.until_s
+        )
 
     def go_on_by(self, before: KubernetesMemory) -> None:
         self._before = before

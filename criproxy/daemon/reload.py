@@ -111,6 +111,7 @@ class Reload(Shows, Struct):
     files: Worker = field(default_factory=lambda: Worker("config-files", _READ_S))
     """A disk with the config on it may hang, and must not keep any call."""
     _first_config: Config = Config()
+    _to_tell: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._first_config = self.settings.config
@@ -123,15 +124,12 @@ class Reload(Shows, Struct):
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_switch_told())
             group.create_task(self.reload_when_asked())
             group.create_task(self.look_around())
 
     async def reload_when_asked(self) -> None:
-        """One after the other, so that what was read last holds. Reading and parsing must not delay any call.
-
-        Until this begins, the bypass's switch goes by what the process before has told it, which holds.
-        """
-        await self._tell_switch()
+        """One after the other, so that what was read last holds. Reading and parsing must not delay any call."""
         while True:
             await self.asked.wait()
             self.asked.clear()
@@ -146,7 +144,7 @@ class Reload(Shows, Struct):
                 self.asked.set()
                 raise
             self._take_up(loaded)
-            await self._tell_switch()
+            self._to_tell.set()
 
     async def read_again(self) -> None:
         """Have the parts go by what the files say now, before any of them acts: they were read when this process began,
@@ -226,10 +224,14 @@ class Reload(Shows, Struct):
         else:
             self.log.info("bypass_left", socket=str(self.socket.path))
 
-    async def _tell_switch(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
-            if failed := await run_apart("bypass", self.bypass.tell):
-                self.log.warning("bypass_not_told", error=failed)
+    async def _keep_switch_told(self) -> None:
+        """Nothing waits for its disk. Until this begins, it goes by what the process before has told it: that holds."""
+        while True:
+            self._to_tell.clear()
+            with contextlib.suppress(RuntimeError):  # no thread: the switch goes by what it knew
+                if failed := await run_apart("bypass", self.bypass.tell):
+                    self.log.warning("bypass_not_told", error=failed)
+            await self._to_tell.wait()
 
     def _take_up(self, loaded: Loaded) -> None:
         """Follow the new config; with errors in it, what holds instead, or the old one still."""

@@ -3,7 +3,6 @@
 The record lets another process undo an attachment, after whatever death.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
@@ -73,19 +72,12 @@ def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
             return AttachStatus("unknown", f"no {UNIT} runs")
         given = flag(words, ENDPOINT_FLAG)
         endpoint, path = configured(words, root, ENDPOINT_KEY) if given is None else (given, "")
-        if not _leads_to(socket_path(endpoint), listen, root):
+        if socket_path(endpoint) != listen:
             used = f"kubelet uses {endpoint or 'its default'}"
             return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
         return AttachStatus("yes", f"by {ENDPOINT_KEY} in {path}" if given is None else _by_flag(root))
     except (OSError, ValueError) as error:
         return AttachStatus("unknown", str(error))
-
-
-def _leads_to(endpoint: str | None, listen: str, root: Path) -> bool:
-    """Whether who dials `endpoint` reaches `listen`, perhaps by a link of the operator's."""
-    return endpoint is not None and (
-        endpoint == listen or os.path.realpath(f"{root}/{endpoint}") == os.path.realpath(f"{root}/{listen}")
-    )
 
 
 def _lost(root: Path, listen: str, used: str) -> str:

@@ -395,7 +395,9 @@ class Decision(Struct, frozen=True):
 
 
 class Counters(Protocol):
-    """Where events are counted. `name` and `labels` are those of docs/metrics.md."""
+    """Where events are counted. `name` and `labels` are those of docs/metrics.md. `calls`: CRI calls that ended."""
+
+    calls: int
 
     def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 

@@ -359,7 +359,7 @@ class PodStopper(Struct):
         notices = asyncio.gather(*calls, return_exceptions=True)  # whatever fails of it: they are stopped then
         while not (await asyncio.wait((notices,), timeout=_CALLED_OFF_S))[0]:
             if not self.holds.resting and not self.stands(one):
-                notices.cancel()  # the runtime kills at the end of its call, unless nobody waits for it any more
+                notices.cancel()
         try:
             await self._stop(sandbox_id, one)
         except Exception as error:  # the next time, it is tried again

@@ -192,3 +192,17 @@ def test_what_a_new_list_says_again_is_not_held_twice() -> None:
         assert len(keys) == 1
 
     asyncio.run(go())
+
+
+def test_notice_ends_in_its_time_and_the_runtime_is_not_to_kill() -> None:
+    """CRI-O kills at the end of StopContainer's own time, whether or not the call was cancelled."""
+    asked: list[tuple[int, float]] = []
+
+    async def call(method: str, request: bytes, timeout_s: float) -> bytes:
+        asked.append((codec.decode(cri.StopContainerRequest, request).timeout, timeout_s))
+        return b""
+
+    asyncio.run(PodsRuntime(Link(call)).give_notice("c1", 30))  # type: ignore[arg-type]
+    ((runtimes_s, ours_s),) = asked
+    assert ours_s == 30
+    assert runtimes_s >= 7 * 86400, "longer than any notice"

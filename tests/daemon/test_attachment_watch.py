@@ -9,6 +9,7 @@ import structlog
 from criproxy.concurrency.worker import Worker
 from criproxy.daemon.attachment_watch import AttachmentWatch
 from criproxy.model.modes import Mode
+from tests.fakes.counters import FakeCounters
 from tests.fakes.node import LISTEN, FakeNode
 from tests.fakes.part import look, node_settings
 
@@ -16,7 +17,7 @@ PUBLISHES = "kubernetes.enabled = true"
 
 
 def watch(node: FakeNode, text: str = PUBLISHES) -> AttachmentWatch:
-    made = AttachmentWatch(LISTEN, Worker("kubelets-config", 5.0), root=node.root)
+    made = AttachmentWatch(LISTEN, Worker("kubelets-config", 5.0), FakeCounters(), root=node.root)
     made.configure(node_settings(text))
     return made
 
@@ -49,3 +50,25 @@ def test_who_publishes_nothing_or_is_called_by_the_runtime_asks_nobody(node: Fak
     part = watch(node, text)
     asyncio.run(part.look())
     assert part.modes() == {}
+
+
+def test_kubelet_whose_calls_arrive_uses_criproxy_whatever_its_files_say(node: FakeNode) -> None:
+    part, log = watch(node), structlog.get_logger()
+    look(part, log)
+    assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.counters.calls = 100
+    look(part, log)
+    assert part.modes() == {}
+    part.counters.calls = 103  # somebody's, by hand
+    look(part, log)
+    assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.reader.close()
+
+
+def test_settings_that_wait_for_a_restart_change_nothing(node: FakeNode) -> None:
+    part = watch(node)
+    look(part, structlog.get_logger())
+    for text in ("", PUBLISHES + '\nproxy.front = "nri"'):
+        part.configure(node_settings(text))
+        assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.reader.close()

@@ -336,6 +336,18 @@ def test_what_the_limit_waits_for_is_waited_for_by_the_process_that_takes_over(b
     assert (heard.size_bytes, heard.published_lately_bytes) == (2.0 * GIB, 9.0 * GIB)
 
 
+def test_what_was_promised_before_ends_though_hand_overs_follow_each_other(bench):
+    """Each process hands on what it was handed, and no later end of it."""
+    until_s = bench.clock.boottime_s() + 333.0
+    bench.part.go_on_by(KubernetesMemory(giving_back=GivingBack(3.0, 8.0, 9.0), until_s=until_s))
+
+    async def scenario():
+        await until(lambda: bench.part._side is not None)
+        return bench.part.memory()
+
+    assert bench.run(scenario).until_s == until_s
+
+
 def test_what_a_process_before_waited_for_ends(bench):
     bench.part.go_on_by(KubernetesMemory(giving_back=GivingBack(3.0, 8.0, 9.0), until_s=bench.clock.boottime_s() - 1.0))
     assert bench.part.giving_back() is None

@@ -9,6 +9,7 @@ import structlog
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.concurrency.worker import StuckError
+from criproxy.daemon import hold_offs
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
@@ -69,6 +70,17 @@ def test_hold_off_that_is_in_force_says_so_though_the_kernel_does_not_answer(ben
     assert said.startswith("criproxy is held off box for 60 s: ")
     assert "may still be written" in said
     assert bench.did == ["configured 1"]
+
+
+def test_hold_off_waits_no_longer_for_the_kernel_than_who_asks_waits_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def settle() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(hold_offs, "_SETTLES_S", 0.01)
+    bench.settle = settle  # type: ignore[method-assign]
+    assert "may still be written" in bench.hold("box")
 
 
 @pytest.mark.parametrize(("of", "uid"), [("batch/job", "u1"), ("u2", "u2"), ("stray", "u4"), ("batch/stray", "u4")])

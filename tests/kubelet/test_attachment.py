@@ -35,14 +35,6 @@ def test_kubelet_on_its_runtime_is_not_attached(node: FakeNode) -> None:
     assert told(node) == ("no", "kubelet uses unix:///run/containerd/containerd.sock; see `criproxy attach`")
 
 
-def test_kubelet_that_uses_a_link_to_criproxy_is_attached(node: FakeNode) -> None:
-    link = node.root / "run/containerd/containerd.sock"
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(node.root / LISTEN[1:])
-    assert told(node)[0] == "yes"
-
-
 def test_attached_kubelet_is_told_with_its_drop_in(node: FakeNode) -> None:
     attach(node)
     assert told(node) == ("yes", f"by {DROPIN}")
