@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,8 @@ from msgspec.structs import replace
 
 from criproxy.clients.http2.connection import CallError
 from criproxy.clients.link import version_at
+from criproxy.commands.attach.edits import NodeError
+from criproxy.commands.attach.host import Host, Machine
 from criproxy.config import Loaded
 from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
@@ -27,7 +28,6 @@ _LIMIT_S: Final = 90.0
 _ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.05
 _ANSWERS_S: Final = 3.0
-_SYSTEMD_S: Final = 30.0
 _UNANSWERED: Final = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 
 
@@ -106,12 +106,10 @@ def upgrade(listen: Path, asked_at: Path) -> str:
 
 def _listen_of_service() -> Path | None:
     """Where the main process of criproxy.service serves; None: systemd has none, or it does not serve."""
-    question = ("systemctl", "show", "--property=MainPID", "--value", "criproxy.service")
     try:
-        said = subprocess.run(question, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SYSTEMD_S, check=False)
-        pid = int(said.stdout)
+        pid = Host(Machine()).unit("criproxy.service").pid
         sockets = os.fsdecode(Path(f"/proc/{pid}/net/unix").read_bytes())
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+    except (NodeError, OSError, ValueError):
         return None
     named = re.finditer(rf"\s(/.*)\.{pid}$", sockets, re.MULTILINE)
     return next((listen for found in named if _pid(listen := Path(found[1])) == pid), None)

@@ -309,10 +309,10 @@ def _salvage(data: bytes) -> tuple[Mapping[str, Any], ConfigError | None]:
         return {}, _error("", None, f"has more than {MAX_FILE_BYTES} bytes", "this is no config file of criproxy's")
     data = data.removeprefix(codecs.BOM_UTF8)  # editors of Windows begin a file with it
     text = data.decode(errors="replace")
-    lines = ["" if _NO_UTF8 in line else line for line in text.split("\n")]
+    sound_before: int | None = None
     if line := too_deep(text):
         failure = f"nests more than {MAX_DEPTH} deep (at line {line})"
-        lines = lines[: line - 1]
+        sound_before = line - 1
     else:
         try:
             return tomllib.loads(data.decode()), None
@@ -321,7 +321,8 @@ def _salvage(data: bytes) -> tuple[Mapping[str, Any], ConfigError | None]:
         except (ValueError, RecursionError) as error:
             failure = _first_line(str(error))
     problem = _error("", None, failure, "correct it; until then only what is sound beside it counts")
-    return _sound_sections(lines), problem
+    lines = text.split("\n")[:sound_before]
+    return _sound_sections(["" if _NO_UTF8 in line else line for line in lines]), problem
 
 
 def _sound_sections(lines: Sequence[str]) -> Mapping[str, Any]:

@@ -193,10 +193,9 @@ class KubernetesPart(Shows):
             return self._before
         policy = msgspec.Raw(msgspec.json.encode(self._side.follower.in_force))
         giving_back = self.giving_back()
-        own = giving_back == self._side.gives_back.now()
-        return KubernetesMemory(
-            policy, giving_back, self._clock.boottime_s() + MOST_WAIT_S if own else self._before.until_s
-        )
+        is_own = giving_back == self._side.gives_back.now()
+        until_s = self._clock.boottime_s() + MOST_WAIT_S if is_own else self._before.until_s
+        return KubernetesMemory(policy, giving_back, until_s)
 
     def go_on_by(self, before: KubernetesMemory) -> None:
         self._before = before

@@ -149,7 +149,8 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
 
     async def _sweep(self) -> None:
         placed, ended = self.shared.inventory.placed, self.shared.inventory.ended_pods
-        still_run = _names(one for one in placed if one not in ended)  # a pod may have had another sandbox before
+        over = {one.id for one in ended}
+        still_run = _names(one for one in placed if one.id not in over)  # a pod may have had another sandbox before
         swept = await self.box.pods.sweep(_names(placed), _names(ended) - still_run)
         self.swept += len(swept)
         self.shared.counters.count("box_swept", by=len(swept))

@@ -667,13 +667,18 @@ def test_cpu_times_of_a_node_that_is_sampled_are_those_of_kubepods_and_the_box(
     assert box.cpu_times() == (node_s, 2.0)
 
 
+def count_cpu(driver: FakeDriver, counters: Path) -> None:
+    """The node and the box have used some."""
+    driver.counters = str(counters)
+    for cgroup in ("kubepods", "offline"):
+        (counters / cgroup).mkdir()
+        (counters / cgroup / "cpu.stat").write_text("usage_usec 1000000\n")
+
+
 def test_cpu_times_are_of_a_box_that_may_have_pods(
     box: Box, driver: FakeDriver, clock: FakeClock, tmp_path: Path
 ) -> None:
-    driver.counters = str(tmp_path)
-    for cgroup in ("kubepods", "offline"):
-        (tmp_path / cgroup).mkdir()
-        (tmp_path / cgroup / "cpu.stat").write_text("usage_usec 1000000\n")
+    count_cpu(driver, tmp_path)
     told = []
     for step in (
         lambda: box.pods.admit(A, 0),
@@ -696,10 +701,7 @@ def test_cpu_times_are_of_a_box_that_may_have_pods(
 
 
 def test_cpu_times_are_not_of_a_box_whose_pods_have_all_ended(box: Box, driver: FakeDriver, tmp_path: Path) -> None:
-    driver.counters = str(tmp_path)
-    for cgroup in ("kubepods", "offline"):
-        (tmp_path / cgroup).mkdir()
-        (tmp_path / cgroup / "cpu.stat").write_text("usage_usec 1000000\n")
+    count_cpu(driver, tmp_path)
     told = []
     for step in (
         lambda: box.pods.admit(A, 0),

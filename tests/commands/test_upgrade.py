@@ -159,7 +159,7 @@ def config_of(listen: Path, more: str = "") -> str:
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The service's config; the file `pid` beside it says which process systemd has for it."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/systemctl").write_text(f"#!/bin/sh\ncat {tmp_path}/pid\n")
+    (tmp_path / "bin/systemctl").write_text(f"#!/bin/sh\nprintf MainPID=\ncat {tmp_path}/pid\n")
     (tmp_path / "bin/systemctl").chmod(0o755)
     (tmp_path / "pid").write_text("0\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
