@@ -264,7 +264,8 @@ def test_threads_are_bounded_however_many_mounts_hang(server: DeadServer) -> Non
             assert await server.refusal("a", "/mnt/dead/1")
         assert threading.active_count() <= before + 16
         server.back.set()
-        await until(lambda: not list(server.node.problems()))
+        (hanging,) = HostPaths.GAUGES
+        await until(lambda: not hanging.read(server.node.now()))
         assert await server.refusal("b", "/data/1") == ""
         await until(lambda: threading.active_count() <= before)
 
