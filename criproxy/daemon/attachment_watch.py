@@ -13,11 +13,11 @@ from criproxy.pods.part import NodeSettings, Part, Ports
 
 
 class AttachmentWatch(Part, Struct, eq=False):
-    """Only where something is published to Kubernetes, which else sends pods here; NRI's front tells of itself.
+    """What calls is believed before kubelet's files, which can say no where it does: it may run below a wrapper.
 
-    What calls is believed before kubelet's files, which can say no where it does: it may run below a wrapper, or have
-    links on its way. `listen`: the socket that kubelet is to use. `found` is kept while no kubelet runs. `asks` None:
-    it is not known yet; both settings that it goes by are taken up by a restart alone.
+    `listen`: the socket that kubelet is to use. `found` is kept while no kubelet runs; it is looked for only where
+    something is published to Kubernetes, which else sends pods here. `front` "": it is not known yet; it, and whether
+    something is published, are taken up by a restart alone. NRI's front tells of itself.
     """
 
     NAME = "finding out whether kubelet uses criproxy"
@@ -29,7 +29,10 @@ class AttachmentWatch(Part, Struct, eq=False):
     reader: Worker
     counters: Counters
     found: AttachStatus = AttachStatus("unknown", "not looked at yet")
-    asks: bool | None = None
+    front: str = ""
+    publishes: bool = False
+    called: bool = False
+    """Whether calls came between the last two looks."""
     root: Path = Path("/")
     _calls: int = 0
 
@@ -41,23 +44,32 @@ class AttachmentWatch(Part, Struct, eq=False):
         return cls(str(ports.run_path), ports.workers["kubelets-config"], ports.shared.counters)
 
     def configure(self, now: NodeSettings) -> None:
-        if self.asks is None:
-            self.asks = now.config.kubernetes.enabled and now.config.proxy.front == "cri"
+        if not self.front:
+            self.front, self.publishes = now.config.proxy.front, now.config.kubernetes.enabled
 
     async def look(self) -> None:
-        if not self.asks:
+        if self.front == "nri":
             return
         calls, self._calls = self.counters.calls - self._calls, self.counters.calls
-        if calls >= self.CALLS:
+        self.called = calls >= self.CALLS
+        if self.called:
             self.found = AttachStatus("yes", "it calls")
-            return
+        elif self.publishes:
+            found = await self.reader.run("read which endpoint kubelet uses", self.told)
+            self.found = found if found.state != "unknown" else self.found
+
+    def told(self) -> AttachStatus:
+        """How it is now, for a thread, as it reads files of kubelet's."""
+        if self.front == "nri":
+            return AttachStatus("unknown", 'kubelet need not use criproxy: proxy.front = "nri"')
         from criproxy.kubelet.attachment import attachment  # only who asks needs it
 
-        found = await self.reader.run("read which endpoint kubelet uses", lambda: attachment(self.listen, self.root))
-        if found.state != "unknown":
-            self.found = found
+        found = attachment(self.listen, self.root)
+        if found.state == "yes" or not self.called:
+            return found
+        return AttachStatus("yes", f"it calls, whatever is found of its settings: {found.where}")
 
     def modes(self) -> Mapping[Mode, str]:
-        if not self.asks or self.found.state != "no":
+        if not self.publishes or self.front == "nri" or self.found.state != "no":
             return {}
         return {Mode.NOT_CALLED: f"no new offline pod would be bounded: {self.found.where}"}

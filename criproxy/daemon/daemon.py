@@ -39,6 +39,7 @@ from criproxy.control.guard import CpuGuard
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.daemon import footprint
 from criproxy.daemon import settings as settings_of
+from criproxy.daemon.attachment_watch import AttachmentWatch
 from criproxy.daemon.bypass import Bypass, directories_of_service
 from criproxy.daemon.checkpoint import Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.hold_offs import OperatorsHoldOffs
@@ -59,7 +60,7 @@ from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.nri.plugin import NriPlugin
 from criproxy.fronts.socket import ListenSocket, SocketError
-from criproxy.model import AttachStatus, Sandbox
+from criproxy.model import Sandbox
 from criproxy.model.shown import Shows
 from criproxy.observe import log as logs
 from criproxy.observe.above_bound import AboveBound
@@ -343,7 +344,7 @@ class Daemon:
             holds=shared.holds,
             interference=harm,
             no_cgroups=driver.reason if isinstance(driver, AbsentDriver) else "",
-            attachment=partial(_attachment, config.proxy.listen_path if self._nri is None else None),
+            attachment=one_of(self._round.parts, AttachmentWatch).told,
             published=self._kubernetes,
             shown=(
                 *(() if self._nri is None else (self._nri,)),
@@ -564,15 +565,6 @@ def _remote(observe: Observe, log: structlog.typing.FilteringBoundLogger) -> "Re
     )
     address = TcpAddress(*observe.remote_host_port, "observe.remote_address")
     return RemoteListener(address, Credentials(files, log), log)
-
-
-def _attachment(listen: str | None) -> AttachStatus:
-    """`listen` None: kubelet is not to use us."""
-    if listen is None:
-        return AttachStatus("unknown", 'kubelet need not use criproxy: proxy.front = "nri"')
-    from criproxy.kubelet.attachment import attachment  # only who asks for the status needs it
-
-    return attachment(listen)
 
 
 class _EvictionHardReader(Struct):

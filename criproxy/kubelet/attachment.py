@@ -3,6 +3,7 @@
 The record lets another process undo an attachment, after whatever death.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
@@ -72,12 +73,21 @@ def attachment(listen: str, root: Path = Path("/")) -> AttachStatus:
             return AttachStatus("unknown", f"no {UNIT} runs")
         given = flag(words, ENDPOINT_FLAG)
         endpoint, path = configured(words, root, ENDPOINT_KEY) if given is None else (given, "")
-        if socket_path(endpoint) != listen:
+        if not same_socket(root, socket_path(endpoint) or "", listen):
             used = f"kubelet uses {endpoint or 'its default'}"
             return AttachStatus("no", f"{used}; see `criproxy attach`", _lost(root, listen, used))
         return AttachStatus("yes", f"by {ENDPOINT_KEY} in {path}" if given is None else _by_flag(root))
     except (OSError, ValueError) as error:
         return AttachStatus("unknown", str(error))
+
+
+def same_socket(root: Path, one: str, other: str) -> bool:
+    """Whether two paths in `root` are one socket, by whatever links, and whether it is there or not."""
+    at_one, at_other = (root / path.lstrip("/") for path in (one, other))
+    try:
+        return at_one.samefile(at_other)
+    except OSError:
+        return os.path.realpath(at_one) == os.path.realpath(at_other)
 
 
 def _lost(root: Path, listen: str, used: str) -> str:
@@ -88,7 +98,7 @@ def _lost(root: Path, listen: str, used: str) -> str:
         return ""
     if record.phase != "attached":
         return ""
-    if record.listen != listen:
+    if not same_socket(root, record.listen, listen):
         return f"kubelet is attached to {record.listen}, not to {listen}: `criproxy detach`, then `criproxy attach`"
     return (
         f"{used}, though it was attached, so new offline pods are not bounded: `criproxy attach` again, or "

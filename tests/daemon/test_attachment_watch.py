@@ -8,6 +8,7 @@ import structlog
 
 from criproxy.concurrency.worker import Worker
 from criproxy.daemon.attachment_watch import AttachmentWatch
+from criproxy.model import AttachStatus
 from criproxy.model.modes import Mode
 from tests.fakes.counters import FakeCounters
 from tests.fakes.node import LISTEN, FakeNode
@@ -62,6 +63,34 @@ def test_kubelet_whose_calls_arrive_uses_criproxy_whatever_its_files_say(node: F
     part.counters.calls = 103  # somebody's, by hand
     look(part, log)
     assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.reader.close()
+
+
+def test_status_believes_calls_before_kubelet_s_files(node: FakeNode) -> None:
+    part = watch(node, "")
+    asyncio.run(part.look())
+    assert part.told().state == "no"
+    part.counters.calls = 100
+    asyncio.run(part.look())
+    told = part.told()
+    assert (told.state, told.problem) == ("yes", "")
+    assert told.where.startswith("it calls, whatever is found of its settings: kubelet uses unix:///run/containerd/")
+    part.reader.close()
+
+
+def test_on_a_node_of_nri_s_it_is_not_asked_for(node: FakeNode) -> None:
+    part = watch(node, 'proxy.front = "nri"')
+    assert part.told() == AttachStatus("unknown", 'kubelet need not use criproxy: proxy.front = "nri"')
+    part.reader.close()
+
+
+def test_link_to_the_socket_is_the_socket(node: FakeNode) -> None:
+    (node.root / "var").mkdir(exist_ok=True)
+    (node.root / "var/run").symlink_to("../run")
+    node.served.add(f"/var{LISTEN}")
+    node.kubeadm(f"--container-runtime-endpoint=unix:///var{LISTEN}")
+    part = watch(node)
+    assert part.told().state == "yes"
     part.reader.close()
 
 

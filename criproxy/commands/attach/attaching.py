@@ -9,7 +9,7 @@ from criproxy.commands.attach.host import Host
 from criproxy.commands.attach.kubelet import NodeKubelet, command_of, look
 from criproxy.commands.attach.plan import attach_plan, begun, finished
 from criproxy.commands.attach.steps import Steps, say
-from criproxy.kubelet.attachment import DROPIN, AttachRecord
+from criproxy.kubelet.attachment import DROPIN, AttachRecord, same_socket
 from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, socket_path
 from criproxy.kubelet.process import command_line
 
@@ -25,7 +25,8 @@ def attach(steps: Steps) -> None:
         known, listen = steps.host.load(), steps.proxy.listen
         _check_record(steps, known)
         before = kubelet.endpoint
-        if socket_path(before) == listen:
+        if same_socket(steps.host.root, kubelets := socket_path(before) or "", listen):
+            listen = kubelets  # by a link on its way, perhaps
             before = known.endpoint if known else f"unix://{steps.proxy.runtime}"
         plan = attach_plan(kubelet, listen, before, steps.host.read)
         if not plan.edits and socket_path(kubelet.endpoint) == listen:
@@ -56,7 +57,11 @@ def _check_rootless(host: Host) -> None:
 
 
 def _check_record(steps: Steps, known: AttachRecord | None) -> None:
-    if known is not None and known.phase == "attached" and known.listen != steps.proxy.listen:
+    if (
+        known is not None
+        and known.phase == "attached"
+        and not same_socket(steps.host.root, known.listen, steps.proxy.listen)
+    ):
         raise NodeError(
             f"kubelet is attached to {known.listen}, and {steps.proxy.config_file} says {steps.proxy.listen}: "
             "`criproxy detach` first"
@@ -66,7 +71,7 @@ def _check_record(steps: Steps, known: AttachRecord | None) -> None:
 def _check_proxy(steps: Steps, before: str) -> None:
     """Kubelet must find the same runtime behind criproxy that it uses now."""
     kubelets, proxy = socket_path(before) or "", steps.proxy
-    if kubelets != proxy.listen and not steps.host.same_socket(kubelets, proxy.runtime):
+    if kubelets != proxy.listen and not same_socket(steps.host.root, kubelets, proxy.runtime):
         raise NodeError(
             f"kubelet uses the runtime at {kubelets}, and criproxy the one at {proxy.runtime}: set "
             f'proxy.runtime = "{kubelets}" in {proxy.config_file} and restart criproxy'

@@ -1,10 +1,12 @@
 """Kubelets that attach does not change: which there are, and what their users do by hand."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
-from criproxy.kubelet.flags import UNIT
+from criproxy.kubelet.attachment import same_socket
+from criproxy.kubelet.flags import UNIT, socket_path
 
 _FLAG: Final = "--container-runtime-endpoint=unix://{listen}"
 _RANCHERS: Final = (
@@ -65,10 +67,11 @@ def advice(listen: str, processes: Sequence[tuple[str, Sequence[str], str]]) -> 
     return f"this node has no {UNIT}, and no kubelet runs: start it, or install it first"
 
 
-def is_sent_to(listen: str, processes: Iterable[tuple[str, Sequence[str], str]]) -> bool:
-    """Whether some process has the socket `listen` among its arguments as an endpoint."""
-    wanted = re.compile(rf"(?:.*=)?(?:unix:/*)?{re.escape(listen)}")
-    return any(wanted.fullmatch(word) for _, arguments, _ in processes for word in arguments)
+def is_sent_to(root: Path, listens: Collection[str], processes: Iterable[tuple[str, Sequence[str], str]]) -> bool:
+    """Whether some process has one of these sockets among its arguments as an endpoint, by whatever links."""
+    words = (word.rpartition("=")[2] for _, arguments, _ in processes for word in arguments)
+    paths = {path for word in words if (path := socket_path(word))}
+    return any(same_socket(root, path, listen) for path in paths for listen in listens)
 
 
 def _by_hand(what: str, steps: str, **names: str) -> str:

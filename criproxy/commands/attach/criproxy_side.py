@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host
+from criproxy.kubelet.attachment import same_socket
 from criproxy.observe.client import read_json
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
@@ -39,7 +40,7 @@ class RunningCriproxy(Struct, frozen=True):
                 'take the DaemonSet\'s pod off this node, or set proxy.front = "cri" and `systemctl restart criproxy`'
             )
         said = status["runtime"]
-        if not host.same_socket(said["socket"], self.runtime):
+        if not same_socket(host.root, said["socket"], self.runtime):
             raise NodeError(
                 f"the running criproxy is before {said['socket']}, and {self.config_file} says {self.runtime}: "
                 "`systemctl restart criproxy` first"

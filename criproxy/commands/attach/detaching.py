@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection
+from pathlib import Path
 
 from criproxy.commands.attach import byhand, dropin
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
@@ -9,7 +10,7 @@ from criproxy.commands.attach.host import TimedOutError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
 from criproxy.commands.attach.plan import detach_plan, text_of
 from criproxy.commands.attach.steps import Steps, hold, say
-from criproxy.kubelet.attachment import DROPIN
+from criproxy.kubelet.attachment import DROPIN, AttachRecord, same_socket
 from criproxy.kubelet.flags import UNIT, socket_path
 
 
@@ -22,11 +23,14 @@ def detach(steps: Steps) -> None:
             _detach_nobody(steps)
             return
         record, proxy = steps.host.load(), steps.proxy
-        listens = {proxy.listen, *([record.listen] if record else [])}
+        listens = _listens(steps, record)
+        kubelets = socket_path(kubelet.endpoint) or ""
+        if _leads_to_us(steps.host.root, kubelets, listens):
+            listens.add(kubelets)  # by a link on its way, perhaps
         plan = detach_plan(kubelet, record, listens, f"unix://{proxy.runtime}", steps.host.read)
         # Kubelet may run on criproxy whatever its files say by now: an earlier detach was ended there.
         reads_file = record is not None and not record.copied
-        runs_on_criproxy = bool(kubelet.unit.pid) and (socket_path(kubelet.endpoint) in listens or reads_file)
+        runs_on_criproxy = bool(kubelet.unit.pid) and (kubelets in listens or reads_file)
         if not plan.edits and not runs_on_criproxy:
             say("not attached: kubelet does not use criproxy")
             if not steps.dry_run:
@@ -40,6 +44,16 @@ def detach(steps: Steps) -> None:
             steps.preview(plan, kubelet)
         else:
             _change(steps, plan, kubelet, listens)
+
+
+def _listens(steps: Steps, record: AttachRecord | None) -> set[str]:
+    """All sockets of criproxy's."""
+    return {steps.proxy.listen, *([record.listen] if record else [])}
+
+
+def _leads_to_us(root: Path, endpoint: str, listens: Collection[str]) -> bool:
+    kubelets = socket_path(endpoint) or ""
+    return any(same_socket(root, kubelets, one) for one in listens)
 
 
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:
@@ -85,7 +99,7 @@ def _use_runtime(steps: Steps, active: str, listens: Collection[str]) -> None:
             raise NodeError(f"kubelet's files no longer name criproxy, but {error}") from error
         say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
-    if socket_path(kubelet.endpoint) in listens:
+    if _leads_to_us(steps.host.root, kubelet.endpoint, listens):
         raise NodeError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
     say(f"detached: kubelet is well on {kubelet.endpoint}")
 
@@ -100,7 +114,7 @@ def _detach_nobody(steps: Steps) -> None:
         say(difference(plan.edits).rstrip("\n"))
     elif ours:
         steps.write(plan)
-    if byhand.is_sent_to(steps.proxy.listen, list(host.processes())):
+    if byhand.is_sent_to(host.root, _listens(steps, host.load()), list(host.processes())):
         raise NodeError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )

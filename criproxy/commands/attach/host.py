@@ -197,13 +197,6 @@ class Host(Struct):
             with contextlib.suppress(OSError):
                 directory.rmdir()
 
-    def same_socket(self, one: str, other: str) -> bool:
-        """Whether two paths are one socket, by whatever links."""
-        try:
-            return self.at(one).samefile(self.at(other))
-        except OSError:
-            return os.path.realpath(self.at(one)) == os.path.realpath(self.at(other))
-
     # --- our own state ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

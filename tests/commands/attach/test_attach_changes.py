@@ -141,6 +141,33 @@ def test_detach_of_an_endpoint_that_no_file_spells_out_says_that_kubelet_still_u
     assert bench.node.files() == before
 
 
+LINK = f"/var{LISTEN}"
+
+
+def linked(bench: Bench) -> None:
+    """A node with /var/run as a link to /run, as all have it, whose kubelet finds criproxy by that link."""
+    (bench.node.root / "var").mkdir(exist_ok=True)
+    (bench.node.root / "var/run").symlink_to("../run")
+    bench.node.served.add(LINK)
+    bench.node.kubeadm()
+    bench.node.write(FLAGS, f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix://{LINK}"\n')
+    bench.node.boot()
+
+
+def test_detach_of_an_endpoint_that_is_a_link_to_criproxy(bench: Bench) -> None:
+    linked(bench)
+    assert bench.detach() == 0, bench.err
+    assert bench.node.endpoint == ON_RUNTIME
+
+
+def test_endpoint_that_is_a_link_to_criproxy_is_attached(bench: Bench) -> None:
+    linked(bench)
+    assert bench.attach() == 0, bench.err
+    assert bench.out.startswith(f"already attached: kubelet uses unix://{LINK}, by ")
+    assert bench.detach() == 0, bench.err
+    assert bench.node.endpoint == ON_RUNTIME
+
+
 def test_detach_of_a_node_that_is_not_attached_says_so(bench: Bench) -> None:
     bench.node.kubeadm()
     ran = list(bench.node.ran)

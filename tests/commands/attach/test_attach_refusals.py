@@ -211,9 +211,12 @@ def test_attach_of_a_kubelet_elsewhere_says_what_to_do_by_hand(bench: Bench, cgr
     assert told in bench.err
 
 
-def test_detach_of_another_kubelet_that_uses_criproxy_says_so(bench: Bench) -> None:
+@pytest.mark.parametrize("endpoint", [ON_PROXY, f"unix:///var{LISTEN}"], ids=["socket", "link"])
+def test_detach_of_another_kubelet_that_uses_criproxy_says_so(bench: Bench, endpoint: str) -> None:
+    (bench.node.root / "var").mkdir(exist_ok=True)
+    (bench.node.root / "var/run").symlink_to("../run")
     bench.node.write("/proc/7/comm", "kubelet\n")
-    bench.node.write("/proc/7/cmdline", f"kubelet\0--container-runtime-endpoint={ON_PROXY}\0")
+    bench.node.write("/proc/7/cmdline", f"kubelet\0--container-runtime-endpoint={endpoint}\0")
     assert bench.detach() == 1
     assert "by somebody's hand" in bench.err
 
