@@ -4,7 +4,9 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +18,9 @@ from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
 from criproxy.model import Asked, ContainerKind, Pod, PodRef, Sandbox
 from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running, Runtime
+
+UNLISTED_S: Final = 60.0
+"""By NRI, a runtime tells of a sandbox or container before it lists it; of one that then fails, it tells the end."""
 
 
 def _asked_in(annotations: Mapping[str, str]) -> dict[str, Asked]:
@@ -50,6 +55,14 @@ def asked_now(sandbox: Sandbox, running: Collection[ListedContainer]) -> Asked:
             later = once_initialized(asked)
             return replace(later, cpu_shares=min(later.cpu_shares, sandbox.cpu_shares))
     return Asked(sandbox.cpu_shares, cpu_limit_millicores=sandbox.cpu_limit_millicores)
+
+
+_T = TypeVar("_T")
+
+
+def _of(ids: Iterable[str], known: Mapping[str, _T]) -> dict[str, _T]:
+    """Those of `known` that have these ids."""
+    return {id: known[id] for id in ids if id in known}
 
 
 _Change = Callable[["Inventory"], object]
@@ -88,12 +101,15 @@ class Inventory(Struct, eq=False):
     """
     places_known: bool = True
     """Whether a listed pod without a placement is outside the box: by NRI, only the runtime's own list tells of all."""
+    now_s: Callable[[], float] = time.monotonic
     _observers: list[PodObserver] = []
     _sandboxes: dict[str, Sandbox] = {}
     _containers: dict[str, ListedContainer] = {}
     _running: set[str] = set()
     _listed: dict[str, ListedSandbox] = {}
     """With their pods' labels and annotations: all of the last listing, and those that started in the box since."""
+    _unlisted_s: dict[str, float] = {}
+    """Since when it is known by the runtime's own word, of what no listing has had yet; by NRI alone."""
     _journals: list[list[_Change]] = []
     _changes: int = 0
     """How many there were; it is counted after each."""
@@ -203,11 +219,20 @@ class Inventory(Struct, eq=False):
             containers = await self.runtime.containers()
         finally:
             self._journals = [other for other in self._journals if other is not journal]
+        there = {one.id for one in (*sandboxes, *containers)}
+        now_s = self.now_s()
+        awaited = {
+            id: since for id, since in self._unlisted_s.items() if id not in there and now_s - since < UNLISTED_S
+        }
+        self._unlisted_s = awaited
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
-        self._sandboxes = {listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes}
-        self._containers = {listed.id: listed for listed in containers}
-        self._running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
-        self._listed = {listed.id: listed for listed in sandboxes}
+        self._sandboxes = _of(awaited, self._sandboxes) | {
+            listed.id: self._sandboxes.get(listed.id) or self._sandbox(listed) for listed in sandboxes
+        }
+        self._containers = _of(awaited, self._containers) | {listed.id: listed for listed in containers}
+        running = {s.id for s in sandboxes if s.running} | {c.id for c in containers if c.running}
+        self._running = self._running.intersection(awaited) | running
+        self._listed = _of(awaited, self._listed) | {listed.id: listed for listed in sandboxes}
         for edit in journal:
             edit(self)
         self._changes += 1
@@ -247,6 +272,7 @@ class Inventory(Struct, eq=False):
 
     def sandbox_started(self, sandbox: Sandbox, pod: Pod | None = None) -> None:
         """`pod`: with what its request said of it; None: nothing."""
+        self._awaits(sandbox.id)
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         asked = _as_listed(sandbox, pod)
         self._edit(lambda inventory: inventory._listed.__setitem__(sandbox.id, asked))
@@ -255,6 +281,8 @@ class Inventory(Struct, eq=False):
 
     def sandbox_found(self, sandbox: Sandbox, pod: Pod) -> None:
         """A sandbox that had started before it was known, or whose place was not known until now."""
+        if sandbox.id not in self._sandboxes:
+            self._awaits(sandbox.id)
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         asked = _as_listed(sandbox, pod)
         self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))
@@ -270,6 +298,7 @@ class Inventory(Struct, eq=False):
         self._edit(lower)
 
     def container_created(self, container_id: str, sandbox_id: str, name: str) -> None:
+        self._awaits(container_id)
         created = ListedContainer(container_id, sandbox_id, name, running=False)
         self._edit(lambda inventory: inventory._containers.__setitem__(container_id, created))
 
@@ -308,6 +337,10 @@ class Inventory(Struct, eq=False):
             for observer in self._observers:
                 observer.pod_started(Running(sandbox, id, container))
 
+    def _awaits(self, id: str) -> None:
+        if not self.holds_sandboxes:
+            self._unlisted_s[id] = self.now_s()
+
     def _edit(self, edit: _Change) -> None:
         edit(self)
         self._changes += 1
@@ -319,14 +352,15 @@ class Inventory(Struct, eq=False):
         self._running.difference_update([sandbox_id, *its])
 
     def _forget(self, sandbox_id: str) -> None:
-        self._sandboxes.pop(sandbox_id, None)
-        self._listed.pop(sandbox_id, None)
+        for known in (self._sandboxes, self._listed, self._unlisted_s):
+            known.pop(sandbox_id, None)
         self._running.discard(sandbox_id)
         for container_id in [c for c, container in self._containers.items() if container.sandbox_id == sandbox_id]:
             self._forget_container(container_id)
 
     def _forget_container(self, container_id: str) -> None:
         self._containers.pop(container_id, None)
+        self._unlisted_s.pop(container_id, None)
         self._running.discard(container_id)
 
     def _sandbox(self, listed: ListedSandbox) -> Sandbox:

@@ -187,12 +187,13 @@ class FakeHostPaths:
 
 @dataclass
 class FakeCgroups:
-    """`has`: the pods' cgroups in the box; None: all that are asked for."""
+    """`has`: the pods' cgroups in the box; None: all that are asked for. `root`: what the box lies below."""
 
     has: set[str] | None = None
+    root: str = ""
 
     def exists(self, path: str) -> bool:
-        return path.startswith("/offline/") and (self.has is None or path in self.has)
+        return path.startswith(f"{self.root}/offline/") and (self.has is None or path in self.has)
 
 
 @dataclass

@@ -313,7 +313,7 @@ class NriPlugin(Struct, eq=False):
         return self._verdict(self.placing.late(call, limit_s))
 
     def _done(self, call: NriCall, outcome: PlacingOutcome) -> NriAnswer:
-        """What is answered is as good as done: where the runtime fails afterwards, the next listing says so."""
+        """What is answered is as good as done: where the runtime fails afterwards, a later listing says so."""
         if isinstance(outcome, Proceed) and outcome.learns:
             containers = [(call.container_id, part.container) for part in call.parts] if call.container_id else []
             self.placing.done(call, outcome, Made(call.sandbox_id, containers))

@@ -1,5 +1,6 @@
 """What the runtime's events become: the same judgements as of CRI's calls, and answers that the runtime understands."""
 
+import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,6 +15,7 @@ from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
 from criproxy.hooks import HookSettings
 from criproxy.model import Resources
 from criproxy.model.cpulist import parse_cpus
+from criproxy.pods.inventory import UNLISTED_S
 from tests.fakes.nri import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
 from tests.fakes.placing import DRY, OFF, ON, FakeCgroups, PlacingBench
 
@@ -522,3 +524,41 @@ def test_nothing_is_remembered_of_starts_that_were_refused_as_late() -> None:
     assert decided(pending) == b""
     assert not bench.plugin._heard
     assert not bench.plugin._refused_late
+
+
+# --- what the runtime's lists do not have yet -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["once", "and listed later"])
+@pytest.mark.parametrize(("root", "swept"), [("/lab", False), ("", True)], ids=["another root", "swept"])
+def test_list_that_was_made_before_the_runtime_kept_a_sandbox_lets_no_container_by(
+    root: str, swept: bool, listed: bool
+) -> None:
+    """The runtime calls its plugins before it lists the sandbox."""
+    bench = acting(cgroups=FakeCgroups(set(), root))
+    bench.synchronize([])
+    pod = sandbox(parent=f"{root}{KUBELET}")
+    assert bench.run(pod) == b""
+    asyncio.run(bench.inventory.refresh())
+    if swept and "1" not in bench.inventory.uids:
+        bench.cgroups.has = set()
+    if listed:
+        bench.runtime.placements["s1"] = ""
+        asyncio.run(bench.inventory.refresh())
+    made = bench.create(pod, container(path=f"{root}{KUBELET}/c1"))
+    assert made.cgroups_path.decode() == f"{root}{BOXED}/c1"
+
+
+def test_sandbox_that_no_list_has_for_long_and_one_whose_end_was_told_are_forgotten() -> None:
+    bench, now_s = acting(), 0.0
+    bench.inventory.now_s = lambda: now_s
+    bench.synchronize([])
+    bench.run(sandbox("failed"))
+    bench.create(sandbox("failed"), container("c1"))
+    bench.call("RemovePodSandbox", event(sandbox("failed")))
+    bench.run(sandbox("lost"))
+    asyncio.run(bench.inventory.refresh())
+    assert [one.id for one in bench.inventory.placed] == ["lost"]
+    now_s = UNLISTED_S
+    asyncio.run(bench.inventory.refresh())
+    assert len(bench.inventory) == 0
