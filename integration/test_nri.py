@@ -151,6 +151,32 @@ def test_what_started_while_we_were_away_is_found_and_its_next_container_is_in_t
     wait_until(lambda: len(node.proxy.status()["placement"]["misplaced"]) == 1, WELL_S, "the first to be looked at")
 
 
+STOPS_S = 20
+"""How long the container that is being stopped takes."""
+
+
+def test_hand_over_holds_up_no_pod_while_a_container_takes_its_time_to_stop(node: Node) -> None:
+    """A plugin that registers would: the runtime waits for the stop first, and everything else for the plugin."""
+    slow = node.client.run_container(node.run_pod("online"), "slow", ("sh", "-c", "trap '' TERM; sleep 1000"))
+    offline = node.run_pod("offline")
+    time.sleep(1.0)  # until it ignores the signal
+    stop = cri.StopContainerRequest(container_id=slow.id, timeout=STOPS_S)
+    stopping = threading.Thread(target=node.client.call, args=("StopContainer", stop))
+    stopping.start()
+    try:
+        upgrades.upgrade(node.proxy)
+        took_s = timed(partial(node.run, "online"))
+        later = node.client.run_container(offline, "main", ("sleep", "1000"))
+        assert stopping.is_alive()
+        assert took_s < STOPS_S / 2
+        assert node.is_in_box(later)
+        assert connected(node)
+        assert node.proxy.status()["nri"]["lost"] == 0
+    finally:
+        stopping.join()
+    assert len(node.proxy.events("nri_registered")) == 2
+
+
 def at_s(event: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(event["ts"]).timestamp()
 

@@ -58,7 +58,7 @@ from criproxy.fronts.cri.interception import CriInterceptor
 from criproxy.fronts.engine import NoInterceptor
 from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.nri.front import NriFront
-from criproxy.fronts.nri.plugin import NriPlugin
+from criproxy.fronts.nri.plugin import EVENTS_ASKED, NriPlugin
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.model import Sandbox
 from criproxy.model.shown import Shows
@@ -384,6 +384,8 @@ class Daemon:
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         interval_s, notifier = watchdog_interval_s(os.environ, os.getpid()), self._recorder.notifier
+        if self._nri is not None:
+            self._nri.awaits = predecessor is not None and predecessor.nri_events == EVENTS_ASKED
         return Upgrades(
             engine=self._engine,
             socket=self._socket,
@@ -404,6 +406,7 @@ class Daemon:
             command=command_of(sys.argv, sys.orig_argv),
             predecessor=predecessor,
             log=self._log,
+            nri=self._nri,
         )
 
     def _running(self) -> Sequence[Coroutine[Any, Any, None]]:

@@ -219,11 +219,9 @@ class Inventory(Struct, eq=False):
             containers = await self.runtime.containers()
         finally:
             self._journals = [other for other in self._journals if other is not journal]
-        there = {one.id for one in (*sandboxes, *containers)}
-        now_s = self.now_s()
-        awaited = {
-            id: since for id, since in self._unlisted_s.items() if id not in there and now_s - since < UNLISTED_S
-        }
+        there = {one.id for one in sandboxes} | {one.id for one in containers}
+        oldest_s = self.now_s() - UNLISTED_S
+        awaited = {id: since for id, since in self._unlisted_s.items() if id not in there and since > oldest_s}
         self._unlisted_s = awaited
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
         self._sandboxes = _of(awaited, self._sandboxes) | {
@@ -286,6 +284,12 @@ class Inventory(Struct, eq=False):
         self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox.id, sandbox))
         asked = _as_listed(sandbox, pod)
         self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))
+
+    def sandbox_placed(self, sandbox_id: str, placement: str) -> None:
+        """Another process has placed a listed sandbox there. Without effect for one that is not listed."""
+        if (listed := self._listed.get(sandbox_id)) is not None:
+            placed = described(sandbox_id, listed.pod, placement, listed.labels, listed.annotations)
+            self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox_id, placed))
 
     def lower_shares(self, sandbox_id: str, cpu_shares: int) -> None:
         """The pod counts as one that asks for no more than so many CPU shares."""

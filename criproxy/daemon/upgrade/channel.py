@@ -17,13 +17,15 @@ from criproxy.model import GivingBack
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The new one could take over at once. `listen` is the socket that it would serve at, `errors` the config's.
 
-    `takes_listeners`: for an old one that would close its listening sockets instead of passing them on.
+    `takes_listeners`: for an old one that would close its listening sockets instead of passing them on. `takes_nri`: it
+    waits for the old one's connection to the runtime's NRI, instead of registering there itself.
     """
 
     version: str
     listen: str
     errors: tuple[str, ...] = ()
     takes_listeners: bool = True
+    takes_nri: bool = False
 
 
 class Learned(msgspec.Struct, frozen=True, tag="learned"):
@@ -105,11 +107,21 @@ class KubernetesMemory(msgspec.Struct, frozen=True, tag="kubernetes"):
     until_s: float = 0.0
 
 
+class NriMessage(msgspec.Struct, frozen=True, tag="nri"):
+    """The old one's connection to the runtime's NRI, whose descriptor has come by the way of the listening sockets.
+
+    `state`: `criproxy.fronts.nri.front.PassedOn`, as JSON, by which it goes on; null: there is no connection any more.
+    """
+
+    state: msgspec.Raw = msgspec.Raw(b"null")
+
+
 Message = (
     Ready
     | Learned
     | LadderMessage
     | KubernetesMemory
+    | NriMessage
     | Take
     | Declined
     | Serving

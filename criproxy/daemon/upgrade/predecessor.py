@@ -22,6 +22,7 @@ from criproxy.daemon.upgrade.channel import (
     LadderMessage,
     Learned,
     Main,
+    NriMessage,
     Ready,
     ResizeMessage,
     Serving,
@@ -37,18 +38,27 @@ CHANNEL: Final = "CRIPROXY_HANDOVER"
 LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
 """The same, `7:8`, and that of the way by which listening sockets come: a stream of text can't carry them beside it."""
 
+NRI_EVENTS: Final = "CRIPROXY_HANDOVER_NRI"
+"""The runtime's events that the old process has asked for, as `fronts.nri.plugin.EVENTS_ASKED`: it can pass its
+connection on. Unset: it has none.
+"""
+
 _MAX_LISTENERS: Final = 8
+
+NriSocket = socket.socket | None
+"""The connection to the runtime's NRI that is passed on; None: there is none."""
 
 
 class Predecessor(Struct):
     """The criproxy that has started this one, made by `of_environment`.
 
     `end`: ours of the channel, `way`: by which its listening sockets come. `learned`: what it has learned, by resource;
-    after `turn`.
+    after `turn`. `nri_events`: which of the runtime's it has asked for, where it can pass its connection on, else 0.
     """
 
     end: socket.socket
     way: socket.socket
+    nri_events: int = 0
     learned: dict[str, PredictorState] = {}
     ladder: InterferenceState | None = None
     """Where its ladder stands; None: it does not say."""
@@ -61,11 +71,12 @@ class Predecessor(Struct):
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
         given = environ.pop(CHANNEL, ""), environ.pop(LISTENERS, "").partition(":")[2]
+        events = environ.pop(NRI_EVENTS, "")
         try:
             end, way = map(int, given)
             for descriptor in (end, way):
                 os.set_inheritable(descriptor, False)
-            return cls(socket.socket(fileno=end), socket.socket(fileno=way))
+            return cls(socket.socket(fileno=end), socket.socket(fileno=way), int(events or 0))
         except (OSError, ValueError):  # it is not set, or was left by somebody
             return None
 
@@ -88,12 +99,14 @@ class Predecessor(Struct):
 
     def listeners(self) -> list[socket.socket]:
         """The sockets at which it has answered questions, as far as it passes them on; after `turn`, once."""
-        with self.way:
-            self.way.setblocking(False)
-            try:
-                _, descriptors, _, _ = socket.recv_fds(self.way, 64, _MAX_LISTENERS)
-            except OSError:  # it has none, or has gone
-                return []
+        self.way.setblocking(False)
+        return self._passed()
+
+    def _passed(self) -> list[socket.socket]:
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self.way, 64, _MAX_LISTENERS)
+        except OSError:  # it has none, or has gone
+            return []
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -106,7 +119,11 @@ class Predecessor(Struct):
         self._opened.send(Serving())
 
     async def serve(
-        self, admission: AdmitsPods, on_main: Callable[[], None], on_changed: Callable[[], Awaitable[None]]
+        self,
+        admission: AdmitsPods,
+        on_main: Callable[[], None],
+        on_changed: Callable[[], Awaitable[None]],
+        take_nri: Callable[[NriSocket, bytes], object],
     ) -> None:
         """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed.
 
@@ -129,6 +146,8 @@ class Predecessor(Struct):
                 match message:
                     case Main():
                         on_main()
+                    case NriMessage(state):
+                        take_nri(next(iter(self._passed()), None), bytes(state))
                     case AdmitMessage():
                         self._answering.add(task := asyncio.create_task(self._answer(message, admission)))
                         task.add_done_callback(self._answering.discard)
@@ -139,6 +158,8 @@ class Predecessor(Struct):
         finally:
             self.gone.set()
             following.cancel()
+            self.way.close()
+        take_nri(None, b"")
         on_main()  # it may have died before it could say so
         await listed()
 

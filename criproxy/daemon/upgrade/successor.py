@@ -67,12 +67,13 @@ class OldProcess(Protocol):
 
 
 class Successor(Struct):
-    """The new process. `handle`: a pidfd of it, `listeners`: the way by which it gets listening sockets."""
+    """The new process. `handle`: a pidfd of it, `listeners`: the way by which sockets go. `takes_nri`: as in Ready."""
 
     pid: int
     handle: int
     channel: Channel
     listeners: socket.socket
+    takes_nri: bool = False
 
     @classmethod
     async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> "Successor":
@@ -94,11 +95,11 @@ class Successor(Struct):
             raise
         return cls(pid, handle, await Channel.open(ours), giving)
 
-    def give(self, listeners: Sequence[socket.socket]) -> None:
-        """These sockets are its own, too. Before the Take, after which it looks for them."""
+    def give(self, sockets: Sequence[socket.socket]) -> None:
+        """These sockets are its own, too. Before the message after which it looks for them."""
         with contextlib.suppress(OSError):  # it has gone, which `expect` finds
-            if listeners:
-                socket.send_fds(self.listeners, [b"listeners"], [listener.fileno() for listener in listeners])
+            if sockets:
+                socket.send_fds(self.listeners, [b"sockets"], [one.fileno() for one in sockets])
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
         """Its next message of this kind. Raises UpgradeError; HandOverRefusedError when it declines."""
@@ -141,6 +142,7 @@ async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], envir
     successor = await Successor.start(command, environ)
     try:
         ready = await successor.expect(Ready, _START_S)
+        successor.takes_nri = ready.takes_nri
         if ready.errors:
             raise HandOverRefusedError(
                 f"the config has errors: {'; '.join(ready.errors)}: correct it (`criproxy check`)"

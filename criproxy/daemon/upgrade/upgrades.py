@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -22,10 +23,12 @@ from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Learned, Main, Ready, Take
-from criproxy.daemon.upgrade.predecessor import Predecessor
+from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Learned, Main, NriMessage, Ready, Take
+from criproxy.daemon.upgrade.predecessor import NRI_EVENTS, NriSocket, Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, HandOverRefusedError, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
+from criproxy.fronts.nri.front import NriFront
+from criproxy.fronts.nri.plugin import EVENTS_ASKED
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.observe.notify import Notifier
 from criproxy.observe.recorder import Recorder
@@ -61,7 +64,7 @@ class Upgrades(Struct):
 
     In order: `take_over`, `begin`, and `end` at the end. The daemon sets `listed` once it knows the runtime's pods.
     `learned`: what the predecessor has learned, `ladder`: where its ladder stands (None: it does not say); both after
-    `take_over`. `waiting`: it still does the work.
+    `take_over`. `waiting`: it still does the work. `nri`: the front whose connection to the runtime changes hands.
 
     The parts are what changes hands, or goes on in the one process and then the other.
     """
@@ -85,6 +88,7 @@ class Upgrades(Struct):
     command: Sequence[str]
     predecessor: Predecessor | None
     log: structlog.typing.FilteringBoundLogger
+    nri: NriFront | None = None
     listed: asyncio.Event = field(default_factory=asyncio.Event)
     learned: Mapping[str, PredictorState] = {}
     ladder: InterferenceState | None = None
@@ -142,15 +146,24 @@ class Upgrades(Struct):
         with contextlib.suppress(TimeoutError):  # a node without its runtime can be upgraded all the same
             async with asyncio.timeout(_RUNTIME_S):
                 await self.listed.wait()
-        return await predecessor.turn(Ready(__version__, str(self.socket.path), errors))
+        takes_nri = self.nri is not None and self.nri.awaits
+        return await predecessor.turn(Ready(__version__, str(self.socket.path), errors, takes_nri=takes_nri))
 
     async def _attend(self, predecessor: Predecessor) -> None:
         """Stand in for the predecessor while it finishes its calls."""
         recorder = self.recorder
         recorder.predecessor(there=True)
-        await predecessor.serve(self.admissions, lambda: self.watchdog.begin(recorder.headline()), self._relist)
+        await predecessor.serve(
+            self.admissions, lambda: self.watchdog.begin(recorder.headline()), self._relist, self._take_nri
+        )
         recorder.predecessor(there=False)
         self.tasks.attempt("clear the sockets that others have left", self._clear_leftovers())
+
+    def _take_nri(self, connection: NriSocket, state: bytes) -> None:
+        if self.nri is not None:
+            self.nri.take(connection, state)
+        elif connection is not None:
+            connection.close()
 
     async def _clear_leftovers(self) -> None:
         await asyncio.sleep(_ENDING_S)
@@ -238,7 +251,7 @@ class Upgrades(Struct):
             await self._asked.wait()
             self.log.info("upgrade", command=list(self.command))
             try:
-                self._successor = await hand_over(self, self.socket.path, self.command, os.environ)
+                self._successor = await hand_over(self, self.socket.path, self.command, self._environ())
             except Exception as error:  # all is as it was, whatever it is
                 self._asked.clear()
                 self.recorder.upgrade_failed(str(error), refused=isinstance(error, HandOverRefusedError))
@@ -247,6 +260,10 @@ class Upgrades(Struct):
             else:
                 self.active.leave_sockets()
                 return
+
+    def _environ(self) -> Mapping[str, str]:
+        passes = self.nri is not None and self.nri.connected
+        return os.environ | {NRI_EVENTS: str(EVENTS_ASKED)} if passes else os.environ
 
     async def _retire(self, successor: Successor) -> None:
         """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""
@@ -257,6 +274,8 @@ class Upgrades(Struct):
         remote.changed()  # perhaps, since the successor has listed the runtime
         self.log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
         answers = self.tasks.spawn(remote.run())
+        if self.nri is not None and successor.takes_nri:
+            self.nri.pass_on = partial(_pass_nri, successor)
         finished = asyncio.create_task(self._finished())
         await self.tasks.race(finished)
         self.log.info("retired", calls_finished=finished.done())
@@ -267,3 +286,8 @@ class Upgrades(Struct):
         await self.engine.drain(_DRAIN_S)
         if self.predecessor is not None:  # its pods are let in by way of us
             await self.predecessor.gone.wait()
+
+
+def _pass_nri(successor: Successor, connection: NriSocket, state: bytes) -> None:
+    successor.give([connection] if connection is not None else [])
+    successor.channel.send(NriMessage(msgspec.Raw(state)))

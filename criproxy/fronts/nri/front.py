@@ -7,9 +7,13 @@ throws out the one that takes longer than its own limit (2 s): the container is 
 offline pod's call that takes longer than ours is refused, and what was begun for it goes on for kubelet's next try. An
 online pod's call is answered before the event loop does anything else.
 
-Two processes may be registered at a time, under one name: in a hand-over, the new one registers before it takes over
-and answers nothing until then, but for containers that the old one was too slow for; the old one leaves once its calls
-have ended.
+**In a hand-over, the connection goes on**: once the new process has taken over, the old one answers the calls that it
+has, and passes the open socket on, between two messages, with what it knows. Nothing registers: while a plugin does,
+the runtime starts and stops no container, of online pods neither, and waits for stops that are under way.
+
+Where one of the two can't do that, two processes are registered at a time, under one name: the new one registers before
+it takes over and answers nothing until then, but for containers that the old one was too slow for; the old one leaves
+once its calls have ended.
 """
 
 import asyncio
@@ -17,8 +21,9 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
+import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
@@ -27,7 +32,7 @@ from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import messages
 from criproxy.fronts.nri.handed import NAME, Handed, HandedListener
 from criproxy.fronts.nri.mux import WireError
-from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending, RuntimeSeen
+from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending, PluginMemory, RuntimeSeen
 from criproxy.fronts.nri.session import Called, Registered, Session
 from criproxy.model.modes import Mode
 from criproxy.model.shown import Gauge, Shows
@@ -40,6 +45,9 @@ DEADLINE_S: Final = 0.45
 
 _REGISTERS_S: Final = 10.0
 """From a connection to its first Synchronize. The runtime gives a plugin 5 s to register, and takes them in turn."""
+
+_PASSED_S: Final = 10.0
+"""For the old process's connection, once we have taken over: it answers its calls first."""
 
 _SOON_S: Final = 0.02
 _LATER_S: Final = 1.0
@@ -82,11 +90,25 @@ class NriConnectionStatus(Struct, frozen=True):
     required_plugins: str
 
 
+class PassedOn(Struct, frozen=True):
+    """With a connection that another process goes on with. `by`: who has made it."""
+
+    by: str
+    plugin: PluginMemory
+
+
+PassOn = Callable[[socket.socket | None, bytes], object]
+"""Gives another process a connection, and its `PassedOn` as JSON; None, and null: there is none."""
+
+
 class NriFront(Shows):
     """In order: `start`, `act` once it is this process that places pods, `drain` when another does, `stop`.
 
     `connected` is awaited after each registration while it acts; it lists the runtime's pods. `run_dir`: where the
     launcher finds us. `link` tells which runtime it is, before it is dialled: there are some that a plugin can lock up.
+
+    `awaits`, set before `start`: the process before this one passes its connection on, to `take`, and until then it is
+    the one that is called. `pass_on`, set before `drain`: the process after this one takes ours.
     """
 
     GAUGES = (
@@ -116,6 +138,8 @@ class NriFront(Shows):
         self.problem = _NOT_TOLD
         self.registered: Final = asyncio.Event()
         """Set while a connection is synchronized."""
+        self.awaits = False
+        self.pass_on: PassOn | None = None
         self._has_connected = connected
         self._link = link
         self._clock = clock
@@ -148,25 +172,62 @@ class NriFront(Shows):
     def start(self) -> None:
         """Dial, until `drain` or `stop`."""
         messages.load()  # now, as an upgrade removes the files that it imports
+        if self.awaits:
+            self.registered.set()
+            self._absent.clear()
         self._dialling = asyncio.ensure_future(self._dial())
 
     def act(self) -> None:
         """Place pods, and let the launcher find us. A path that can't be had is a warning: the socket is dialled."""
         self.plugin.act()
+        if self.awaits:
+            asyncio.get_running_loop().call_later(_PASSED_S, self._await_no_more)
         try:
             self._launcher.listen()
         except OSError as error:
             self._log.warning("launcher_cannot_come", error=str(error))
 
+    def take(self, connection: socket.socket | None, state: bytes) -> None:
+        """The other process's connection, and its `PassedOn` as JSON; None, where it has none: we dial."""
+        with contextlib.suppress(msgspec.MsgspecError):
+            if self.awaits and connection is not None:
+                passed = msgspec.json.decode(state, type=PassedOn)
+                self.awaits = False
+                self.plugin.recall(passed.plugin)
+                task = asyncio.ensure_future(self._go_on(connection, passed.by))
+                self._following.add(task)
+                task.add_done_callback(self._following.discard)
+                return
+        if connection is not None:
+            connection.close()
+        self._await_no_more()
+
+    def _await_no_more(self) -> None:
+        if self.awaits:
+            self.awaits = False
+            self.registered.clear()
+            self._absent_s = self._clock.monotonic_s()
+            self._absent.set()
+
     async def drain(self, limit_s: float) -> None:
-        """Another process is registered: leave, once no call is under way, or after `limit_s`."""
+        """Another process goes on: leave, once no call is under way, or after `limit_s`."""
         self._leaves = True
         self._launcher.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 for one in list(self._connections):
-                    await one.idle()
+                    await (one.idle() if self.pass_on is None else one.rest())
+        if self.pass_on is not None:
+            self._pass(self.pass_on)
         self._leave()
+
+    def _pass(self, pass_on: PassOn) -> None:
+        """The first that rests between two messages."""
+        for one in self._connections:
+            if one.rests and one.synchronized.is_set() and (socket_of := one.socket) is not None:
+                pass_on(socket_of, msgspec.json.encode(PassedOn(one.by, self.plugin.memory())))
+                return
+        pass_on(None, b"null")
 
     async def stop(self, grace_s: float) -> None:
         await self.drain(min(grace_s, DEADLINE_S))
@@ -184,6 +245,8 @@ class NriFront(Shows):
     async def _dial(self) -> None:
         while not self._leaves:
             await self._absent.wait()
+            if self._leaves:
+                return
             if (dialled := self._dialled()) is not None:
                 began_s = self._clock.monotonic_s()
                 good = await self._serve(dialled, PLUGIN, INDEX, "socket")
@@ -219,17 +282,35 @@ class NriFront(Shows):
     async def _serve_handed(self, handed: Handed, runtime: socket.socket) -> None:
         await self._serve(runtime, handed.plugin_name, handed.plugin_index, "launcher")
 
-    async def _serve(self, runtime: socket.socket, name: str, index: str, by: str) -> bool:
-        """Until the connection ends; whether it came to be synchronized."""
-        loop = asyncio.get_running_loop()
-        connection = NriConnection(self.plugin, by, self._log)
+    async def _go_on(self, runtime: socket.socket, by: str) -> None:
+        """With a connection on which another process was registered."""
+        runtime.setblocking(False)
+        connection = NriConnection(self.plugin, by, self._log, goes_on=True)
+        if not await self._connected_by(connection, runtime):
+            return
         try:
-            await loop.connect_accepted_socket(lambda: connection, runtime)
+            self._begun(connection)
+            await asyncio.wait((connection.ended,))
+        finally:
+            connection.close()
+            self._connections.discard(connection)
+            self._ended(connection)
+
+    async def _connected_by(self, connection: "NriConnection", runtime: socket.socket) -> bool:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, runtime)
         except OSError as error:
             runtime.close()
             self._complain(str(error))
             return False
         self._connections.add(connection)
+        return True
+
+    async def _serve(self, runtime: socket.socket, name: str, index: str, by: str) -> bool:
+        """Until the connection ends; whether it came to be synchronized."""
+        connection = NriConnection(self.plugin, by, self._log)
+        if not await self._connected_by(connection, runtime):
+            return False
         connection.send(connection.session.register(name, index))
         waiting = asyncio.ensure_future(connection.synchronized.wait())
         try:
@@ -348,12 +429,15 @@ class NriFront(Shows):
 class NriConnection(asyncio.Protocol):
     """One connection to the runtime: calls are answered in the order in which they are decided."""
 
-    def __init__(self, plugin: NriPlugin, by: str, log: FilteringBoundLogger) -> None:
+    def __init__(self, plugin: NriPlugin, by: str, log: FilteringBoundLogger, *, goes_on: bool = False) -> None:
         self.by = by
         self.session: Final = Session()
         self.synchronized: Final = asyncio.Event()
         self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-        self._configured = self._events_taken = False
+        self._configured = self._events_taken = goes_on
+        if goes_on:
+            self.synchronized.set()
+        self.rests = False
         self.why = ""
         self._plugin = plugin
         self._log = log
@@ -369,10 +453,27 @@ class NriConnection(asyncio.Protocol):
         """Whether the runtime has ended it as it was told which events we ask for."""
         return self._configured and not self._events_taken and self.ended.done()
 
+    @property
+    def socket(self) -> socket.socket | None:
+        """None: it has ended."""
+        if self._transport is None or self._transport.is_closing():
+            return None
+        return cast("socket.socket", self._transport.get_extra_info("socket"))
+
     async def idle(self) -> None:
         """Until no call is under way."""
         while self.busy:
             await asyncio.wait(self._pending)
+
+    async def rest(self) -> None:
+        """Until no call is under way, and nothing is read any more: what the runtime says next is another's to read."""
+        while (transport := self._transport) is not None:
+            await self.idle()
+            if self.session.whole and not transport.get_write_buffer_size():
+                transport.pause_reading()
+                self.rests = True
+                return
+            await asyncio.sleep(_SOON_S)
 
     def send(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

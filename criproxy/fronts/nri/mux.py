@@ -34,6 +34,11 @@ class Demultiplexer:
     def __init__(self) -> None:
         self._left = bytearray()
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left of a chunk that is not."""
+        return not self._left
+
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """The chunks that are whole by now, each with its connection. Raises WireError."""
         left, found, at = self._left, list[tuple[int, bytes]](), 0

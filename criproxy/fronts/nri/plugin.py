@@ -54,6 +54,9 @@ _EVENTS: Final[Mapping[str, int]] = {
 }
 """Those that we subscribe to, with their numbers. Source: containerd/nri, api.proto, Event."""
 
+EVENTS_ASKED: Final = sum(1 << number - 1 for number in _EVENTS.values())
+"""As Configure answers it, where the runtime knows them all."""
+
 _NAMES: Final = {number: name for name, number in _EVENTS.items()}
 
 _RESIZES_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 2), "cri-o": (1, 34), "": (0, 10)}
@@ -116,6 +119,22 @@ class RuntimeSeen(Struct, frozen=True):
     def may_require_plugins(self) -> bool:
         """Whether it has the validator of required plugins, which came with that."""
         return self.knows_resizes
+
+
+class PluginMemory(Struct, frozen=True):
+    """What a process knows of a runtime that it was registered with, for the one that goes on there.
+
+    `heard`: see NriPlugin. `places`: where pods are in the box, by their sandboxes' ids. `told`: containers outside it.
+    """
+
+    runtime: RuntimeSeen
+    asks_resizes: bool
+    heard: tuple[str, ...]
+    places: Mapping[str, str]
+    told: tuple[str, ...]
+    missed: int
+    required: int
+    started: int
 
 
 class Pending(Struct):
@@ -378,6 +397,32 @@ class NriPlugin(Struct, eq=False):
     def _whose(self, container: nri.NriContainer) -> str:
         known = self.placing.inventory.known(codec.text(container.pod_sandbox_id))
         return f"{'' if known is None else known.pod}, container {codec.text(container.name)}"
+
+    def memory(self) -> PluginMemory:
+        places = {one.id: one.placement for one in self.placing.inventory.placed if one.placement is not None}
+        return PluginMemory(
+            self.runtime,
+            self.asks_resizes,
+            tuple(self._heard),
+            places,
+            tuple(self._told),
+            self.missed,
+            self.required,
+            self.started,
+        )
+
+    def recall(self, before: PluginMemory) -> None:
+        """That of the process whose connection this one goes on with, instead of Configure and Synchronize."""
+        self.runtime, self.asks_resizes = before.runtime, before.asks_resizes
+        self._heard.update(before.heard)
+        self._told.update(before.told)
+        self.missed += before.missed
+        self.required += before.required
+        self.started += before.started
+        inventory = self.placing.inventory
+        for sandbox_id, place in before.places.items():
+            inventory.sandbox_placed(sandbox_id, place)
+        self._synchronized = inventory.places_known = True
 
     def act(self) -> None:
         """From now on, it is this process that places pods; what another has placed until now is found again."""

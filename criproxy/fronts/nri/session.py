@@ -44,12 +44,20 @@ class Registered(Struct, frozen=True):
 
 
 class Session:
-    """One connection, from its first byte to its last. The first bytes to send are those of `register`."""
+    """One connection, from its first byte to its last, or from where another session has left it.
+
+    The first bytes to send are those of `register`.
+    """
 
     def __init__(self) -> None:
         self._socket = mux.Demultiplexer()
         self._calls = ttrpc.FrameReader()
         self._answers = ttrpc.FrameReader()
+
+    @property
+    def whole(self) -> bool:
+        """Whether no message is left in part: another session can go on with what comes next."""
+        return self._socket.whole and self._calls.whole and self._answers.whole
 
     def register(self, name: str, index: str) -> bytes:
         """`index`: two digits, by which the runtime orders its plugins."""

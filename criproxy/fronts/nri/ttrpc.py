@@ -42,6 +42,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._left = bytearray()
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left of a frame that is not."""
+        return not self._left
+
     def feed(self, data: bytes) -> list[TtrpcFrame]:
         """The frames that are whole by now. Raises WireError."""
         left, found, at = self._left, list[TtrpcFrame](), 0

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from criproxy.cgroup.naming import parse_placement
@@ -13,8 +14,8 @@ from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import Channel, Learned, Main, Ready, Serving, Take
-from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, Predecessor
+from criproxy.daemon.upgrade.channel import Channel, Learned, Main, NriMessage, Ready, Serving, Take
+from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, NRI_EVENTS, Predecessor
 from criproxy.model import AdmissionError, Resources
 from tests.fakes.box import FakeAdmissions
 from tests.fakes.waiting import until
@@ -39,18 +40,22 @@ class Two:
     changes: list[bool]
     listing: asyncio.Event
     """Cleared: the runtime answers no list."""
+    giving: socket.socket
+    """By which the old one gives sockets."""
+    nri: list[tuple[bytes, bytes]]
+    """What the new one has read from each connection to the runtime that it took over, and with which state."""
 
 
 @contextlib.asynccontextmanager
 async def handed_over() -> AsyncIterator[Two]:
     ours, theirs = socket.socketpair()
     giving, taking = socket.socketpair()
-    giving.close()
     end, way = theirs.detach(), taking.detach()
-    environ = {CHANNEL: str(end), LISTENERS: f"{end}:{way}", "PATH": "/bin"}
+    environ = {CHANNEL: str(end), LISTENERS: f"{end}:{way}", NRI_EVENTS: "7", "PATH": "/bin"}
     predecessor = Predecessor.of_environment(environ)
     assert predecessor is not None
     assert environ == {"PATH": "/bin"}
+    assert predecessor.nri_events == 7
     channel = await Channel.open(ours)
     turn = asyncio.create_task(predecessor.turn(Ready("1", "/l")))
     assert await channel.receive() == Ready("1", "/l")
@@ -70,20 +75,51 @@ async def handed_over() -> AsyncIterator[Two]:
         changes.append(True)
         await listing.wait()
 
+    nri: list[tuple[bytes, bytes]] = []
+
+    def take_nri(connection: socket.socket | None, state: bytes) -> None:
+        if connection is None:
+            nri.append((b"", state))
+            return
+        with connection:
+            assert not connection.get_inheritable()
+            nri.append((connection.recv(10), state))
+
+    assert predecessor.listeners() == []
     box, remote = FakeAdmissions(), Remote(channel)
-    serving = asyncio.create_task(predecessor.serve(box, lambda: mains.append(True), changed))
+    serving = asyncio.create_task(predecessor.serve(box, lambda: mains.append(True), changed, take_nri))
     answering = asyncio.create_task(remote.run())
-    yield Two(remote, box, channel, predecessor, serving, mains, changes, listing)
+    yield Two(remote, box, channel, predecessor, serving, mains, changes, listing, giving, nri)
     for task in (serving, answering):
         task.cancel()
     await asyncio.gather(serving, answering, return_exceptions=True)
     channel.close()
+    giving.close()
 
 
 def test_nobody_hands_over_without_the_variable() -> None:
     assert Predecessor.of_environment({}) is None
     assert Predecessor.of_environment({CHANNEL: "junk"}) is None
     assert Predecessor.of_environment({CHANNEL: "9998", LISTENERS: "9998:9999"}) is None
+
+
+def test_connection_to_nri_is_passed_on_once_the_listeners_have_been() -> None:
+    async def play() -> None:
+        async with handed_over() as two:
+            runtime, ours = socket.socketpair()
+            with runtime, ours:
+                runtime.sendall(b"a call")
+                socket.send_fds(two.giving, [b"sockets"], [ours.fileno()])
+                two.channel.send(NriMessage(msgspec.Raw(b'{"by":"socket"}')))
+                await until(lambda: two.nri)
+                assert two.nri == [(b"a call", b'{"by":"socket"}')]
+            two.channel.send(NriMessage())
+            await until(lambda: len(two.nri) == 2)
+            assert two.nri[1] == (b"", b"null")
+            two.channel.close()
+            await until(lambda: len(two.nri) == 3)
+
+    asyncio.run(play())
 
 
 def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +342,125 @@ async def test_a_runtime_that_a_plugin_can_lock_up_is_not_dialled(
             one.listener.accept()
         one.info = RuntimeSeen("containerd", "v1.7.24")
         await one.registered()
+
+
+# --- a hand-over ----------------------------------------------------------------------------------------------------
+
+
+def passing(old: NriRig, new: NriRig) -> None:
+    """What the channel between two processes does."""
+
+    def pass_on(connection: socket.socket | None, state: bytes) -> None:
+        new.front.take(None if connection is None else socket.socket(fileno=os.dup(connection.fileno())), state)
+
+    old.front.pass_on = pass_on
+
+
+@asynccontextmanager
+async def waiting(directory: Path) -> AsyncIterator[NriRig]:
+    """The new process: it has not registered, and counts as called."""
+    made = NriRig(directory)
+    made.front.awaits = True
+    made.front.start()
+    try:
+        yield made
+    finally:
+        await made.front.stop(0.1)
+
+
+async def test_connection_goes_on_in_another_process_with_what_it_knows(tmp_path: Path) -> None:
+    async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
+        runtime = await old.registered()
+        await runtime.ask(1, "RunPodSandbox", event(sandbox()))
+        passing(old, new)
+        assert new.front.connected
+        new.front.act()
+        new.bench.runtime.placements["s1"] = ""
+        await new.bench.inventory.refresh()
+        await old.front.drain(5)
+        answer = await runtime.ask(3, "CreateContainer", event(sandbox(), container()))
+        assert answer.created.cgroups_path.decode() == f"{BOXED}/c1"
+        shown = new.front.section()["nri"]
+        assert (shown.connected, shown.by, shown.runtime, new.listed) == (True, "socket", "containerd 2.4", 1)
+        assert not old.front.connected
+        assert new.bench.inventory.places_known
+
+
+async def test_call_that_is_under_way_is_answered_by_the_old_process_and_the_next_by_the_new(tmp_path: Path) -> None:
+    async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
+        runtime = await old.registered()
+        room = asyncio.Event()
+
+        async def admit(*_: Any, **__: Any) -> None:
+            await room.wait()
+
+        old.bench.box.admit = admit  # type: ignore[method-assign]
+        asked = asyncio.create_task(runtime.ask(1, "RunPodSandbox", event(sandbox())))
+        await until(lambda: old.front.busy)
+        passing(old, new)
+        new.front.act()
+        draining = asyncio.create_task(old.front.drain(5))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        room.set()
+        assert not (await asked).response.HasField("status")
+        await draining
+        await runtime.ask(3, "RunPodSandbox", event(sandbox("s2", labels=ONLINE)))
+        assert new.bench.inventory.known("s2") is not None
+
+
+async def test_message_that_has_come_in_part_is_read_to_its_end_before_the_connection_goes_on(tmp_path: Path) -> None:
+    async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
+        runtime = await old.registered()
+        whole = call(1, "RunPodSandbox", event(sandbox(labels=ONLINE)))
+        runtime.end.send(whole[:20])
+        await asyncio.sleep(0.05)
+        passing(old, new)
+        new.front.act()
+        draining = asyncio.create_task(old.front.drain(5))
+        await asyncio.sleep(0.05)
+        runtime.end.send(whole[20:])
+        await draining
+        assert old.bench.inventory.known("s1") is not None
+        await runtime.ask(3, "RunPodSandbox", event(sandbox("s2", labels=ONLINE)))
+        assert new.bench.inventory.known("s2") is not None
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["it says so", "it says nothing"])
+async def test_new_process_registers_where_the_old_one_has_no_connection_to_pass_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    monkeypatch.setattr(front_module, "_PASSED_S", 0.05)
+    async with waiting(tmp_path) as new:
+        new.listen()
+        if told:
+            new.front.take(None, b"null")
+        else:
+            new.front.act()
+        await new.registered()
+        assert new.front.section()["nri"].by == "socket"
+        assert new.listener is not None
+        new.listener.close()
+
+
+async def test_process_whose_connection_goes_on_elsewhere_registers_no_more(tmp_path: Path) -> None:
+    async with rig(tmp_path / "1") as first, waiting(tmp_path / "2") as second, waiting(tmp_path / "3") as third:
+        runtime = await first.registered()
+        for one, other in ((first, second), (second, third)):
+            passing(one, other)
+            other.front.act()
+            await one.front.drain(5)
+            await until(partial(is_served_by, other))
+        second.listen()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(second.accept(), 0.2)
+        runtime.end.close()
+        third.listen()
+        await third.registered()
+        for one in (second, third):
+            assert one.listener is not None
+            one.listener.close()
+
+
+def is_served_by(one: NriRig) -> bool:
+    return bool(one.front.section()["nri"].by)
