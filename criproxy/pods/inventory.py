@@ -6,6 +6,7 @@ pass, asked for when something is missing, and rebuilt by listing when the runti
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -285,11 +286,15 @@ class Inventory(Struct, eq=False):
         asked = _as_listed(sandbox, pod)
         self._edit(lambda inventory: inventory._listed.setdefault(sandbox.id, asked))
 
-    def sandbox_placed(self, sandbox_id: str, placement: str) -> None:
-        """Another process has placed a listed sandbox there. Without effect for one that is not listed."""
-        if (listed := self._listed.get(sandbox_id)) is not None:
-            placed = described(sandbox_id, listed.pod, placement, listed.labels, listed.annotations)
-            self._edit(lambda inventory: inventory._sandboxes.__setitem__(sandbox_id, placed))
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of all sandboxes, in the box or not."""
+        return tuple(self._sandboxes)
+
+    def no_others(self, ids: Collection[str]) -> None:
+        """Forget all sandboxes but these: another process, which has heard of their ends until now, knows no others."""
+        for sandbox_id in self._sandboxes.keys() - ids:
+            self._edit(partial(Inventory._forget, sandbox_id=sandbox_id))
 
     def lower_shares(self, sandbox_id: str, cpu_shares: int) -> None:
         """The pod counts as one that asks for no more than so many CPU shares."""

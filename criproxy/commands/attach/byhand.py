@@ -1,11 +1,9 @@
 """Kubelets that attach does not change: which there are, and what their users do by hand."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from criproxy.kubelet.attachment import same_socket
 from criproxy.kubelet.flags import UNIT, socket_path
 
 _FLAG: Final = "--container-runtime-endpoint=unix://{listen}"
@@ -67,11 +65,10 @@ def advice(listen: str, processes: Sequence[tuple[str, Sequence[str], str]]) -> 
     return f"this node has no {UNIT}, and no kubelet runs: start it, or install it first"
 
 
-def is_sent_to(root: Path, listens: Collection[str], processes: Iterable[tuple[str, Sequence[str], str]]) -> bool:
-    """Whether some process has one of these sockets among its arguments as an endpoint, by whatever links."""
-    words = (word.rpartition("=")[2] for _, arguments, _ in processes for word in arguments)
-    paths = {path for word in words if (path := socket_path(word))}
-    return any(same_socket(root, path, listen) for path in paths for listen in listens)
+def is_sent_to(leads: Callable[[str], bool], processes: Iterable[tuple[str, Sequence[str], str]]) -> bool:
+    """Whether some process has an endpoint among its arguments that `leads` to criproxy's socket."""
+    endpoints = {word.rpartition("=")[2] for _, arguments, _ in processes for word in arguments}
+    return any(leads(one) for one in endpoints if socket_path(one))
 
 
 def _by_hand(what: str, steps: str, **names: str) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 from criproxy.commands.attach import byhand, dropin
@@ -25,7 +26,7 @@ def detach(steps: Steps) -> None:
         record, proxy = steps.host.load(), steps.proxy
         listens = _listens(steps, record)
         kubelets = socket_path(kubelet.endpoint) or ""
-        if _leads_to_us(steps.host.root, kubelets, listens):
+        if _leads_to_us(steps.host.root, listens, kubelets):
             listens.add(kubelets)  # by a link on its way, perhaps
         plan = detach_plan(kubelet, record, listens, f"unix://{proxy.runtime}", steps.host.read)
         # Kubelet may run on criproxy whatever its files say by now: an earlier detach was ended there.
@@ -51,7 +52,7 @@ def _listens(steps: Steps, record: AttachRecord | None) -> set[str]:
     return {steps.proxy.listen, *([record.listen] if record else [])}
 
 
-def _leads_to_us(root: Path, endpoint: str, listens: Collection[str]) -> bool:
+def _leads_to_us(root: Path, listens: Collection[str], endpoint: str) -> bool:
     kubelets = socket_path(endpoint) or ""
     return any(same_socket(root, kubelets, one) for one in listens)
 
@@ -99,7 +100,7 @@ def _use_runtime(steps: Steps, active: str, listens: Collection[str]) -> None:
             raise NodeError(f"kubelet's files no longer name criproxy, but {error}") from error
         say(f"detached, but kubelet is not well, as it was not before: {error}")
         return
-    if _leads_to_us(steps.host.root, kubelet.endpoint, listens):
+    if _leads_to_us(steps.host.root, listens, kubelet.endpoint):
         raise NodeError(f"kubelet is still sent to criproxy by {kubelet.origin}: set its runtime's endpoint by hand")
     say(f"detached: kubelet is well on {kubelet.endpoint}")
 
@@ -114,7 +115,8 @@ def _detach_nobody(steps: Steps) -> None:
         say(difference(plan.edits).rstrip("\n"))
     elif ours:
         steps.write(plan)
-    if byhand.is_sent_to(host.root, _listens(steps, host.load()), list(host.processes())):
+    leads = partial(_leads_to_us, host.root, _listens(steps, host.load()))
+    if byhand.is_sent_to(leads, list(host.processes())):
         raise NodeError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )

@@ -28,6 +28,7 @@ from functools import partial
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
@@ -40,6 +41,7 @@ from criproxy.model import STARTS, Operation, Pod
 from criproxy.pods.admission import kubelets_place
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import Made, Placing, PlacingOutcome, Proceed, RefusedCall
+from criproxy.pods.runtime import ListedSandbox
 from criproxy.vocabulary.names import REQUIRED_PLUGINS
 
 _EVENTS: Final[Mapping[str, int]] = {
@@ -124,13 +126,15 @@ class RuntimeSeen(Struct, frozen=True):
 class PluginMemory(Struct, frozen=True):
     """What a process knows of a runtime that it was registered with, for the one that goes on there.
 
-    `heard`: see NriPlugin. `places`: where pods are in the box, by their sandboxes' ids. `told`: containers outside it.
+    `there`: all sandboxes, `placed`: those in the box, of which the runtime may list some only later. `heard`: see
+    NriPlugin. `told`: containers outside the box.
     """
 
     runtime: RuntimeSeen
     asks_resizes: bool
+    there: tuple[str, ...]
     heard: tuple[str, ...]
-    places: Mapping[str, str]
+    placed: tuple[ListedSandbox, ...]
     told: tuple[str, ...]
     missed: int
     required: int
@@ -399,12 +403,14 @@ class NriPlugin(Struct, eq=False):
         return f"{'' if known is None else known.pod}, container {codec.text(container.name)}"
 
     def memory(self) -> PluginMemory:
-        places = {one.id: one.placement for one in self.placing.inventory.placed if one.placement is not None}
+        inventory = self.placing.inventory
+        places = {one.id: one.placement for one in inventory.placed}
         return PluginMemory(
             self.runtime,
             self.asks_resizes,
+            inventory.ids,
             tuple(self._heard),
-            places,
+            tuple(replace(one, placement=places[one.id] or "") for one in inventory.marked),
             tuple(self._told),
             self.missed,
             self.required,
@@ -420,8 +426,10 @@ class NriPlugin(Struct, eq=False):
         self.required += before.required
         self.started += before.started
         inventory = self.placing.inventory
-        for sandbox_id, place in before.places.items():
-            inventory.sandbox_placed(sandbox_id, place)
+        inventory.no_others(before.there)
+        for one in before.placed:
+            pod = Pod(one.pod, one.labels, one.annotations)
+            inventory.sandbox_found(described(one.id, one.pod, one.placement, one.labels, one.annotations), pod)
         self._synchronized = inventory.places_known = True
 
     def act(self) -> None:

@@ -368,18 +368,25 @@ async def waiting(directory: Path) -> AsyncIterator[NriRig]:
         await made.front.stop(0.1)
 
 
-async def test_connection_goes_on_in_another_process_with_what_it_knows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed yet"])
+async def test_connection_goes_on_in_another_process_with_what_it_knows(tmp_path: Path, listed: bool) -> None:
     async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
         runtime = await old.registered()
         await runtime.ask(1, "RunPodSandbox", event(sandbox()))
         passing(old, new)
         assert new.front.connected
         new.front.act()
-        new.bench.runtime.placements["s1"] = ""
+        if listed:
+            new.bench.runtime.placements["s1"] = ""
+        new.bench.runtime.placements["has gone since"] = ""
         await new.bench.inventory.refresh()
         await old.front.drain(5)
+        assert new.bench.inventory.ids == ("s1",)
+        del new.bench.runtime.placements["has gone since"]
+        await new.bench.inventory.refresh()
         answer = await runtime.ask(3, "CreateContainer", event(sandbox(), container()))
         assert answer.created.cgroups_path.decode() == f"{BOXED}/c1"
+        await until(lambda: new.listed)
         shown = new.front.section()["nri"]
         assert (shown.connected, shown.by, shown.runtime, new.listed) == (True, "socket", "containerd 2.4", 1)
         assert not old.front.connected
