@@ -18,12 +18,14 @@ class AttachmentWatch(Part, Struct, eq=False):
     `listen`: the socket that kubelet is to use. `found` is kept while no kubelet runs; it is looked for only where
     something is published to Kubernetes, which else sends pods here. `front` "": it is not known yet; it, and whether
     something is published, are taken up by a restart alone. NRI's front tells of itself.
+
+    A "yes" of kubelet's files counts at once; all else is known once calls were counted from one look to the next.
     """
 
     NAME = "finding out whether kubelet uses criproxy"
     EVERY_S = 30.0
-    SLACK_S = 5.0
-    FIRST_S = 10.0
+    FIRST_S = 1.0
+    """Before anything is published (`criproxy.daemon.kubernetes`)."""
 
     listen: str
     reader: Worker
@@ -34,7 +36,10 @@ class AttachmentWatch(Part, Struct, eq=False):
     called: bool = False
     """Whether calls came between the last two looks."""
     root: Path = Path("/")
-    _calls: int = 0
+    known: bool = False
+    """Whether it is known by now if kubelet calls."""
+    _calls: int | None = None
+    """Those that had ended by the last look; None: there was none since the parts began."""
 
     CALLS: ClassVar[int] = 5
     """So many between two looks are kubelet's, which makes one a second and more; people make fewer."""
@@ -50,13 +55,18 @@ class AttachmentWatch(Part, Struct, eq=False):
     async def look(self) -> None:
         if self.front == "nri":
             return
-        calls, self._calls = self.counters.calls - self._calls, self.counters.calls
-        self.called = calls >= self.CALLS
+        before, self._calls = self._calls, self.counters.calls
+        if before is not None:
+            self.called, self.known = self._calls - before >= self.CALLS, True
         if self.called:
             self.found = AttachStatus("yes", "it calls")
         elif self.publishes:
             found = await self.reader.run("read which endpoint kubelet uses", self.told)
             self.found = found if found.state != "unknown" else self.found
+            self.known = self.known or found.state == "yes"
+
+    def cease(self) -> None:
+        self._calls = None
 
     def told(self) -> AttachStatus:
         """How it is now, for a thread, as it reads files of kubelet's."""
@@ -69,7 +79,10 @@ class AttachmentWatch(Part, Struct, eq=False):
             return found
         return AttachStatus("yes", f"it calls, whatever is found of its settings: {found.where}")
 
+    def knows_modes(self) -> bool:
+        return self.known or not self.publishes or self.front == "nri"
+
     def modes(self) -> Mapping[Mode, str]:
-        if not self.publishes or self.front == "nri" or self.found.state != "no":
+        if not self.publishes or self.front == "nri" or not self.known or self.found.state != "no":
             return {}
         return {Mode.NOT_CALLED: f"no new offline pod would be bounded: {self.found.where}"}

@@ -63,7 +63,7 @@ class Offering(Protocol):
     """Whoever knows what is decided, and which modes are in force: `criproxy.observe.report`."""
 
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
-        """None: nothing was, yet."""
+        """None: nothing was, yet, or it is not known whether pods would be bounded."""
 
     def offline_uids(self) -> frozenset[str]:
         """Of the pods that run in the box."""

@@ -131,7 +131,7 @@ class Publisher:
         last, offered = self._last, self._offer()
         return PublisherStatus(
             quantities=dict(last.quantities) if last else {},
-            why=why(offered, last, self._settings) if offered else "nothing was measured yet",
+            why=why(offered, last, self._settings) if offered else "it is not known yet what can be lent",
             trouble=self._trouble,
             age_s=self._clock.boottime_s() - last.at_s if last else None,
         )

@@ -62,6 +62,10 @@ class Shows:
         """The modes that it brings about now, each with why, in words."""
         return {}
 
+    def knows_modes(self) -> bool:
+        """Whether `modes` can be relied upon. Until then nothing is published: the Node keeps what it had."""
+        return True
+
     def section(self) -> Mapping[str, Any]:
         """The keys of /status that are its own, with data that becomes JSON. A key, once shown, stays."""
         return {}

@@ -161,9 +161,12 @@ class Reporter(Struct, frozen=True):
         return self.recorder.day.to_json(clock.boottime_s(), clock.wall_s(), since_s)
 
     def decided(self) -> tuple[Snapshot, Decision, Modes] | None:
-        """The last tick's sample, what is in force by it, and the modes; None before the first."""
+        """The last tick's sample, what is in force by it, and the modes; None before the first, and until the modes are
+        known.
+        """
         last = self.recorder.last
-        return None if last is None else (*last, self._modes())
+        known = all(one.knows_modes() for one in self.shown)
+        return (*last, self._modes()) if last is not None and known else None
 
     def offline_uids(self) -> frozenset[str]:
         """Of the pods that run in the box."""

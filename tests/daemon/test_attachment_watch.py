@@ -23,6 +23,12 @@ def watch(node: FakeNode, text: str = PUBLISHES) -> AttachmentWatch:
     return made
 
 
+def look_twice(part: AttachmentWatch) -> None:
+    """So that calls were counted from one to the other."""
+    for _ in range(2):
+        look(part, structlog.get_logger())
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> FakeNode:
     return FakeNode(tmp_path / "root").kubeadm()
@@ -30,8 +36,7 @@ def node(tmp_path: Path) -> FakeNode:
 
 def test_node_whose_kubelet_uses_another_endpoint_lends_nothing_more(node: FakeNode) -> None:
     part = watch(node)
-    assert part.modes() == {}, "it is not known yet"
-    look(part, structlog.get_logger())
+    look_twice(part)
     assert list(part.modes()) == [Mode.NOT_CALLED]
     assert "kubelet uses unix:///run/containerd/containerd.sock" in part.modes()[Mode.NOT_CALLED]
     part.reader.close()
@@ -39,7 +44,7 @@ def test_node_whose_kubelet_uses_another_endpoint_lends_nothing_more(node: FakeN
 
 def test_kubelet_that_does_not_run_for_a_while_changes_nothing(node: FakeNode, tmp_path: Path) -> None:
     part = watch(node)
-    look(part, structlog.get_logger())
+    look_twice(part)
     part.root = tmp_path / "nothing runs here"
     look(part, structlog.get_logger())
     assert list(part.modes()) == [Mode.NOT_CALLED]
@@ -49,13 +54,49 @@ def test_kubelet_that_does_not_run_for_a_while_changes_nothing(node: FakeNode, t
 @pytest.mark.parametrize("text", ["", PUBLISHES + '\nproxy.front = "nri"'], ids=["nothing is published", "nri"])
 def test_who_publishes_nothing_or_is_called_by_the_runtime_asks_nobody(node: FakeNode, text: str) -> None:
     part = watch(node, text)
+    assert part.knows_modes()
     asyncio.run(part.look())
     assert part.modes() == {}
 
 
+def test_kubelet_that_is_attached_is_known_at_the_first_look(node: FakeNode) -> None:
+    node.kubeadm(f"--container-runtime-endpoint=unix://{LISTEN}")
+    part = watch(node)
+    assert not part.knows_modes()
+    look(part, structlog.get_logger())
+    assert (part.knows_modes(), part.modes()) == (True, {})
+    part.reader.close()
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["it uses another endpoint", "it does not run yet"])
+def test_kubelet_whose_files_do_not_say_yes_is_known_once_its_calls_were_counted(
+    runs: bool, node: FakeNode, tmp_path: Path
+) -> None:
+    part = watch(node)
+    part.root = node.root if runs else tmp_path / "nothing runs here"
+    look(part, structlog.get_logger())
+    assert (part.knows_modes(), part.modes()) == (False, {}), "it may run below a wrapper, or start soon"
+    look(part, structlog.get_logger())
+    assert (part.knows_modes(), list(part.modes())) == (True, [Mode.NOT_CALLED] if runs else [])
+    part.reader.close()
+
+
+def test_hand_over_that_fails_changes_nothing_of_a_kubelet_that_calls(node: FakeNode) -> None:
+    part = watch(node)
+    look(part, structlog.get_logger())
+    part.counters.calls = 100
+    look(part, structlog.get_logger())
+    part.cease()
+    look(part, structlog.get_logger())
+    assert (part.knows_modes(), part.modes()) == (True, {}), "it has had no time to call"
+    look(part, structlog.get_logger())
+    assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.reader.close()
+
+
 def test_kubelet_whose_calls_arrive_uses_criproxy_whatever_its_files_say(node: FakeNode) -> None:
     part, log = watch(node), structlog.get_logger()
-    look(part, log)
+    look_twice(part)
     assert list(part.modes()) == [Mode.NOT_CALLED]
     part.counters.calls = 100
     look(part, log)
@@ -96,7 +137,7 @@ def test_link_to_the_socket_is_the_socket(node: FakeNode) -> None:
 
 def test_settings_that_wait_for_a_restart_change_nothing(node: FakeNode) -> None:
     part = watch(node)
-    look(part, structlog.get_logger())
+    look_twice(part)
     for text in ("", PUBLISHES + '\nproxy.front = "nri"'):
         part.configure(node_settings(text))
         assert list(part.modes()) == [Mode.NOT_CALLED]

@@ -84,7 +84,7 @@ def test_first_look_publishes_beside_what_kubelet_has(bench, api):
 def test_nothing_is_published_before_anything_was_measured(bench):
     bench.source.now = None
     assert bench.look() == {}
-    assert bench.publisher.status().why == "nothing was measured yet"
+    assert bench.publisher.status().why == "it is not known yet what can be lent"
 
 
 def test_change_is_published_and_no_change_is_not(bench):

@@ -92,6 +92,10 @@ class FakePart(Part):
 
     NAME = "being a fake"
     GAUGES = (Gauge("fakes", "Fakes that there are", lambda part: 3),)
+    knows = True
+
+    def knows_modes(self) -> bool:
+        return self.knows
 
     def section(self) -> Mapping[str, Any]:
         return {"fake": {"words": "here"}}
@@ -769,3 +773,5 @@ def test_what_is_decided_is_there_with_its_modes_from_the_first_tick_on() -> Non
     assert before is None
     assert found is not None
     assert (found[0], found[2]) == (SNAPSHOT, Modes({}))
+    bench.part.knows = False
+    assert bench.endpoints.decided() is None, "it is not known whether pods would be bounded"

@@ -375,6 +375,11 @@ class NriFront(Shows):
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
+    def knows_modes(self) -> bool:
+        """A runtime whose NRI is off never registers us: the time that one has to come back is not lent in."""
+        absent_s = self._clock.monotonic_s() - self._absent_s
+        return self.connected or self.lost > 0 or absent_s >= _NOT_CALLED_S
+
     def modes(self) -> Mapping[Mode, str]:
         absent_s = self._clock.monotonic_s() - self._absent_s
         if self.connected or absent_s < _NOT_CALLED_S:
