@@ -1,6 +1,7 @@
 """The settings as a list, and what must hold between them."""
 
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
@@ -13,6 +14,9 @@ from criproxy.vocabulary.policy import NODES_OWN
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Source: unix(7), sun_path less its closing zero."""
+
+_MOST_LINKS: Final = 40
+"""Source: path_resolution(7)."""
 
 _PID_SUFFIX_BYTES: Final = len(".4194304")
 """The socket itself lies beside its stable name, with the process's id. Source: kernel, PID_MAX_LIMIT."""
@@ -94,7 +98,10 @@ class Conflict(Struct, frozen=True):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """What must hold beyond the single values. With all of a conflict's keys at their defaults, it is gone."""
+    """What must hold beyond the single values. With all of a conflict's keys at their defaults, it is gone.
+
+    Follows links, so it may block on the disk.
+    """
     proxy = config.proxy
     for key, path, most in (
         ("proxy.listen", proxy.listen_path, MAX_SOCKET_PATH_BYTES - _PID_SUFFIX_BYTES),
@@ -103,10 +110,10 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         if len(path.encode()) > most:
             yield Conflict((key,), f"the path has more than {most} bytes", "the kernel's limit: use a shorter one")
     sockets = ("proxy.listen", "proxy.runtime")
-    if proxy.listen_path == proxy.runtime_path:
+    if _leads_to(proxy.runtime_path, proxy.listen_path):
         problem = "this is proxy.runtime as well, so criproxy would call itself"
         yield Conflict(sockets, problem, "give criproxy a socket of its own")
-    if proxy.status_path == proxy.runtime_path:
+    if _leads_to(proxy.runtime_path, proxy.status_path):
         problem = "the socket of criproxy's status, beside this one, would be proxy.runtime"
         yield Conflict(sockets, problem, "give criproxy a socket of another name")
     for row in RESOURCES.values():
@@ -121,6 +128,25 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     if config.control.policy == "schedule":
         yield from _schedule_conflicts(config)
     yield from _address_conflicts(config)
+
+
+def placed(path: str) -> str:
+    """The path by which one file has one name: its directory is without links. The file itself may be a link."""
+    directory, name = os.path.split(path)
+    return os.path.join(os.path.realpath(directory), name)
+
+
+def _leads_to(path: str, target: str) -> bool:
+    """Whether a path is `target`, or is a link that leads there. `target` may lead elsewhere for now, or be nowhere."""
+    path, target = placed(path), placed(target)
+    for _ in range(_MOST_LINKS):
+        if path == target:
+            return True
+        try:
+            path = placed(os.path.join(os.path.dirname(path), os.readlink(path)))
+        except OSError:
+            return False
+    return False
 
 
 def _key(what: str, row: Resource) -> str:

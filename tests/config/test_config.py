@@ -452,6 +452,27 @@ def test_socket_paths_are_plain_and_normal() -> None:
     assert (proxy.listen_path, proxy.runtime_path) == ("/a/c", "/d")
 
 
+@pytest.mark.parametrize("served", ["", "c.sock.7", "runtime.sock"], ids=["nobody", "criproxy", "the bypass"])
+@pytest.mark.parametrize("way", ["linked/c.sock", "link.sock", "linked/link.sock", "linked/c-status.sock"])
+def test_runtime_that_leads_to_our_own_sockets_is_an_error(way: str, served: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "linked").symlink_to("run")
+    (tmp_path / "link.sock").symlink_to("linked/c.sock")
+    (tmp_path / "run/link.sock").symlink_to("../link.sock")
+    if served:
+        (tmp_path / "run/c.sock").symlink_to(served)
+    loaded = read(f'[proxy]\nlisten = "{tmp_path}/run/c.sock"\nruntime = "{tmp_path}/{way}"')
+    assert [error.key for error in loaded.errors] == ["proxy.listen"]
+
+
+def test_runtime_may_be_a_link_and_lie_beside_our_socket(tmp_path: Path) -> None:
+    (tmp_path / "runtime.sock").symlink_to("containerd.sock")
+    (tmp_path / "c.sock").symlink_to("runtime.sock")
+    (tmp_path / "loop.sock").symlink_to("loop.sock")
+    for runtime in ("runtime.sock", "containerd.sock", "loop.sock"):
+        assert read(f'[proxy]\nlisten = "{tmp_path}/c.sock"\nruntime = "{tmp_path}/{runtime}"').errors == ()
+
+
 @pytest.mark.parametrize(
     ("listen", "status"),
     [
