@@ -1,7 +1,7 @@
 """The config file: typed settings (`settings`, `schema`), and reading them (`load`)."""
 
 from criproxy.config.load import ConfigError, Loaded, Override, OwnFiles, files_of, load
-from criproxy.config.schema import restart_keys
+from criproxy.config.schema import placed, restart_keys
 from criproxy.config.settings import Config, Proxy
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "Proxy",
     "files_of",
     "load",
+    "placed",
     "restart_keys",
 ]

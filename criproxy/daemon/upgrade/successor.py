@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
+from criproxy.config import placed
 from criproxy.daemon.upgrade.channel import (
     Channel,
     Declined,
@@ -147,7 +148,7 @@ async def hand_over(old: OldProcess, listen: Path, command: Sequence[str], envir
             raise HandOverRefusedError(
                 f"the config has errors: {'; '.join(ready.errors)}: correct it (`criproxy check`)"
             )
-        if ready.listen != str(listen):
+        if placed(ready.listen) != placed(str(listen)):
             raise HandOverRefusedError(
                 f"proxy.listen is {ready.listen!r} now, where no client of {str(listen)!r} would find it: restart "
                 "criproxy, and kubelet with its new endpoint"

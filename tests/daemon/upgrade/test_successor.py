@@ -147,6 +147,18 @@ def test_new_process_that_has_gone_before_it_is_looked_at_has_ended(
     assert parts.did == []
 
 
+def test_listen_by_a_link_to_its_directory_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "linked").symlink_to("run")
+
+    async def scenario() -> None:
+        own = {**environ(tmp_path, "takes"), "LISTEN": f"{tmp_path}/linked/criproxy.sock"}
+        listen, command = tmp_path / "run/criproxy.sock", (sys.executable, "-c", NEW)
+        await (await hand_over(FakeParts(), listen, command, own)).kill()
+
+    asyncio.run(scenario())
+
+
 def test_new_process_takes_over_as_no_child_of_ours_and_not_watched_as_us(tmp_path: Path) -> None:
     async def play() -> Successor:
         return await hand_over(parts, LISTEN, (sys.executable, "-c", NEW), environ(tmp_path, ""))
