@@ -31,8 +31,10 @@ small blocks. To give that back takes 0.1 to 0.3 ms.
 _LIST_TIMEOUT_S: Final = 30.0
 _STATUS_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 120.0
-_NO_KILL_S: Final = 365 * 86400
-"""A notice may be called off, and CRI-O kills after StopContainer's time whether or not anybody waits for it."""
+_KILLED_AFTER_S: Final = 60
+"""How long after its notice CRI-O kills a container whose notice was called off. It goes on with a StopContainer that
+was cancelled, and its statistics and NRI wait for the container's lock until that has ended.
+"""
 
 _NODE: Final = 2
 """Source: CRI NamespaceMode."""
@@ -114,7 +116,7 @@ class PodsRuntime(msgspec.Struct, eq=False):
         )
 
     async def give_notice(self, container_id: str, notice_s: int) -> None:
-        request = cri.StopContainerRequest(container_id=codec.wire(container_id), timeout=_NO_KILL_S)
+        request = cri.StopContainerRequest(container_id=codec.wire(container_id), timeout=notice_s + _KILLED_AFTER_S)
         await self._call("StopContainer", request, notice_s)
 
     async def execute(self, container_id: str, command: Sequence[str], timeout_s: float) -> tuple[int, bytes]:

@@ -80,5 +80,6 @@ class Runtime(Protocol):
     async def give_notice(self, container_id: str, notice_s: int) -> None:
         """Send a container its stop signal (SIGTERM, if its image names no other); return once it has ended.
 
-        Raises CallError when it has not within `notice_s`. The runtime does not kill it.
+        Raises CallError when it has not within `notice_s`. The runtime does not kill it by then; CRI-O does some time
+        later, also if this was cancelled.
         """

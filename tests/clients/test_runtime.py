@@ -194,8 +194,8 @@ def test_what_a_new_list_says_again_is_not_held_twice() -> None:
     asyncio.run(go())
 
 
-def test_notice_ends_in_its_time_and_the_runtime_is_not_to_kill() -> None:
-    """CRI-O kills at the end of StopContainer's own time, whether or not the call was cancelled."""
+def test_notice_ends_in_its_time_and_the_runtime_kills_soon_after_it_and_not_before() -> None:
+    """CRI-O holds the container's lock for StopContainer's own time, whether or not the call was cancelled."""
     asked: list[tuple[int, float]] = []
 
     async def call(method: str, request: bytes, timeout_s: float) -> bytes:
@@ -205,4 +205,4 @@ def test_notice_ends_in_its_time_and_the_runtime_is_not_to_kill() -> None:
     asyncio.run(PodsRuntime(Link(call)).give_notice("c1", 30))  # type: ignore[arg-type]
     ((runtimes_s, ours_s),) = asked
     assert ours_s == 30
-    assert runtimes_s >= 7 * 86400, "longer than any notice"
+    assert 30 < runtimes_s <= 30 + 120
