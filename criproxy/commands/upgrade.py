@@ -26,6 +26,10 @@ _LIMIT_S: Final = 90.0
 """Longer than the old process waits for the new one, so that its word on it is heard."""
 
 _ANSWER_S: Final = 10.0
+_BEFORE_S: Final = 10.0
+"""How long the old process is asked for its status before it is signalled: a failure of an earlier upgrade stays there.
+"""
+
 _POLL_S: Final = 0.05
 _ANSWERS_S: Final = 3.0
 _UNANSWERED: Final = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
@@ -93,8 +97,9 @@ def upgrade(listen: Path, asked_at: Path) -> str:
         )
     if not _takes_the_signal(old):
         raise NotUpgradedError(f"pid {old} is of a version that can't hand over: restart criproxy")
+    before = before or next(filter(None, (_status(asked_at) for _ in _polls(_BEFORE_S))), None)
     os.kill(old, signal.SIGUSR2)
-    new = _successor(listen, asked_at, old, before.upgrade.failed if before else 0)
+    new = _successor(listen, asked_at, old, before.upgrade.failed if before and before.pid == old else None)
     _await_answer(listen, new)
     after = _status(asked_at)
     old_version, new_version = before.version if before else "", after.version if after and after.pid == new else ""
@@ -125,7 +130,8 @@ def _pid(listen: Path) -> int | None:
     return int(named[1]) if named and int(named[1]) == _listener(listen) else None
 
 
-def _successor(listen: Path, asked_at: Path, old: int, failed: int) -> int:
+def _successor(listen: Path, asked_at: Path, old: int, failed: int | None) -> int:
+    """`failed`: how many upgrades had failed before; None: the first answer says it."""
     for _ in _polls(_LIMIT_S):
         has_ended = not Path(f"/proc/{old}").exists()  # before it ends, another serves
         new = _pid(listen)
@@ -134,7 +140,10 @@ def _successor(listen: Path, asked_at: Path, old: int, failed: int) -> int:
         if has_ended:
             raise NotUpgradedError(f"pid {old} has ended, and no other serves at {listen}: see its log")
         status = _status(asked_at)
-        if status is not None and status.pid == old and status.upgrade.failed > failed:
+        if status is None or status.pid != old:
+            continue
+        failed = status.upgrade.failed if failed is None else failed
+        if status.upgrade.failed > failed:
             kind = UpgradeRefusedError if status.upgrade.refused else NotUpgradedError
             raise kind(f"pid {old} goes on: {status.upgrade.problem}")
     raise NotUpgradedError(f"pid {old} still serves after {_LIMIT_S:g} s: see its log")

@@ -57,7 +57,8 @@ def serving(listen: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def listen(tmp_path: Path) -> Path:
+def listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "_BEFORE_S", 0.0)
     return tmp_path / "c.sock"
 
 
@@ -141,6 +142,28 @@ def test_process_that_takes_over_and_ends_the_old_one_while_the_status_is_asked_
                 news.append(stack.enter_context(serving(listen, "waits")))
                 old.kill()
                 old.wait()
+
+        monkeypatch.setattr(module, "_status", status)
+        assert why(listen).startswith(f"pid {news[0].pid} has taken over")
+
+
+@pytest.mark.parametrize("before_s", [10.0, 0.0], ids=["it answers in time", "it does not"])
+def test_failure_of_an_earlier_upgrade_is_not_taken_for_one_of_this(
+    listen: Path, monkeypatch: pytest.MonkeyPatch, before_s: float
+) -> None:
+    monkeypatch.setattr(module, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(module, "_BEFORE_S", before_s)
+    with ExitStack() as stack:
+        old = stack.enter_context(serving(listen, "waits"))
+        news: list[subprocess.Popen[bytes]] = []
+        asked: list[Path] = []
+
+        def status(at: Path) -> Status | None:
+            asked.append(at)
+            if len(asked) == 4:
+                news.append(stack.enter_context(serving(listen, "waits")))
+            failed = UpgradeStatus(failed=1, problem="a write was blocked", refused=True)
+            return replace(STATUS, pid=old.pid, upgrade=failed) if len(asked) > 1 else None
 
         monkeypatch.setattr(module, "_status", status)
         assert why(listen).startswith(f"pid {news[0].pid} has taken over")
