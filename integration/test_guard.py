@@ -133,7 +133,7 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
 
 
 class Silent:
-    calls = 0
+    status_calls = 0
 
     def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 

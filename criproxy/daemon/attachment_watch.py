@@ -41,8 +41,11 @@ class AttachmentWatch(Part, Struct, eq=False):
     _calls: int | None = None
     """Those that had ended by the last look; None: there was none since the parts began."""
 
-    CALLS: ClassVar[int] = 5
-    """So many between two looks are kubelet's, which makes one a second and more; people make fewer."""
+    CALLS: ClassVar[int] = 3
+    """So many calls of Status between two looks are kubelet's, which makes one each 5 s and more rarely where the
+    runtime is slow. Agents that watch containers list them, and people's tools make few calls of it.
+    Source: kubelet, pkg/kubelet/kubelet.go (updateRuntimeUp).
+    """
 
     @classmethod
     def made(cls, ports: Ports) -> "AttachmentWatch":
@@ -55,7 +58,7 @@ class AttachmentWatch(Part, Struct, eq=False):
     async def look(self) -> None:
         if self.front == "nri":
             return
-        before, self._calls = self._calls, self.counters.calls
+        before, self._calls = self._calls, self.counters.status_calls
         if before is not None:
             self.called, self.known = self._calls - before >= self.CALLS, True
         if self.called:

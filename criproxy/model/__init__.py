@@ -395,9 +395,11 @@ class Decision(Struct, frozen=True):
 
 
 class Counters(Protocol):
-    """Where events are counted. `name` and `labels` are those of docs/metrics.md. `calls`: CRI calls that ended."""
+    """Where events are counted. `name` and `labels` are those of docs/metrics.md. `status_calls`: calls of CRI's
+    Status that ended.
+    """
 
-    calls: int
+    status_calls: int
 
     def count(self, name: str, *labels: str, by: float = 1) -> None: ...
 

@@ -89,7 +89,7 @@ class Metrics:
         self._tick_seconds = Histogram(
             "criproxy_tick_duration_seconds", "Time that one tick took", registry=self.registry, bounds=_TICK_BUCKETS_S
         )
-        self._in_flight = self.calls = 0
+        self._in_flight = self.status_calls = 0
         dropped = "Lines of the log that whoever reads it did not take in time"
         words = "CRI calls under way"
         Reading("gauge", "criproxy_calls_in_flight", words, lambda: self._in_flight, registry=self.registry)
@@ -127,7 +127,7 @@ class Metrics:
     def on_call(self, method: str, code: str, seconds: float, hooked: bool) -> None:
         """`method` is a CRI method's name or "other", `code` a gRPC status code's name."""
         self._in_flight -= 1
-        self.calls += 1
+        self.status_calls += method == "Status"
         self._counters["calls"].inc(method, code, "true" if hooked else "false")
         self._call_seconds.observe(seconds, method)
 

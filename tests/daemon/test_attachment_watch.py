@@ -1,6 +1,7 @@
 """Where kubelet does not call criproxy, nothing more is lent; where that is not known, nothing changes."""
 
 import asyncio
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import structlog
 
 from criproxy.concurrency.worker import Worker
 from criproxy.daemon.attachment_watch import AttachmentWatch
-from criproxy.model import AttachStatus
+from criproxy.model import AttachStatus, Counters
 from criproxy.model.modes import Mode
+from criproxy.observe.metrics import Metrics
 from tests.fakes.counters import FakeCounters
 from tests.fakes.node import LISTEN, FakeNode
 from tests.fakes.part import look, node_settings
@@ -17,8 +19,8 @@ from tests.fakes.part import look, node_settings
 PUBLISHES = "kubernetes.enabled = true"
 
 
-def watch(node: FakeNode, text: str = PUBLISHES) -> AttachmentWatch:
-    made = AttachmentWatch(LISTEN, Worker("kubelets-config", 5.0), FakeCounters(), root=node.root)
+def watch(node: FakeNode, text: str = PUBLISHES, counters: Counters | None = None) -> AttachmentWatch:
+    made = AttachmentWatch(LISTEN, Worker("kubelets-config", 5.0), counters or FakeCounters(), root=node.root)
     made.configure(node_settings(text))
     return made
 
@@ -84,7 +86,7 @@ def test_kubelet_whose_files_do_not_say_yes_is_known_once_its_calls_were_counted
 def test_hand_over_that_fails_changes_nothing_of_a_kubelet_that_calls(node: FakeNode) -> None:
     part = watch(node)
     look(part, structlog.get_logger())
-    part.counters.calls = 100
+    part.counters.status_calls = 100
     look(part, structlog.get_logger())
     part.cease()
     look(part, structlog.get_logger())
@@ -98,12 +100,28 @@ def test_kubelet_whose_calls_arrive_uses_criproxy_whatever_its_files_say(node: F
     part, log = watch(node), structlog.get_logger()
     look_twice(part)
     assert list(part.modes()) == [Mode.NOT_CALLED]
-    part.counters.calls = 100
+    part.counters.status_calls = 100
     look(part, log)
     assert part.modes() == {}
-    part.counters.calls = 103  # somebody's, by hand
+    part.counters.status_calls = 102  # somebody's, by hand
     look(part, log)
     assert list(part.modes()) == [Mode.NOT_CALLED]
+    part.reader.close()
+
+
+def test_whoever_lists_containers_is_not_taken_for_kubelet(node: FakeNode) -> None:
+    counters = Metrics("1")
+    part = watch(node, counters=counters)
+    look(part, structlog.get_logger())
+    for method, code in product(("Version", "ListContainers", "ListPodSandbox", "ImageStatus"), ("OK", "UNKNOWN")):
+        for _ in range(30):
+            counters.on_call(method, code, 0.001, False)
+    look(part, structlog.get_logger())
+    assert list(part.modes()) == [Mode.NOT_CALLED]
+    for _ in range(6):
+        counters.on_call("Status", "OK", 0.001, False)
+    look(part, structlog.get_logger())
+    assert part.modes() == {}
     part.reader.close()
 
 
@@ -111,7 +129,7 @@ def test_status_believes_calls_before_kubelet_s_files(node: FakeNode) -> None:
     part = watch(node, "")
     asyncio.run(part.look())
     assert part.told().state == "no"
-    part.counters.calls = 100
+    part.counters.status_calls = 100
     asyncio.run(part.look())
     told = part.told()
     assert (told.state, told.problem) == ("yes", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 class FakeCounters:
     """Keeps what was counted: name, labels and by how much."""
 
-    calls: int = 0
+    status_calls: int = 0
     counted: list[tuple[str, tuple[str, ...], float]] = field(default_factory=list)
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
