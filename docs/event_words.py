@@ -116,6 +116,7 @@ WORDS: Final = {
     "config_refused": "The config has errors and was not taken.",
     "config_not_read": "The config could not be read, as the machine had no thread to spare; it is tried again.",
     "checkpoint_given_up": "What was learned was not written down at the end, as the disk took too long.",
+    "checkpoint_part_unreadable": "A part of what a restart keeps could not be read, which costs what `lost` says.",
     "checkpoint_set_aside": "The file of what was learned is damaged; it was renamed to `to`.",
     "checkpoint_unreadable": "The file of what was learned could not be read: prediction starts anew.",
     "part_failed": "A part of the daemon has failed (a bug): criproxy ends, and its service starts it anew.",

@@ -1,8 +1,9 @@
-"""What was learned of online, and where the ladder stands, on disk.
+"""What was learned of online, where the ladder stands, what is promised, and which pods are held, on disk.
 
 It is written atomically, each minute and when the ladder moves, and read once at the start; nothing of it is fatal.
 
-    {"crc32":"8a1c…", "version":1, "wall_s":…, "boottime_s":…, "predictors":{…}, "interference":…}
+    {"crc32":"8a1c…", "version":1, "wall_s":…, "boottime_s":…, "predictors":{…}, "interference":…,
+     "kubernetes":…, "holds":[…]}
 
 The checksum is of all that follows it. A bit that has flipped in a name would be a key that nobody misses, and in a
 number a level that nobody had. A file of a criproxy that wrote none is read without.
@@ -16,7 +17,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -28,8 +29,11 @@ from criproxy.concurrency.worker import Apart
 from criproxy.control import statefile
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
+from criproxy.daemon.upgrade.channel import KubernetesMemory
 from criproxy.pods.interference import InterferenceState
 from criproxy.pods.part import Part
+from criproxy.pods.stopping import HeldPod, Holds
+from criproxy.vocabulary.gives_back import MOST_WAIT_S
 
 VERSION: Final = 1
 WAITED_FOR_S: Final = 3.0
@@ -38,6 +42,9 @@ from being answered.
 """
 
 _LADDER: Final = "where the ladder stood, and what was learned of the signals of harm"
+
+_PROMISES: Final = "what memory was promised, so that its limit waits for nobody"
+_HOLDS: Final = "which pods may not start again yet"
 
 LAST_S: Final = 1.0
 """What the end of the process waits for the last one."""
@@ -56,24 +63,37 @@ _MOMENTS: Final = frozenset({"t_s", "last_s", "loss_s"})
 _CRC: Final = re.compile(rb'\{"crc32":"([0-9a-f]{8})",')
 
 
+_NONE: Final = msgspec.Raw(b"null")
+
+T = TypeVar("T")
+
+
 class Document(Struct, frozen=True):
     """The file's content: when it was written, by both clocks, and a state per resource.
 
-    `interference` is read by itself: what another version wrote there costs nobody the rest.
+    `interference`, `kubernetes` and `holds` are read each by itself: what another version wrote there costs nobody the
+    rest.
     """
 
     version: int
     wall_s: float
     boottime_s: float
     predictors: dict[str, PredictorState]
-    interference: msgspec.Raw = msgspec.Raw(b"null")
+    interference: msgspec.Raw = _NONE
+    kubernetes: msgspec.Raw = _NONE
+    holds: msgspec.Raw = _NONE
 
 
 class Remembered(Struct, frozen=True):
-    """What a restart keeps; `interference` None: nothing is known of it."""
+    """What a restart keeps; `interference` or `kubernetes` None: nothing is known of it.
+
+    `kubernetes` says what the memory limit waits for; the policy has a file of its own.
+    """
 
     predictors: Mapping[str, PredictorState]
     interference: InterferenceState | None = None
+    kubernetes: KubernetesMemory | None = None
+    holds: tuple[HeldPod, ...] = ()
 
 
 _NOTHING: Final = Remembered({})
@@ -103,6 +123,16 @@ class Remembers(Protocol):
         """While it waits, no limit that may have been lowered rises."""
 
 
+class GoesOn(Protocol):
+    """Whoever knows what the Node will say only later: `criproxy.daemon.kubernetes`."""
+
+    def memory(self) -> KubernetesMemory:
+        """For the process after this one."""
+
+    def go_on_by(self, before: KubernetesMemory) -> None:
+        """That of the process before this one."""
+
+
 class CheckpointFile(Struct):
     """One file. What can't be used is set aside as `<name>.bad`, with one line in the log."""
 
@@ -116,8 +146,9 @@ class CheckpointFile(Struct):
 
         Raises OSError, also when another write has begun since, whatever process it is of. Blocks.
         """
-        ladder = msgspec.Raw(msgspec.json.encode(states.interference))
-        document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states.predictors), ladder)
+        parts = states.interference, states.kubernetes, states.holds
+        encoded = (msgspec.Raw(msgspec.json.encode(one)) for one in parts)
+        document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states.predictors), *encoded)
         statefile.make_directory(self.path.parent)
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         temporary.unlink(missing_ok=True)
@@ -155,7 +186,10 @@ class CheckpointFile(Struct):
         since_s = self.clock.boottime_s() - document.boottime_s
         shift_s = since_s - max(age_s, 0.0)
         same_boot = since_s >= 0.0 and abs(shift_s) <= WALL_SLACK_S
-        return Remembered(document.predictors, self._ladder(document)), 0.0 if same_boot else shift_s
+        kubernetes = self._part(document.kubernetes, KubernetesMemory, _PROMISES)
+        holds = self._part(document.holds, tuple[HeldPod, ...], _HOLDS) or ()
+        remembered = Remembered(document.predictors, self._ladder(document), kubernetes, holds)
+        return remembered, 0.0 if same_boot else shift_s
 
     def _ladder(self, document: Document) -> InterferenceState | None:
         try:
@@ -164,6 +198,16 @@ class CheckpointFile(Struct):
             return found
         except (ValueError, RecursionError) as error:
             self.log.warning("interference_starts_cold", file=str(self.path), lost=_LADDER, error=str(error))
+            return None
+
+    def _part(self, held: msgspec.Raw, kind: type[T], lost: str) -> T | None:
+        """What has a place of its own in the file; None: nothing is there that can be read, so that is `lost`."""
+        if bytes(held) == b"null":
+            return None
+        try:
+            return msgspec.json.decode(held, type=kind)
+        except (ValueError, RecursionError) as error:
+            self.log.warning("checkpoint_part_unreadable", file=str(self.path), lost=lost, error=str(error))
             return None
 
     def _set_aside(self, reason: str) -> None:
@@ -216,6 +260,8 @@ class Checkpointer(Part, Struct, eq=False):
 
     file: CheckpointFile
     memory: Remembers
+    kubernetes: GoesOn
+    holds: Holds
     hurries: Wake
     _apart: Apart = field(default_factory=lambda: Apart("checkpoint", _WRITE_S))
     _loading: bool = False
@@ -228,17 +274,24 @@ class Checkpointer(Part, Struct, eq=False):
         await self.save()
 
     def remembered(self) -> Remembered:
-        return Remembered(self.memory.predictors(), self.memory.harm.checkpoint())
+        now = self.kubernetes.memory()
+        promises = KubernetesMemory(giving_back=now.giving_back, until_s=now.until_s)
+        return Remembered(self.memory.predictors(), self.memory.harm.checkpoint(), promises, self.holds.memory())
 
     def restore(self, remembered: Remembered, shift_s: float) -> None:
         """Take over what there is of it, by times that need `shift_s` added."""
+        self.holds.recall(remembered.holds, shift_s)
+        if (then := remembered.kubernetes) is not None:
+            until_s = min(then.until_s + shift_s, self.file.clock.boottime_s() + MOST_WAIT_S)
+            self.kubernetes.go_on_by(KubernetesMemory(giving_back=then.giving_back, until_s=until_s))
         if remembered.predictors:
             self.memory.restore(remembered.predictors, shift_s)
         if remembered.interference is not None:
             self.memory.harm.restore(remembered.interference, shift_s)
 
-    async def load(self, *, predictors: bool = True) -> None:
-        """Restore what the file holds; `predictors`: those, too. Until then nothing is saved over it.
+    async def load(self, *, predictors: bool = True, promises: bool = True) -> None:
+        """Restore what the file holds; `predictors`, and the `promises` to Kubernetes: those, too. Until then nothing
+        is saved over it.
 
         Others wait for it, for `WAITED_FOR_S` at the most. What the ladder has done from then on is not undone by what
         comes later: of that, the predictors alone are restored.
@@ -258,7 +311,11 @@ class Checkpointer(Part, Struct, eq=False):
                 why = f"it was read after more than {WAITED_FOR_S:g} s"
                 self.file.log.warning("interference_starts_cold", file=str(self.file.path), lost=_LADDER, error=why)
                 remembered = replace(remembered, interference=None)
-            self.restore(remembered if predictors else replace(remembered, predictors={}), shift_s)
+            if not predictors:
+                remembered = replace(remembered, predictors={})
+            if not promises:
+                remembered = replace(remembered, kubernetes=None)
+            self.restore(remembered, shift_s)
         except Exception as error:  # the machine has no more threads, or what was read does not fit
             self.file.log.warning("checkpoint_unreadable", file=str(self.file.path), error=repr(error))
         finally:

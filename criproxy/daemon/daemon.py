@@ -281,7 +281,7 @@ class Daemon:
             self._kubernetes.giving_back,
         )
         file = CheckpointFile(Path(config.control.checkpoint), shared.clock, self._log)
-        self._checkpointer = Checkpointer(file, self._loop, hurries)
+        self._checkpointer = Checkpointer(file, self._loop, self._kubernetes, shared.holds, hurries)
         everything = [self._loop, relief, disks, *parts, self._checkpointer]
         self._round = Round(everything, shared.counters, shared.clock, self._log)
         self._round.configure(settings)
@@ -456,15 +456,14 @@ class Daemon:
         await self._tasks.race(handed_over)
 
     async def _restore(self) -> None:
-        """Have the predictors and the ladder know what was known before; when the disk is slow, they get it while all
-        goes on, but that nothing is given back. A predecessor hands both over; one of an earlier version leaves the
-        ladder in the file.
+        """Have the parts know what was known before; when the disk is slow, they get it while all goes on, but that
+        nothing is given back. A predecessor hands it over; one of an earlier version leaves the ladder in the file.
         """
         learned, ladder = self._upgrades.learned, self._upgrades.ladder
         self._checkpointer.restore(Remembered(learned, ladder), 0.0)
         if ladder is not None:
             return
-        load = self._checkpointer.load(predictors=not learned)
+        load = self._checkpointer.load(predictors=not learned, promises=self._upgrades.predecessor is None)
         loading = self._tasks.attempt("load the checkpoint", load)
         await asyncio.wait((loading,), timeout=_LOAD_S)
 

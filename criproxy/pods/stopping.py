@@ -366,6 +366,15 @@ class PodStopper(Struct):
             self.log.warning("not_stopped", pod=str(one.pod), pod_uid=one.pod.uid, error=str(error))
 
 
+class HeldPod(Struct, frozen=True):
+    """A pod that may not start in the box until then (CLOCK_BOOTTIME), as it was stopped by a setting; see `Holds`."""
+
+    uid: str
+    setting: str
+    until_s: float
+    why: str
+
+
 class Holds(Struct):
     """By which settings pods are stopped now (`stops_by`), and which pods may not start in the box for now.
 
@@ -392,6 +401,27 @@ class Holds(Struct):
         now_s = self.clock.boottime_s()
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile
+
+    def memory(self) -> tuple[HeldPod, ...]:
+        """What another process goes on by."""
+        now_s = self.clock.boottime_s()
+        return tuple(
+            HeldPod(uid, setting, until_s, why)
+            for (uid, setting), (until_s, why) in self._held.items()
+            if until_s > now_s
+        )
+
+    def recall(self, pods: Sequence[HeldPod], shift_s: float) -> None:
+        """These were held by a process before this one; `shift_s` makes their times ours, and no hold is longer than
+        `HOLD_S`. Those of settings by which no pods are stopped now are over.
+        """
+        latest_s = self.clock.boottime_s() + HOLD_S
+        recalled = {
+            (one.uid, one.setting): (min(one.until_s + shift_s, latest_s), one.why)
+            for one in pods
+            if one.setting in self.stops_by
+        }
+        self._held = {**recalled, **self._held}
 
     def close(self, why: str) -> None:
         """Let no pod in, as the box harms online ones; with "" those are that are not held by themselves."""

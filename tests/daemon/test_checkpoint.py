@@ -9,6 +9,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -20,9 +21,14 @@ from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.checkpoint import MAX_AGE_S, MOST_BYTES, Checkpointer, CheckpointFile, Remembered
 from criproxy.daemon.round import Round
+from criproxy.daemon.upgrade.channel import KubernetesMemory
+from criproxy.model import GivingBack, PodRef
 from criproxy.pods.interference import InterferenceState
+from criproxy.pods.stopping import ON_HARM, ON_UNBOUNDED, HeldPod, Holds
+from criproxy.vocabulary.gives_back import MOST_WAIT_S
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.counters import FakeCounters
+from tests.fakes.hold_offs import no_hold_offs
 from tests.fakes.log import FakeLog
 from tests.fakes.waiting import until
 
@@ -48,7 +54,7 @@ def states(clock):
     for i in range(3000):
         t = clock.now - 3000 + i
         predictor.observe(t, clock.wall - 3000 + i, (37 * i % 101) / 10, 32.0)
-    return Remembered({"cpu": predictor.checkpoint()})
+    return Remembered({"cpu": predictor.checkpoint()}, kubernetes=KubernetesMemory())
 
 
 def unsigned(file):
@@ -77,8 +83,22 @@ class Memory:
         self.waits.append(waits)
 
 
-def keeper(file, states=None):
-    return Checkpointer(file, Memory(states), Wake())
+class Promises:
+    """What Kubernetes was promised."""
+
+    def __init__(self, memory=None):
+        self.now = memory or KubernetesMemory()
+
+    def memory(self):
+        return self.now
+
+    def go_on_by(self, before):
+        self.now = before
+
+
+def keeper(file, states=None, *, promises=None, stops_by=(ON_HARM,)):
+    holds = Holds(file.clock, no_hold_offs(file.clock), frozenset(stops_by))
+    return Checkpointer(file, Memory(states), Promises(promises), holds, Wake())
 
 
 def round_of(part, clock, log):
@@ -86,7 +106,7 @@ def round_of(part, clock, log):
 
 
 def with_one_sample(states):
-    return Remembered({"cpu": replace(states.predictors["cpu"], samples=1)})
+    return replace(states, predictors={"cpu": replace(states.predictors["cpu"], samples=1)})
 
 
 def responder():
@@ -101,11 +121,11 @@ def test_where_the_ladder_stands_is_written_and_read(file, states):
     known = responder()
     move = Move(1.5, Transition(1000.0, "cpu", Rung.OPEN, Rung.TRIED, "cpu_pressure", "it waits"))
     kept = InterferenceState(known.state(), (move,))
-    file.write(Remembered(states.predictors, kept))
+    file.write(replace(states, interference=kept))
     again = Responder(LadderSettings())
     loaded, _ = file.load()
     again.load(loaded.interference.responder)
-    assert loaded == Remembered(states.predictors, kept)
+    assert loaded == replace(states, interference=kept)
     assert again.state() == known.state()
 
 
@@ -184,7 +204,7 @@ def test_checkpoint_after_a_reboot_is_taken_over_by_the_predictor(file, states, 
     ("spoil", "reason"),
     [
         (lambda text: "", "truncated"),
-        (lambda text: text[: len(text) // 2], "truncated"),
+        (lambda text: text[: len(text) // 2], "truncated|malformed"),
         (lambda text: "not json", "malformed"),
         (lambda text: "[]", "Expected `object`"),
         (lambda text: "{}", "version is missing"),
@@ -218,7 +238,7 @@ def test_checkpoint_unusable_file_is_set_aside_with_one_line(file, states, log, 
 
 def test_checkpoint_with_any_bit_flipped_is_set_aside_or_says_the_same(file, states, log):
     """A name with another letter is a key that nobody misses: what it held would be gone, and nobody told."""
-    file.write(Remembered(states.predictors, InterferenceState(responder().state())))
+    file.write(replace(states, interference=InterferenceState(responder().state())))
     data, loaded = file.path.read_bytes(), file.load()
     log.events.clear()
     for at in range(0, len(data), 7):
@@ -236,7 +256,7 @@ def test_checkpoint_of_a_criproxy_that_wrote_no_checksum_is_read(file, states, l
 
 
 def test_ladder_with_a_moment_to_come_costs_nobody_the_rest(file, states, log):
-    file.write(Remembered(states.predictors, InterferenceState(responder().state())))
+    file.write(replace(states, interference=InterferenceState(responder().state())))
     file.path.write_text(re.sub(r'"t_s":[0-9.]+', '"t_s":1e12', unsigned(file), count=1))
     assert file.load() == (states, 0.0)
     assert log.names() == ["interference_starts_cold"]
@@ -404,7 +424,7 @@ def test_checkpoint_that_is_read_late_is_restored_and_not_saved_over_before(file
 def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever_and_undoes_nothing_when_it_comes(
     file, states, log, monkeypatch
 ):
-    kept = Remembered(states.predictors, InterferenceState(responder().state()))
+    kept = replace(states, interference=InterferenceState(responder().state()))
     file.write(kept)
     freed, load = threading.Event(), file.load
     monkeypatch.setattr("criproxy.daemon.checkpoint.WAITED_FOR_S", 0.01)
@@ -427,7 +447,7 @@ def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever_and_undoes_n
 @pytest.mark.parametrize("predictors", [True, False], ids=["all", "the-ladder-alone"])
 def test_what_the_file_holds_is_restored_but_for_what_a_predecessor_has_passed_on(file, states, predictors):
     kept = InterferenceState(responder().state())
-    file.write(Remembered(states.predictors, kept))
+    file.write(replace(states, interference=kept))
     checkpointer = keeper(file)
 
     asyncio.run(checkpointer.load(predictors=predictors))
@@ -445,3 +465,89 @@ def test_restore_that_fails_keeps_nobody_waiting(file, states, log):
     asyncio.run(checkpointer.load())
     assert checkpointer.memory.waits == [True, False]
     assert "checkpoint_unreadable" in log.names()
+
+
+# --- what was promised, and which pods are held --------------------------------------------------------------------
+
+POD = PodRef("batch", "job", "7")
+GIVING_BACK = GivingBack(3.0, 8.0, 9.0)
+
+
+def restarted(file, before, **settings):
+    file.write(before.remembered())
+    after = keeper(file, **settings)
+    asyncio.run(after.load())
+    return after
+
+
+def test_pod_that_was_stopped_may_not_start_after_a_restart(file, clock):
+    before = keeper(file)
+    before.holds.hold(POD, 60.0, "online waits", ON_HARM)
+    clock.advance(20.0)
+    after = restarted(file, before)
+    assert after.holds.held(POD) == f"it was stopped, as online waits ({ON_HARM}), so it is not let in for 40 s"
+
+
+def test_hold_ends_with_its_setting_over_a_restart(file):
+    before = keeper(file)
+    before.holds.hold(POD, 60.0, "online waits", ON_HARM)
+    assert restarted(file, before, stops_by=(ON_UNBOUNDED,)).holds.held(POD) == ""
+
+
+def test_hold_that_is_over_is_not_kept(file, clock):
+    before = keeper(file)
+    before.holds.hold(POD, 60.0, "online waits", ON_HARM)
+    clock.advance(61.0)
+    assert before.remembered().holds == ()
+
+
+def test_memory_that_was_promised_is_waited_for_after_a_restart(file, clock):
+    policy = msgspec.Raw(b'{"name":"night"}')
+    before = keeper(file, promises=KubernetesMemory(policy, GIVING_BACK, clock.now + 99.0))
+    after = restarted(file, before)
+    assert after.kubernetes.now == KubernetesMemory(giving_back=GIVING_BACK, until_s=clock.now + 99.0)
+
+
+def test_what_a_predecessor_has_promised_is_not_undone_by_the_file(file, clock):
+    before = keeper(file, promises=KubernetesMemory(giving_back=GIVING_BACK, until_s=clock.now + 99.0))
+    file.write(before.remembered())
+    handed = KubernetesMemory(msgspec.Raw(b'{"name":"night"}'))
+    after = keeper(file, promises=handed)
+    asyncio.run(after.load(promises=False))
+    assert after.kubernetes.now is handed
+
+
+def test_times_of_another_boot_are_ours_after_it(file, clock):
+    before = keeper(file, promises=KubernetesMemory(giving_back=GIVING_BACK, until_s=clock.now + 99.0))
+    before.holds.hold(POD, 60.0, "online waits", ON_HARM)
+    file.write(before.remembered())
+    clock.now, clock.wall = 5.0, clock.wall + 10.0
+    after = keeper(file)
+    asyncio.run(after.load())
+    assert after.kubernetes.now.until_s == pytest.approx(clock.now + 89.0)
+    assert after.holds.held(POD).endswith("not let in for 50 s")
+
+
+def test_no_time_of_the_file_is_believed_beyond_what_it_can_be(file, clock):
+    held = (HeldPod(POD.uid, ON_HARM, 1e12, "online waits"),)
+    file.write(Remembered({}, None, KubernetesMemory(giving_back=GIVING_BACK, until_s=1e12), held))
+    after = keeper(file)
+    asyncio.run(after.load())
+    assert after.kubernetes.now.until_s == clock.now + MOST_WAIT_S
+    assert after.holds.held(POD).endswith("not let in for 300 s")
+
+
+@pytest.mark.parametrize("part", ["kubernetes", "holds"])
+def test_part_that_another_version_has_written_costs_nobody_the_rest(file, states, log, clock, part):
+    held = (HeldPod(POD.uid, ON_HARM, clock.now + 60.0, "online waits"),)
+    whole = Remembered(
+        states.predictors,
+        InterferenceState(responder().state()),
+        KubernetesMemory(giving_back=GIVING_BACK, until_s=clock.now + 99.0),
+        held,
+    )
+    file.write(whole)
+    document = json.loads(unsigned(file))
+    file.path.write_text(json.dumps(document | {part: [{"another": 3}]}))
+    assert file.load() == (replace(whole, **{part: Remembered({}).holds if part == "holds" else None}), 0.0)
+    assert log.names() == ["checkpoint_part_unreadable"]

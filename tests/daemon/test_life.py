@@ -126,7 +126,7 @@ async def life(round: Round, part: Part, chance: random.Random) -> None:
 
 
 def checkpointer(anybody: Any) -> Part:
-    return Checkpointer(anybody, anybody, Wake(), anybody)
+    return Checkpointer(anybody, anybody, anybody, anybody, Wake(), anybody)
 
 
 MADE = {kind.__name__: kind.made for kind in PARTS} | {"Checkpointer": checkpointer}

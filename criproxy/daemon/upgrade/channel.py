@@ -12,6 +12,7 @@ import msgspec
 
 from criproxy.control.series import PredictorState
 from criproxy.model import GivingBack
+from criproxy.pods.stopping import HeldPod
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -116,12 +117,19 @@ class NriMessage(msgspec.Struct, frozen=True, tag="nri"):
     state: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class HeldMessage(msgspec.Struct, frozen=True, tag="held"):
+    """The pods that may not start again yet."""
+
+    pods: tuple[HeldPod, ...]
+
+
 Message = (
     Ready
     | Learned
     | LadderMessage
     | KubernetesMemory
     | NriMessage
+    | HeldMessage
     | Take
     | Declined
     | Serving

@@ -18,6 +18,7 @@ from criproxy.daemon.upgrade.channel import (
     Channel,
     Declined,
     Done,
+    HeldMessage,
     KubernetesMemory,
     LadderMessage,
     Learned,
@@ -31,6 +32,7 @@ from criproxy.daemon.upgrade.channel import (
 from criproxy.model import AdmissionError, Resources
 from criproxy.pods.admission import AdmitsPods
 from criproxy.pods.interference import InterferenceState
+from criproxy.pods.stopping import HeldPod
 
 CHANNEL: Final = "CRIPROXY_HANDOVER"
 """The environment variable with the descriptor of the new process's end of the channel."""
@@ -63,6 +65,7 @@ class Predecessor(Struct):
     ladder: InterferenceState | None = None
     """Where its ladder stands; None: it does not say."""
     kubernetes: KubernetesMemory = KubernetesMemory()
+    held: tuple[HeldPod, ...] = ()
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _channel: Channel | None = None
     _answering: set[asyncio.Task[None]] = set()
@@ -93,6 +96,8 @@ class Predecessor(Struct):
                         self.ladder = msgspec.json.decode(state, type=InterferenceState)
                 case KubernetesMemory():
                     self.kubernetes = message
+                case HeldMessage(pods):
+                    self.held = pods
                 case Take():
                     return message
         return None

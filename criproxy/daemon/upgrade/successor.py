@@ -16,6 +16,7 @@ from criproxy.config import placed
 from criproxy.daemon.upgrade.channel import (
     Channel,
     Declined,
+    HeldMessage,
     KubernetesMemory,
     LadderMessage,
     Learned,
@@ -39,7 +40,7 @@ _LAUNCH: Final = '"$@" </dev/null & echo $! >&0'
 those whose parent has gone. Standard input is the pipe for the pid, as the other two are the log's.
 """
 
-HandedOver = tuple[Sequence[socket.socket], Sequence[Learned | LadderMessage | KubernetesMemory | Take]]
+HandedOver = tuple[Sequence[socket.socket], Sequence[Learned | LadderMessage | KubernetesMemory | HeldMessage | Take]]
 """The sockets where questions come in, which nobody else can have as long as one of the two processes does; and what
 the new process must know, the Take last.
 """

@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
@@ -19,11 +19,11 @@ from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.worker import StuckError
 from criproxy.concurrency.workers import Workers
 from criproxy.control.series import PredictorState
-from criproxy.daemon.checkpoint import Remembered
+from criproxy.daemon.checkpoint import GoesOn, Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Learned, Main, NriMessage, Ready, Take
+from criproxy.daemon.upgrade.channel import HeldMessage, LadderMessage, Learned, Main, NriMessage, Ready, Take
 from criproxy.daemon.upgrade.predecessor import NRI_EVENTS, NriSocket, Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, HandOverRefusedError, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
@@ -47,16 +47,6 @@ _AGAIN_S: Final = 1.0
 
 _DRAIN_S: Final = 3600.0
 """How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
-
-
-class GoesOn(Protocol):
-    """Whoever knows what the Node will say only later: `criproxy.daemon.kubernetes`."""
-
-    def memory(self) -> KubernetesMemory:
-        """For the process after this one."""
-
-    def go_on_by(self, before: KubernetesMemory) -> None:
-        """That of the process before this one."""
 
 
 class Upgrades(Struct):
@@ -123,6 +113,7 @@ class Upgrades(Struct):
             self.log.warning("upgrade_given_up", reason=str(error))
             return False
         self.waiting = False
+        self.holds.recall(self.predecessor.held, 0.0)
         self.learned, self.ladder = self.predecessor.learned, self.predecessor.ladder
         self.active.adopt(self.predecessor.listeners())
         self.box.pods.expect(take.admitted)
@@ -210,8 +201,8 @@ class Upgrades(Struct):
         remembered = self.remembered()
         learned = (Learned(resource, state) for resource, state in remembered.predictors.items())
         ladder = LadderMessage(msgspec.Raw(msgspec.json.encode(remembered.interference)))
-        take = Take(self.box.path, self.box.pods.admitted)
-        return self.active.sockets(), (*learned, ladder, self.kubernetes.memory(), take)
+        held, take = HeldMessage(remembered.holds), Take(self.box.path, self.box.pods.admitted)
+        return self.active.sockets(), (*learned, ladder, self.kubernetes.memory(), held, take)
 
     async def resume(self) -> None:
         """Let what writes work, if it does not. What fails of it keeps nothing else from working."""

@@ -14,9 +14,10 @@ from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import Channel, Learned, Main, NriMessage, Ready, Serving, Take
+from criproxy.daemon.upgrade.channel import Channel, HeldMessage, Learned, Main, NriMessage, Ready, Serving, Take
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS, NRI_EVENTS, Predecessor
 from criproxy.model import AdmissionError, Resources
+from criproxy.pods.stopping import ON_HARM, HeldPod
 from tests.fakes.box import FakeAdmissions
 from tests.fakes.waiting import until
 
@@ -25,6 +26,7 @@ RESIZED = Resources(cpu_period_us=100_000, cpu_quota_us=50_000, cpu_shares=512, 
 
 
 LEARNED = make_predictor(PredictorSettings(), CPU_BUCKETS).checkpoint()
+HELD = (HeldPod("1", ON_HARM, 90.0, "online waits"),)
 
 
 @dataclass
@@ -60,9 +62,10 @@ async def handed_over() -> AsyncIterator[Two]:
     turn = asyncio.create_task(predecessor.turn(Ready("1", "/l")))
     assert await channel.receive() == Ready("1", "/l")
     channel.send(Learned("cpu", LEARNED))
+    channel.send(HeldMessage(HELD))
     channel.send(Take("/offline", ("pod0",)))
     assert await turn == Take("/offline", ("pod0",))
-    assert predecessor.learned == {"cpu": LEARNED}
+    assert (predecessor.learned, predecessor.held) == ({"cpu": LEARNED}, HELD)
     predecessor.serving()
     assert await channel.receive() == Serving()
     mains: list[bool] = []

@@ -16,6 +16,7 @@ from criproxy.daemon.upgrade.channel import (
     Channel,
     Declined,
     Done,
+    HeldMessage,
     KubernetesMemory,
     LadderMessage,
     Learned,
@@ -27,6 +28,7 @@ from criproxy.daemon.upgrade.channel import (
     Take,
 )
 from criproxy.model import GivingBack
+from criproxy.pods.stopping import ON_HARM, HeldPod
 
 
 def learned(buckets: Buckets, capacity: float) -> PredictorState:
@@ -52,6 +54,7 @@ async def pair() -> tuple[Channel, Channel]:
         Learned("memory", learned(MEMORY_BUCKETS, 16.0 * 2**40)),
         LadderMessage(msgspec.Raw(msgspec.json.encode({f"{'n' * 300}-{index}": index for index in range(1000)}))),
         KubernetesMemory(msgspec.Raw(b'{"policy":{"name":"night"}}'), GivingBack(1.0, 2.0, 3.0), 4.0),
+        HeldMessage((HeldPod("1", ON_HARM, 4.0, "it harms"),)),
         Declined("the config has errors: a: b"),
         Serving(),
         Main(),

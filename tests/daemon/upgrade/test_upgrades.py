@@ -15,13 +15,19 @@ from criproxy.control.interference.responder import ResponderState
 from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import Tasks
 from criproxy.daemon.upgrade import upgrades
-from criproxy.daemon.upgrade.channel import KubernetesMemory, LadderMessage, Take
+from criproxy.daemon.upgrade.channel import HeldMessage, KubernetesMemory, LadderMessage, Take
 from criproxy.daemon.upgrade.successor import HandOverRefusedError, UpgradeError
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.socket import SocketError
+from criproxy.model import PodRef
 from criproxy.pods.interference import InterferenceState
+from criproxy.pods.stopping import ON_HARM, HeldPod, Holds
+from tests.fakes.clock import FakeClock
+from tests.fakes.hold_offs import no_hold_offs
 from tests.fakes.log import FakeLog
 
+POD = PodRef("batch", "job", "7")
+HELD = (HeldPod(POD.uid, ON_HARM, 90.0, "online waits"),)
 STATE = InterferenceState(ResponderState({}, LadderState()))
 
 
@@ -62,6 +68,7 @@ class Old:
         self.learned: dict[str, object] = {}
         self.ladder = STATE
         self.kubernetes = KubernetesMemory(until_s=7.0)
+        self.held = HELD
         self.declined: list[str] = []
 
     async def turn(self, ready: object) -> Take:
@@ -103,7 +110,7 @@ def made(did: list[str], tasks: Tasks, socket: Did, predecessor: Any = None, **p
         holds=holds,
         workers=Workers(),
         reload=parts.get("reload", part),
-        remembered=lambda: Remembered({}, STATE),
+        remembered=lambda: Remembered({}, STATE, holds=HELD),
         kubernetes=Memory(did),
         active=parts.get("active", part),
         watchdog=part,
@@ -153,13 +160,14 @@ class ReadsAgain:
             raise self.error
 
 
-def taken_over(did: list[str], error: Exception | None = None) -> tuple[bool, Upgrades]:
+def taken_over(did: list[str], error: Exception | None = None, holds: Holds | None = None) -> tuple[bool, Upgrades]:
     async def play() -> tuple[bool, Upgrades]:
         box: Any = Did(did)
         box.pods = Did(did)
         new = made(did, Tasks(FakeLog()), Socket(did), Old(), reload=ReadsAgain(did, error), box=box)
         new.socket.path = "/run/x.sock"  # type: ignore[assignment]
         new.listed.set()
+        new.holds = holds or new.holds
         return await new.take_over(()), new
 
     return asyncio.run(play())
@@ -169,8 +177,14 @@ def test_nothing_acts_before_all_that_may_have_changed_was_read_again() -> None:
     did: list[str] = []
     took, new = taken_over(did)
     assert took
-    assert did == ["go_on_by", "read_again", "adopt", "expect", "refresh", "take_over"]
+    assert did == ["go_on_by", "read_again", "recall", "adopt", "expect", "refresh", "take_over"]
     assert new.ladder == STATE
+
+
+def test_pod_that_was_stopped_may_not_start_in_the_process_that_takes_over() -> None:
+    clock = FakeClock(10.0)
+    _, new = taken_over([], holds=Holds(clock, no_hold_offs(clock), frozenset({ON_HARM})))
+    assert new.holds.held(POD) == f"it was stopped, as online waits ({ON_HARM}), so it is not let in for 80 s"
 
 
 @pytest.mark.parametrize("error", [TimeoutError("the disk"), ValueError("the config has errors")])
@@ -202,11 +216,12 @@ def test_hold_off_under_way_is_waited_for_while_the_box_is_still_bounded() -> No
         old.holds.hold_offs = HoldOffs()  # type: ignore[assignment]
         return await old.rest()
 
-    _, (ladder, kubernetes, take) = asyncio.run(play())
+    _, (ladder, kubernetes, held, take) = asyncio.run(play())
     assert did[:2] == ["hold-offs are written", "cease"]
     assert isinstance(ladder, LadderMessage)
     assert msgspec.json.decode(ladder.state, type=InterferenceState) == STATE
     assert kubernetes == KubernetesMemory(until_s=7.0)
+    assert held == HeldMessage(HELD)
     assert isinstance(take, Take)
 
 
