@@ -1046,6 +1046,39 @@ def test_pod_that_is_starting_is_not_killed(box: Box, clock: FakeClock) -> None:
     assert run(lambda: box.pods.reap(set())) == [()]
 
 
+def test_limits_are_written_while_processes_of_pods_that_are_gone_are_killed(
+    box: Box, driver: FakeDriver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a pod that has come back meanwhile is not killed."""
+    killing, gate = threading.Event(), threading.Event()
+    kill = driver.kill_pod
+
+    def kill_slowly(pod: str) -> None:
+        killing.set()
+        gate.wait(5.0)
+        kill(pod)
+
+    monkeypatch.setattr(driver, "kill_pod", kill_slowly)
+
+    async def scenario() -> object:
+        for place in (A, B):
+            await box.pods.admit(place, 0)
+            box.pods.forget(place.name)
+        await box.pods.reap(set())
+        clock.now += ORPHAN_S
+        reaping = asyncio.create_task(box.pods.reap(set()))
+        await until(killing.is_set)
+        async with asyncio.timeout(2.0):
+            await box.pods.admit(B, 0)
+        box.pods.forget("podb")
+        assert not reaping.done()
+        gate.set()
+        return await reaping
+
+    assert asyncio.run(scenario()) == ("poda",)
+    assert [step for step in driver.log if step[0] == "kill_pod"] == [("kill_pod", "/offline/poda")]
+
+
 def test_reaping_without_a_box_kills_nothing(box: Box) -> None:
     assert run(lambda: box.pods.reap(set())) == [()]
 

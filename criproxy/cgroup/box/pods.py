@@ -1,10 +1,11 @@
 """The pods of the box: each is let in, has what kubelet has set on its own cgroup of it, and is swept when it has gone.
 
-What is written is written by jobs of the writer's thread, and by one of the reclaimer's (`_make_room`).
+What is written is written by jobs of the writer's thread, by one of the reclaimer's (`_make_room`) and one of the
+killer's (`_kill`).
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,7 @@ from criproxy.cgroup.box.limits import BoxLimits
 from criproxy.cgroup.box.threads import BoxThreads, for_request
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.kernel_files import weight_of
-from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath, PodParent, is_slice, parse_box, pod_names
+from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath, PodParent, is_slice, parse_box, parse_placement, pod_names
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import if_there
 from criproxy.concurrency.clock import Clock
@@ -159,7 +160,10 @@ class BoxPods:
         them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. Raises CgroupError.
         """
         known = frozenset(name for uid in uids for name in pod_names(uid))
-        return await self._at_box("reap", lambda path: self._reap(parse_box(path), known))
+        due = await self._at_box("find orphans", lambda path: self._due(parse_box(path), known))
+        if not due:
+            return ()
+        return await self._threads.apart("cgroup-killer").run("kill orphans", partial(self._kill, due))
 
     async def _at_box(self, what: str, job: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
         """A job of the writer's that gets the box's path; without a box there is nothing to do."""
@@ -183,6 +187,7 @@ class BoxPods:
         if is_slice(path):  # systemd takes an empty box out of v1's cpusets, and the pod brings it back
             self._limits.keep_to_cpus(path)
         self._admitted[place.name] = self._starting[place.name] = self._clock.monotonic_s()
+        self._orphaned_s.pop(place.name, None)
         self._driver.keep_anchors(path)
         self.names |= {place.name}
 
@@ -272,15 +277,24 @@ class BoxPods:
         self.none_left = self.names <= ended - self._admitted.keys()
         return removed
 
-    def _reap(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
+    def _due(self, box: BoxPath, known: frozenset[str]) -> tuple[str, ...]:
+        """The cgroups of pods that have been gone for long enough."""
         now_s = self._clock.monotonic_s()
         kept = known | self._admitted.keys()
         orphans = [name for name in self._driver.pods(box.path) if name not in kept]
         self._orphaned_s = {name: self._orphaned_s.get(name, now_s) for name in orphans}
-        due = tuple(name for name, since_s in self._orphaned_s.items() if now_s - since_s >= ORPHAN_S)
-        for name in due:
-            self._driver.kill_pod(box.pod(name))
-        return due
+        due = (name for name, since_s in self._orphaned_s.items() if now_s - since_s >= ORPHAN_S)
+        return tuple(box.pod(name) for name in due)
+
+    def _kill(self, pods: Sequence[str]) -> tuple[str, ...]:
+        """On the killer's thread; a pod that has come back meanwhile is left alone. Returns the names of the others."""
+        killed = []
+        for pod in pods:
+            name = parse_placement(pod).name
+            if name in self._orphaned_s:
+                self._driver.kill_pod(pod)
+                killed.append(name)
+        return tuple(killed)
 
 
 def shares_of_node() -> int:
