@@ -31,10 +31,14 @@ class StuckError(TimeoutError):
 
 
 class _Job(Struct, Generic[T], eq=False):
-    """A job, and where its answer is waited for. `forgone`: it was answered already, and is not to begin any more."""
+    """A job, and where its answer is waited for. `forgone`: it was answered already, and is not to begin any more.
+
+    `timer` runs until the job has ended, whether or not its caller waits.
+    """
 
     job: Callable[[], T]
     answer: asyncio.Future[T]
+    timer: asyncio.TimerHandle | None = None
     forgone: bool = False
     ended: bool = False
 
@@ -51,6 +55,8 @@ class _Job(Struct, Generic[T], eq=False):
 
     def settle(self, settle: Callable[[], None]) -> None:
         """On the event loop; the first answer holds."""
+        if self.timer is not None:
+            self.timer.cancel()
         if not self.answer.done():
             settle()
 
@@ -58,7 +64,8 @@ class _Job(Struct, Generic[T], eq=False):
 class Worker:
     """Runs jobs in order. After a time-out, calls fail at once until the blocked job has ended.
 
-    A caller that is cancelled leaves its job running: what jobs learn must be kept by the job, not by the caller.
+    A caller that is cancelled leaves its job running, and the time-out with it: what jobs learn must be kept by the
+    job, not by the caller.
     """
 
     def __init__(self, name: str, timeout_s: float) -> None:
@@ -97,22 +104,21 @@ class Worker:
             loop.before_wait(put)
         else:
             put()
-        timer = loop.call_later(self._timeout_s, self._give_up, call, what)
-        try:
-            return await call.answer
-        finally:
-            timer.cancel()
+        call.timer = loop.call_later(self._timeout_s, self._give_up, call, what)
+        return await call.answer
 
     def close(self) -> None:
         """End the thread after the jobs that wait."""
         self._calls.put(None)
 
     def _give_up(self, call: _Job[Any], what: str) -> None:
-        if call.answer.done():
+        if call.ended:
             return
-        call.forgone = True
         self.timeouts += 1
         self._blocked = self._running
+        if call.answer.cancelled():
+            return
+        call.forgone = True
         error = StuckError(f"cannot {what}: no answer from the kernel within {self._timeout_s:g} s")
         call.answer.set_exception(error)
 

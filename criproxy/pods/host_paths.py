@@ -20,6 +20,7 @@ import os
 import posixpath
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -204,14 +205,11 @@ class HostPaths(Shows):
         try:
             reader, waited_for = await self._free(), frozenset(one.at.id for one in self._hanging())
             reader.busy = True
-            try:
-                refusal = await reader.worker.run(
-                    what, lambda: self._look(reader, suspects, own, hardening, waited_for)
-                )
-            finally:
-                reader.busy = False
-                self._ended.set()
-                self._end_idle()
+            look = reader.worker.run(what, lambda: self._look(reader, suspects, own, hardening, waited_for))
+            looking = asyncio.create_task(look)
+            looking.add_done_callback(partial(self._looked, reader))
+            await asyncio.wait((looking,))  # a caller that is cancelled leaves the look running
+            refusal = looking.result()
         except OSError as error:
             raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
         if refusal:
@@ -254,6 +252,13 @@ class HostPaths(Shows):
             raise StuckError("the machine has no more threads") from error
         self._readers = (*self._readers, begun)
         return begun
+
+    def _looked(self, reader: _Reader, looking: asyncio.Task[str]) -> None:
+        reader.busy = False
+        self._ended.set()
+        self._end_idle()
+        if not looking.cancelled():
+            looking.exception()  # nobody else may be there to see it
 
     def _end_idle(self) -> None:
         """All but one."""

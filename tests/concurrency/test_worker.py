@@ -81,6 +81,38 @@ def test_job_that_was_abandoned_by_its_caller_makes_the_next_time_out_known(work
     asyncio.run(scenario())
 
 
+def test_job_that_was_abandoned_by_its_caller_is_known_to_hang_in_time() -> None:
+    gate, worker = threading.Event(), Worker("test-worker", timeout_s=0.05)
+
+    async def scenario() -> None:
+        abandoned = asyncio.create_task(worker.run("block", gate.wait))
+        await asyncio.sleep(0.01)
+        abandoned.cancel()
+        await until(lambda: worker.stuck)
+        assert worker.timeouts == 1
+        gate.set()
+        await until(lambda: not worker.stuck)
+        assert await worker.run("count", lambda: 7) == 7
+
+    asyncio.run(scenario())
+    worker.close()
+
+
+def test_job_that_was_abandoned_by_its_caller_and_ends_in_time_hangs_not() -> None:
+    gate, worker = threading.Event(), Worker("test-worker", timeout_s=0.1)
+
+    async def scenario() -> None:
+        abandoned = asyncio.create_task(worker.run("block", gate.wait))
+        await asyncio.sleep(0.01)
+        abandoned.cancel()
+        gate.set()
+        await asyncio.sleep(0.2)
+        assert (worker.timeouts, worker.stuck) == (0, False)
+
+    asyncio.run(scenario())
+    worker.close()
+
+
 def test_error_of_a_job_whose_caller_vanished_is_not_reported_as_unseen(worker: Worker) -> None:
     gate, running = threading.Event(), threading.Event()
     reported: list[object] = []
@@ -166,6 +198,21 @@ def test_rare_calls_that_hang_take_one_thread_however_often_they_are_tried() -> 
                 return hung
 
     assert asyncio.run(asyncio.wait_for(scenario(), 60)) == 1
+
+
+def test_rare_calls_fail_at_once_while_one_hangs_whose_caller_has_left() -> None:
+    gate, apart = threading.Event(), Apart("rare", 0.05)
+
+    async def scenario() -> None:
+        left = asyncio.create_task(apart.run("read", gate.wait))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.sleep(0.1)
+        with pytest.raises(StuckError, match="still blocked"):
+            await apart.run("read", lambda: 7)
+        gate.set()
+
+    asyncio.run(scenario())
 
 
 def test_rare_call_without_a_thread_to_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,19 @@ def test_pods_that_come_while_a_look_hangs_do_not_wait_for_it(server: DeadServer
     asyncio.run(scenario())
 
 
+def test_look_that_its_caller_has_left_keeps_out_no_pod_that_mounts_something_else(server: DeadServer) -> None:
+    async def scenario() -> None:
+        left = asyncio.create_task(server.refusal("a", "/mnt/dead/1"))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        assert await server.refusal("b", "/data/1") == ""
+        (hanging,) = HostPaths.GAUGES
+        await until(lambda: hanging.read(server.node.now()) == 1)
+        assert list(server.node.problems()) == [SAID]
+
+    asyncio.run(scenario())
+
+
 def test_mount_that_was_replaced_answers(server: DeadServer) -> None:
     async def scenario() -> None:
         assert await server.refusal("a", "/mnt/dead/1")
