@@ -116,7 +116,7 @@ def waiting(host):
 def test_install_puts_the_release_s_own_package_in_configures_and_attaches(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host")
     installer.install(host, ready, packages, config)
-    assert host.ran == [CONFIGURE, INSTALL, "criproxy check", "criproxy attach"]
+    assert host.ran == [CONFIGURE, INSTALL, "criproxy check", "criproxy upgrade", "criproxy attach"]
     assert (host.root / installer.OURS).read_bytes() == NEW
     assert list((host.root / installer.CACHE).iterdir()) == []
 
@@ -216,6 +216,15 @@ def test_config_with_an_error_is_taken_back_and_nothing_is_attached(tmp_path, pa
     assert (file.read_bytes() if file.exists() else None) == before
 
 
+def test_hand_over_that_is_refused_fails_the_job_and_nothing_is_attached(tmp_path, packages, config):
+    """`criproxy attach` would find the old version at work, and be content."""
+    host = FakeHost(tmp_path / "host", fails="criproxy upgrade")
+    with pytest.raises(installer.InstallError, match="criproxy upgrade ended with 1"):
+        installer.install(host, ready, packages, config)
+    assert "criproxy attach" not in host.ran
+    assert (host.root / installer.OURS).read_bytes() == NEW
+
+
 def test_failed_attach_is_attach_s_own_to_roll_back(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host", fails="criproxy attach")
     with pytest.raises(installer.InstallError, match="criproxy attach"):
@@ -255,13 +264,13 @@ def test_packages_are_finished_before_the_job_ends(tmp_path, real_host, name):
         real_host.run("criproxy", "attach")
 
 
-@pytest.mark.parametrize("last", [CONFIGURE, INSTALL, "criproxy check"])
+@pytest.mark.parametrize("last", [CONFIGURE, INSTALL, "criproxy check", "criproxy upgrade"])
 def test_no_step_of_an_install_begins_after_sigterm(tmp_path, packages, config, last):
     host = FakeHost(tmp_path / "host", last=last)
     with pytest.raises(installer.InstallError, match="stopped by SIGTERM after"):
         installer.install(host, ready, packages, config)
     assert host.ran[-1] == last
-    assert (host.root / installer.OURS).parent.exists() == (last == "criproxy check")
+    assert (host.root / installer.OURS).parent.exists() == last.startswith("criproxy")
 
 
 @pytest.mark.parametrize("verb", ["attach", "detach"])
