@@ -104,9 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         "--suspends-per-hour",
         metavar="N",
         type=int,
-        default=0,
-        help="suspend as many of the newest Workloads where nodes lend less than is in use for five minutes "
-        "(default: none)",
+        help="suspend as many of the newest Workloads where nodes lend less than is in use for five minutes; 0: none, "
+        "and have those wait in their queues again that are suspended (default: Workloads are left alone)",
     )
     controller.add_argument(
         "--owners", action="store_true", help="keep the book of owners, and do what policies say of them"
@@ -258,7 +257,8 @@ def _controller(chosen: argparse.Namespace) -> int:
     quota = None
     if chosen.cohort is not None:
         flavors = tuple(dict.fromkeys(chosen.flavor or ["lent"]))
-        quota = QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], max(chosen.suspends_per_hour, 0))
+        suspends = None if chosen.suspends_per_hour is None else max(chosen.suspends_per_hour, 0)
+        quota = QuotaSettings(chosen.cohort, flavors, NAMES[chosen.preset], suspends)
     elif chosen.flavor or chosen.suspends_per_hour:
         return _complain("controller: --flavor and --suspends-per-hour are of a Cohort: add --cohort NAME", 2)
     if chosen.remakes_per_hour and not chosen.owners:

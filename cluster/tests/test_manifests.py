@@ -406,7 +406,7 @@ def with_components(*folders):
 
 
 @pytest.mark.parametrize(
-    ("folders", "suspends"), [((_QUEUE,), 0), ((_QUEUE, _SUSPEND), 20)], ids=["queue", "with-suspend"]
+    ("folders", "suspends"), [((_QUEUE,), None), ((_QUEUE, _SUSPEND), 20)], ids=["queue", "with-suspend"]
 )
 def test_components_switch_the_quota_on_with_the_names_of_their_rights(folders, suspends, monkeypatch):
     found = []

@@ -41,12 +41,15 @@ NOT_FOUND, FORBIDDEN, CONFLICT = 404, 403, 409
 
 
 class QuotaSettings(Struct, frozen=True):
-    """`cohort` is the Cohort's name, `flavors` are ResourceFlavors'. `suspends_per_hour` 0: nothing is suspended."""
+    """`cohort` is the Cohort's name, `flavors` are ResourceFlavors'.
+
+    `suspends_per_hour` 0: none is suspended, and those that were are made active again. None: Workloads are left alone.
+    """
 
     cohort: str = "lent"
     flavors: tuple[str, ...] = ("lent",)
     names: ExtendedNames = NAMES["batch"]
-    suspends_per_hour: int = 0
+    suspends_per_hour: int | None = None
 
 
 class _Laws:
@@ -78,7 +81,7 @@ class QuotaKeeper:
         """What the Cohort had when this began; None: not read yet."""
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._listing: set[tuple[str, str]] = set()
-        self._surplus = Surplus(settings.suspends_per_hour)
+        self._surplus = Surplus(settings.suspends_per_hour or 0)
         self._refusals = Refusals()
         self._to_suspend: list[Workload] = []
         self._hearing = Hearing()
@@ -106,7 +109,7 @@ class QuotaKeeper:
         )
         async with asyncio.TaskGroup() as parts:
             parts.create_task(flavors.run())
-            if self._settings.suspends_per_hour:
+            if self._settings.suspends_per_hour is not None:
                 workloads = Follower(
                     self._client,
                     WorkloadsResource,

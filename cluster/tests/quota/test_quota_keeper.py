@@ -238,6 +238,13 @@ def evict(kube, name):
     kube.put("workloads", {**found, "status": {"conditions": [{"type": "QuotaReserved", "status": "False"}]}}, "batch")
 
 
+def put_left(kube, name="left"):
+    """A Workload that the controller before has suspended, and whose quota Kueue has taken back."""
+    put_workload(kube, name, 5, active=False)
+    kube.get("workloads", name, "batch")["metadata"]["annotations"][SUSPENDED] = "2026-01-01T00:00:00Z"
+    evict(kube, name)
+
+
 def begin(kube):
     put_flavor(kube)
     put_node(kube, "a", "4000")
@@ -347,15 +354,28 @@ def test_nobody_is_suspended_while_nothing_is_heard_of_workloads(kube, stepped, 
 
 def test_next_leader_makes_active_what_the_one_before_has_suspended(kube, stepped, log):
     begin(kube)
-    put_workload(kube, "left", 5, active=False)
-    kube.get("workloads", "left", "batch")["metadata"]["annotations"][SUSPENDED] = "2026-01-01T00:00:00Z"
-    evict(kube, "left")
+    put_left(kube)
 
     async def scenario():
         async with keeping(kube, log, suspends_per_hour=5):
             await until(lambda: active(kube, "left") is True)
 
     stepped(scenario())
+
+
+def test_switched_off_none_is_suspended_and_what_was_becomes_active_again(kube, stepped, log):
+    begin(kube)
+    put_left(kube)
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=0):
+            await until(lambda: active(kube, "left") is True)
+            assert mark(kube, "left") is None
+            put_node(kube, "a", "1000")
+            await asyncio.sleep(OVER_S * 2)
+
+    stepped(scenario())
+    assert kube.seen("patch", "workloads") == ["left"]
 
 
 @pytest.mark.parametrize(
@@ -371,9 +391,7 @@ def test_next_leader_makes_active_what_the_one_before_has_suspended(kube, steppe
 def test_one_that_was_suspended_becomes_active_again_whatever_is_wrong_elsewhere(breaks, kube, stepped, log):
     begin(kube)
     for name in ("a-refused", "left"):
-        put_workload(kube, name, 5, active=False)
-        kube.get("workloads", name, "batch")["metadata"]["annotations"][SUSPENDED] = "2026-01-01T00:00:00Z"
-        evict(kube, name)
+        put_left(kube, name)
     breaks(kube)
 
     async def scenario():
@@ -394,6 +412,19 @@ def test_workloads_are_not_even_read_where_nothing_is_to_be_suspended(kube, step
 
     stepped(scenario())
     assert "workloads" not in {what for _, what, _ in kube.requests}
+
+
+@pytest.mark.parametrize(
+    ("given", "suspends"),
+    [([], None), (["--suspends-per-hour=20", "--suspends-per-hour=0"], 0), (["--suspends-per-hour=-1"], 0)],
+    ids=["not-given", "last-wins", "below-none"],
+)
+def test_flag_of_the_budget(monkeypatch, given, suspends):
+    found = []
+    monkeypatch.setattr("criproxy_cluster.commands.controller.main", lambda _, quota, owners: found.append(quota))
+    with pytest.raises(SystemExit):
+        main(["controller", "--cohort=lent", *given])
+    assert found == [QuotaSettings(suspends_per_hour=suspends)]
 
 
 def test_flags_of_a_cohort_without_one_are_refused(capsys):
