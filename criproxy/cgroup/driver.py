@@ -147,8 +147,11 @@ class CgroupDriver(Protocol):
 
     def exists(self, path: str) -> bool: ...
 
-    def ensure(self, box: str) -> None:
-        """Make the box in every controller; its priority and its limits are `write`'s matter."""
+    def ensure(self, box: str, *, hands_off: bool = False) -> None:
+        """Make the box in every controller; its priority and its limits are `write`'s matter.
+
+        `hands_off`: one that is there keeps the priority that somebody has given it.
+        """
 
     def read(self, box: str) -> Limits:
         """The limits that the kernel holds now, of the box or of a pod in it.

@@ -4,6 +4,7 @@ Slices, too, once systemd has made them: see `systemd.driver`.
 """
 
 import errno
+from collections.abc import Mapping
 from typing import Any, Final
 
 from criproxy.cgroup import files
@@ -21,7 +22,7 @@ from criproxy.cgroup.driver import (
     checked_pod,
     is_box,
 )
-from criproxy.cgroup.kernel_files import LIMITS, weight_of
+from criproxy.cgroup.kernel_files import LIMITS, KernelFile, weight_of
 from criproxy.cgroup.naming import is_slice, parse_box, pod_named
 from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.v1 import V1Hierarchies
@@ -48,6 +49,10 @@ POD_FILES: Final = {
     "oom_group": rows.MEMORY_OOM_GROUP,
 }
 """The limits of a pod that take any value at once, by their names in `PodLimits`, in the order of writing."""
+
+_CPU_FILES: Final = (rows.CPU_PERIOD, rows.CPU_QUOTA)
+LIMIT_FILES: Final = (*_CPU_FILES, rows.MEMORY_HIGH, rows.MEMORY_MAX)
+"""Which of the files that systemd writes are the limits on CPU and memory, in the order of writing."""
 
 
 class KernelDriver:
@@ -91,7 +96,7 @@ class KernelDriver:
 
     # --- the box -----------------------------------------------------------------------------------------------------
 
-    def ensure(self, box: str) -> None:
+    def ensure(self, box: str, *, hands_off: bool = False) -> None:
         path = checked_box(box)
         self._expect(box)
         self._access.read_often(("", path, *self._around(box)))
@@ -126,6 +131,23 @@ class KernelDriver:
             *self._version.settle_cpu(path, limits[CPU]),
             *self._version.settle_memory(path, _pages(size), None if high is None else _pages(high)),
         )
+
+    def limit_files(self, box: str) -> Mapping[KernelFile, Any]:
+        """What the files of the limits on CPU and memory hold."""
+        path = checked_box(box)
+        return {row: self._access.read(row, path) for row in LIMIT_FILES if row.column(self.version) is not None}
+
+    def put_back(self, box: str, held: Mapping[KernelFile, Any]) -> None:
+        """Have these files hold again what `limit_files` has found in them.
+
+        A limit on memory below the usage is left to the next `write`, as the kernel would kill or wait for it.
+        """
+        path = checked_box(box)
+        in_use_bytes: int = self._access.read(rows.MEMORY_USAGE, path)
+        for row, value in held.items():
+            is_safe = row in _CPU_FILES or value is UNLIMITED or in_use_bytes <= value
+            if is_safe and self._access.read(row, path) != value:
+                self._access.write(row, path, value)
 
     def _settle_priority(self, path: str) -> list[LimitChange]:
         cpu = rows.CPU_IDLE if self._access.has(rows.CPU_IDLE, path) else rows.CPU_WEIGHT

@@ -387,6 +387,53 @@ def test_systemd_v2_changes_cpus_in_one_call_and_the_limits_stay_in_force(tmp_pa
     assert node.driver.read(SLICE)["cpu"] == 0.25, "systemd has put an older one back"
 
 
+def test_systemd_v2_changes_cpus_and_keeps_what_an_operator_has_set(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0-3")
+    by_hand = {"CPUQuotaPerSecUSec": 100_000, "MemoryMax": 128 << 20, "MemoryHigh": 96 << 20, "MemorySwapMax": 7 << 20}
+    node.systemd.by_hand(SLICE, CPUWeight=50, IOWeight=50, **by_hand)
+
+    node.driver.confine(SLICE, cpus("0-1"))
+
+    assert node.held == "0-1"
+    assert node.driver.read(SLICE) == {"cpu": 0.1, "memory": 128 << 20, "memory_high": 96 << 20}
+    files = ("cpu.idle", "cpu.weight", "io.weight", "memory.swap.max")
+    assert [node.kernel.text(SLICE_DIRECTORY, file) for file in files] == ["0", "50", "default 50", str(7 << 20)]
+
+
+def test_systemd_v2_puts_back_somebody_elses_limits_after_a_change_of_cpus(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0-3")
+    node.systemd.by_hand(SLICE, MemoryMax=4 << 30, MemoryHigh=4 << 30)
+
+    node.tick("0-1")
+    node.systemd.reset(SLICE)
+
+    assert node.driver.read(SLICE) == LIMITS
+
+
+def test_systemd_v2_changes_cpus_and_leaves_what_an_operator_has_written_to_files(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0-3")
+    for file, text in (("cpu.max", "30000 100000"), ("memory.max", "max"), ("memory.high", str(64 << 20))):
+        node.kernel.by_hand(f"cg{SLICE_DIRECTORY}/{file}", text)
+
+    node.driver.confine(SLICE, cpus("0-1"))
+
+    assert node.driver.read(SLICE) == {"cpu": 0.3, "memory": UNLIMITED, "memory_high": 64 << 20}
+
+
+def test_systemd_v2_change_of_cpus_amid_a_growing_usage_kills_nobody(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0-3")
+    node.kernel.by_hand(f"cg{SLICE_DIRECTORY}/memory.max", str(256 << 20))
+    node.kernel.use(SLICE_DIRECTORY, anon=300 << 20)
+
+    node.driver.confine(SLICE, cpus("0-1"))
+
+    assert node.driver.read(SLICE)["memory"] == 512 << 20
+
+
 def test_systemd_v2_is_told_that_nothing_bounds_the_box_any_more(tmp_path: Path) -> None:
     node = made(tmp_path, 2)
     node.tick("0")

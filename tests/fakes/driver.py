@@ -123,7 +123,7 @@ class FakeDriver:
             return place.name in self.pods_in.get(place.box.path, {})
         return False
 
-    def ensure(self, box: str) -> None:
+    def ensure(self, box: str, *, hands_off: bool = False) -> None:
         self._call("ensure", box)
         self.boxes.setdefault(box, {"cpu": UNLIMITED, "memory": UNLIMITED})
         self.pods_in.setdefault(box, {})

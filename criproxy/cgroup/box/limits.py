@@ -183,7 +183,7 @@ class BoxLimits:
         """Keep the box to its CPUs, if it is there."""
         if not self._driver.exists(path):
             return ()
-        self._driver.ensure(path)
+        self._driver.ensure(path, hands_off=self.settings.hands_off)
         return self.keep_to_cpus(path)
 
     def keep_to_cpus(self, path: str) -> tuple[LimitChange, ...]:

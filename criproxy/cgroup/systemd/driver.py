@@ -26,13 +26,15 @@ class _Slice(Struct):
     """Which cgroup a slice was when it was started, which properties it was sent, and the limits after the last write.
 
     `sent`: the properties of priority, CPU and memory. `single`: the values of the files that are sent one by one;
-    None: it is not known what systemd made of it.
+    None: it is not known what systemd made of it. `is_started`: by this process; else it was found, and has kept its
+    priority.
     """
 
     cgroup: int | None
     sent: dict[str, PropertyValue]
     left: Limits | None = None
     single: dict[KernelFile, Any] = field(default_factory=dict)
+    is_started: bool = True
 
 
 class SystemdDriver:
@@ -55,13 +57,16 @@ class SystemdDriver:
         self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
 
-    def ensure(self, box: str) -> None:
+    def ensure(self, box: str, *, hands_off: bool = False) -> None:
         """Start the slice, unless it is the one that was started; on v1 also make it where systemd does not."""
         checked_box(box)
         if is_slice(box):
-            known = self._slices.get(box)
-            if known is None or known.cgroup is None or known.cgroup != self._kernel.identity(box):
-                self._slices[box] = self._start(box)
+            known, cgroup = self._slices.get(box), self._kernel.identity(box)
+            if known is None or known.cgroup is None or known.cgroup != cgroup:
+                known = _Slice(cgroup, {}, is_started=False)
+            if cgroup is None or not (known.is_started or hands_off):
+                known = replace(self._start(box), single=known.single)
+            self._slices[box] = known
         self._kernel.ensure(box)
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
@@ -115,11 +120,14 @@ class SystemdDriver:
         return changes
 
     def _send_one(self, box: str, record: _Slice, row: KernelFile, value: Any) -> None:
-        """Send systemd the value of one file beside the limits: it then writes those, too, as they were sent last."""
+        """Send systemd the value of one file beside the limits: it then writes those, too, as they were sent last.
+
+        So what the kernel held is put back: a squeeze, or what an operator has written there in a hold-off.
+        """
         record.single[row] = None  # it may be done also when no answer comes
+        held = self._kernel.limit_files(box)
         self._units.set(box, properties(self.version, {row: value}))
-        if record.left is not None:
-            self._kernel.write(box, record.left)
+        self._kernel.put_back(box, held)
         record.single[row] = value
 
     def _squeeze(self, box: str, cores: Any) -> tuple[LimitChange, ...]:

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from criproxy.cgroup.box.limits import BoxLimits, BoxSettings
 from criproxy.cgroup.detect import detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
-from criproxy.model import CPU, UNLIMITED, LimitChange, Limits
+from criproxy.model import CPU, UNLIMITED, LimitChange, Limits, Unlimited
+from criproxy.model.cpulist import Cpus
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
@@ -178,6 +181,28 @@ def test_priority_that_somebody_else_raised_is_put_back_in_systemd_too(v2: Node)
 
     assert {(Path(change.file).name, change.drift) for change in changes} == {("cpu.idle", True), ("io.weight", True)}
     assert (v2.file("cpu.idle"), v2.file("io.weight")) == ("1", "default 1")
+
+
+def test_slice_that_is_found_in_a_hold_off_has_its_cpus_and_keeps_all_else(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick()
+    node.systemd.by_hand(BOX, CPUWeight=500, IOWeight=500, CPUQuotaPerSecUSec=2_000_000)
+    node.driver = detect_any(node.kernel, node.systemd, node.kernel.root)
+    kept_to: list[Cpus | Unlimited] = [frozenset({0, 1})]
+    limits = BoxLimits(node.driver, BoxSettings(LIMITS, hands_off=True), lambda: kept_to[0], None, FakeClock())
+
+    limits.adopt(BOX, lifted=False)
+    limits.confine(BOX)
+    found = [node.file(file) for file in ("cpuset.cpus", "cpu.idle", "cpu.weight", "io.weight")]
+    found.append(node.cores())
+    limits.configure(BoxSettings(LIMITS))
+    kept_to[0] = UNLIMITED
+    limits.apply(LIMITS)
+    node.systemd.reset(BOX)
+
+    assert found == ["0-1", "0", "500", "default 500", "200000"]
+    assert [node.file(file) for file in ("cpuset.cpus", "cpu.idle", "io.weight")] == ["", "1", "default 1"]
+    assert node.driver.read(BOX) == LIMITS
 
 
 def test_drift_on_top_of_a_new_limit_is_counted_too(v2: Node) -> None:
