@@ -434,6 +434,30 @@ def test_systemd_v2_change_of_cpus_amid_a_growing_usage_kills_nobody(tmp_path: P
     assert node.driver.read(SLICE)["memory"] == 512 << 20
 
 
+def test_systemd_v2_that_does_not_answer_has_the_box_leave_its_cpus_all_the_same(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.tick("0-3")
+    node.systemd.away = True
+    with pytest.raises(CgroupError, match="no answer"):
+        node.driver.confine(SLICE, cpus("0"))
+    held = node.held
+
+    node.systemd.away = False
+    node.driver.confine(SLICE, cpus("0"))
+    node.systemd.reset(SLICE)
+
+    assert (held, node.held) == ("0", "0")
+
+
+def test_systemd_v2_that_does_not_answer_and_has_made_no_file_is_the_error(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.driver.ensure(SLICE)
+    node.systemd.away = True
+
+    with pytest.raises(CgroupError, match="no answer"):
+        node.driver.confine(SLICE, cpus("0"))
+
+
 def test_systemd_v2_is_told_that_nothing_bounds_the_box_any_more(tmp_path: Path) -> None:
     node = made(tmp_path, 2)
     node.tick("0")

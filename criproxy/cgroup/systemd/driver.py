@@ -5,6 +5,7 @@ so it is sent each limit. A limit on memory sinks in the kernel's files first, i
 hold by then; it rises through systemd, lest an older, lower one be put back over a usage that has grown.
 """
 
+import contextlib
 from typing import Any
 
 from msgspec import Struct, field
@@ -99,7 +100,7 @@ class SystemdDriver:
     def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """Through systemd on v2, which makes the file, too; on v1 it has no say in cpusets, nor is it told of pods'.
 
-        What it has reset beside is put back at once, as far as it was ours.
+        What it has reset beside is put back at once. The file is settled also when systemd does not answer.
         """
         if self.version == 1 or not is_slice(path) or not is_box(path):
             return self._kernel.confine(path, cpus)
@@ -108,7 +109,12 @@ class SystemdDriver:
             raise no_cpus(box)
         record = self._slices[box]
         if record.single.get(CPUS, UNLIMITED) != cpus:
-            self._send_one(box, record, CPUS, cpus)
+            try:
+                self._send_one(box, record, CPUS, cpus)
+            except CgroupError:
+                with contextlib.suppress(CgroupError):  # systemd may not have made the file yet
+                    self._kernel.confine(box, cpus)
+                raise
         try:
             changes = self._kernel.confine(box, cpus)
         except CgroupError:
