@@ -18,6 +18,12 @@ loop_window_s=300
 hold_s=30
 # Without a bypass kubelet has no other way.
 pause_s=5
+# Systemd may refuse, or not answer for 25 s, as amid a daemon-reload on a starved node. By then `ended`, which
+# TimeoutStopSec= bounds, is to be over.
+ended_tries=15
+wait_tries=20
+# What is in the way stays there: see RestartPreventExitStatus= of criproxy-bypass-arm.service.
+in_the_way=78
 
 uptime_s() { cut -d . -f 1 /proc/uptime; }
 
@@ -31,13 +37,22 @@ count_crash() {
     { tail -n $((loop_crashes - 1)) "$crashes" 2>/dev/null; uptime_s; } >"$crashes.new" && mv -f "$crashes.new" "$crashes"
 }
 
+tell_systemd() {
+    tries=$ended_tries
+    until systemctl --no-block "$@"; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || return 1
+        sleep 0.5
+    done
+}
+
 ended() {
     if [ "${SERVICE_RESULT:-success}" = success ]; then rm -f "$crashes"; else count_crash; fi
     # What waits already goes on; in a crash loop there is nothing to wait for.
     if is_looping; then verb=restart; else verb=start; fi
-    systemctl --no-block "$verb" criproxy-bypass-arm.service
+    tell_systemd "$verb" criproxy-bypass-arm.service
     # Nothing here lends what nobody bounds: one that waits already goes on.
-    systemctl --no-block start criproxy-withdraw.timer
+    tell_systemd start criproxy-withdraw.timer
 }
 
 hold() {
@@ -55,8 +70,22 @@ hold() {
 wait_and_open() {
     [ "$CRIPROXY_BYPASS_AFTER_S" != never ] || return 0
     is_looping || sleep "$CRIPROXY_BYPASS_AFTER_S"
-    if systemctl --quiet is-active criproxy.service; then return 0; fi
-    open_bypass
+    tries=$wait_tries
+    while :; do
+        open_unless_back && return
+        status=$? tries=$((tries - 1))
+        [ "$status" != "$in_the_way" ] && [ "$tries" -gt 0 ] || return "$status"
+        sleep 1
+    done
+}
+
+open_unless_back() {
+    systemctl --quiet is-active criproxy.service
+    case $? in
+        0) ;;
+        3 | 4) open_bypass ;; # 4: there is no such unit
+        *) return 1 ;; # no answer
+    esac
 }
 
 open_bypass() {
@@ -64,7 +93,7 @@ open_bypass() {
     [ "$(readlink -- "$listen")" != "$socket" ] || [ ! -S "$socket" ] || return 0
     if [ -e "$listen" ] && [ ! -L "$listen" ]; then
         echo "no bypass: $listen is in the way and not criproxy's symlink; remove it" >&2
-        return 1
+        return "$in_the_way"
     fi
     systemctl start criproxy-bypass.socket || return 1
     chown --reference="$CRIPROXY_RUNTIME" "$socket" && chmod --reference="$CRIPROXY_RUNTIME" "$socket"

@@ -1,6 +1,7 @@
 """What the bypass's switch is told, and what is told of it; the switch itself, between a systemd of shell."""
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from criproxy.daemon.bypass import Bypass, BypassStatus, directories_of_service, open_since_s
 
 SWITCH = Path(__file__).resolve().parents[2] / "packaging" / "criproxy-bypass.sh"
+SERVICE = SWITCH.with_name("criproxy.service")
 LISTEN, RUNTIME = Path("/run/l.sock"), Path("/run/r.sock")
 
 
@@ -152,7 +154,8 @@ class Stage:
         (self.directory / "bin").mkdir()
         systemctl = self.directory / "bin" / "systemctl"
         systemctl.write_text(
-            f'#!/bin/sh\ncd {self.directory}\necho "$*" >>log\ncase "$*" in *is-active*)\n'
+            f'#!/bin/sh\ncd {self.directory}\necho "$*" >>log\n'
+            'if grep -q . unanswered 2>/dev/null; then sed -i 1d unanswered; exit 1; fi\ncase "$*" in *is-active*)\n'
             'for word; do [ ! -e "active.$word" ] || exit 0; done; exit 3;; esac\n'
         )
         systemctl.chmod(0o755)
@@ -161,6 +164,10 @@ class Stage:
         sleep.chmod(0o755)
         switch = SWITCH.read_text().replace("directory=/run/criproxy\n", f"directory={self.directory}\n")
         (self.directory / "switch").write_text(switch)
+
+    def leave_unanswered(self, calls: int) -> None:
+        """Systemd does not answer the next calls."""
+        (self.directory / "unanswered").write_text("one\n" * calls)
 
     def activate(self, unit: str) -> None:
         (self.directory / f"active.{unit}").touch()
@@ -233,8 +240,35 @@ def test_wait_leaves_what_is_not_criproxys(stage: Stage) -> None:
     stage.listen.parent.mkdir()
     stage.listen.write_text("precious")
     done = stage.run("wait")
-    assert (done.returncode, stage.listen.read_text()) == (1, "precious")
+    assert (done.returncode, stage.listen.read_text()) == (78, "precious")
     assert str(stage.listen) in done.stderr
+    assert len(stage.log) == 1, "it is not tried again"
+
+
+def test_wait_goes_on_until_systemd_answers(stage: Stage) -> None:
+    stage.leave_unanswered(3)
+    assert stage.run("wait").returncode == 0
+    assert stage.listen.is_symlink()
+    assert stage.log == [*["--quiet is-active criproxy.service"] * 4, "start criproxy-bypass.socket"]
+    assert stage.slept_s == ["0", "1", "1", "1"]
+
+
+def test_wait_without_any_answer_leaves_a_criproxy_that_may_be_back(stage: Stage) -> None:
+    stage.activate("criproxy.service")
+    stage.leave_unanswered(1000)
+    assert stage.run("wait").returncode == 1
+    assert not stage.listen.is_symlink()
+    assert "start criproxy-bypass.socket" not in stage.log
+
+
+def test_wait_tries_again_to_open_what_systemd_did_not_start(stage: Stage) -> None:
+    systemctl = stage.directory / "bin" / "systemctl"
+    systemctl.write_text(
+        systemctl.read_text() + 'case "$*" in start*) mkdir tried 2>/dev/null && exit 1;; esac; exit 0\n'
+    )
+    assert stage.run("wait").returncode == 0
+    assert stage.listen.is_symlink()
+    assert stage.log.count("start criproxy-bypass.socket") == 2
 
 
 def test_wait_opens_where_nothing_can_be_noted(stage: Stage) -> None:
@@ -249,6 +283,20 @@ def test_ended_arms_the_bypass_without_waiting(stage: Stage) -> None:
         "--no-block start criproxy-bypass-arm.service",
         "--no-block start criproxy-withdraw.timer",
     ]
+
+
+def test_ended_arms_the_bypass_also_where_systemd_does_not_answer_at_once(stage: Stage) -> None:
+    stage.leave_unanswered(2)
+    assert stage.run("ended", SERVICE_RESULT="success").returncode == 0
+    arm, withdraw = "--no-block start criproxy-bypass-arm.service", "--no-block start criproxy-withdraw.timer"
+    assert stage.log == [arm, arm, arm, withdraw]
+
+
+def test_ended_does_not_outlast_the_stop_of_the_service(stage: Stage) -> None:
+    stage.leave_unanswered(1000)
+    stage.run("ended", SERVICE_RESULT="success")
+    (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", SERVICE.read_text(), re.MULTILINE)
+    assert sum(map(float, stage.slept_s)) < int(stop_s)
 
 
 def crash(stage: Stage, times: int) -> None:

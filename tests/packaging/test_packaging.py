@@ -137,5 +137,13 @@ def test_no_service_is_more_exposed_than_criproxys_own() -> None:
     assert {unit: level for unit, level in levels.items() if float(level) > float(levels["criproxy"])} == {}
 
 
+def test_bypass_is_armed_until_it_is_open_or_something_is_in_the_way() -> None:
+    unit = (CHECKOUT / "packaging/criproxy-bypass-arm.service").read_text()
+    options = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
+    names = ("Restart", "StartLimitIntervalSec", "RestartPreventExitStatus")
+    (in_the_way,) = re.findall(r"^in_the_way=(\d+)$", (CHECKOUT / "packaging/criproxy-bypass.sh").read_text(), re.M)
+    assert [options.get(name) for name in names] == ["on-failure", "0", in_the_way]
+
+
 def test_state_is_the_services_own() -> None:
     assert "StateDirectoryMode=0700" in (CHECKOUT / "packaging/criproxy.service").read_text().splitlines()
