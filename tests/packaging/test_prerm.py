@@ -11,6 +11,7 @@ import pytest
 
 from criproxy.cgroup.naming import child_of, directory_of, parse_box
 from criproxy.cgroup.systemd.anchor import ANCHOR
+from criproxy.daemon.bypass import Bypass
 
 PRERM = Path(__file__).resolve().parents[2] / "packaging" / "deb" / "debian" / "criproxy.prerm"
 UID = "0f3c_11"
@@ -49,7 +50,7 @@ class Node:
             ("cgroups=/sys/fs/cgroup", "cgroup"),
             ("systemd=/run/systemd", "systemd"),
             ("blocks=/sys/block", "block"),
-            ("changed=/run/criproxy/criproxy.disks", "changed"),
+            ("run=/run/criproxy", "run"),
         ):
             assert script.count(f"{name}\n") == 1
             script = script.replace(f"{name}\n", f"{name.partition('=')[0]}={self.directory / place}\n")
@@ -250,12 +251,25 @@ def test_removal_tells_how_to_lift_a_slice_and_how_to_clean_up(node: Node, box: 
     assert node.stopped == {box, *anchors}
 
 
-def test_removal_puts_back_what_criproxy_has_changed_of_disks(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("record", "listen"),
+    [
+        pytest.param("run/criproxy.disks", None, id="default"),
+        pytest.param("run/criproxy.disks", "run/criproxy.sock", id="told"),
+        pytest.param("run/run/crio/crio.disks", "run/run/crio/crio.sock", id="cri-o"),
+        pytest.param("else where/proxy.disks", "else where/proxy.sock", id="elsewhere"),
+    ],
+)
+def test_removal_puts_back_what_criproxy_has_changed_of_disks(node: Node, record: str, listen: str | None) -> None:
     qos, scheduler = node.directory / "cgroup" / "io.cost.qos", node.directory / "block" / "sda" / "queue" / "scheduler"
     scheduler.parent.mkdir(parents=True)
     scheduler.write_text("bfq")
     qos.write_text("8:0 enable=1")
-    changed = node.directory / "changed"
+    changed = node.directory / record
+    changed.parent.mkdir(parents=True)
+    if listen is not None:
+        (node.directory / "run").mkdir(exist_ok=True)
+        Bypass((node.directory / "run",), node.directory / listen, Path("/run/r.sock"), None).tell()
     changed.write_text("io.cost 8:0 enable=0\nbfq sda mq-deadline\nbfq gone none\nnonsense\n")
 
     node.remove()
