@@ -37,7 +37,7 @@ def no_cpus(box: str) -> CgroupError:
     )
 
 
-def all_done(jobs: Iterable[Callable[[], tuple[LimitChange, ...]]]) -> tuple[LimitChange, ...]:
+def all_done(jobs: Iterable[Callable[[], Iterable[LimitChange]]]) -> tuple[LimitChange, ...]:
     """What all of these have changed. One that fails keeps no other from being done, and the last failure is raised."""
     changes: list[LimitChange] = []
     failure: CgroupError | None = None
@@ -162,9 +162,10 @@ class CgroupDriver(Protocol):
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
         """Make the kernel's limits and the lowest priority what they should be; returns what had to be written.
 
-        A file that this driver wrote before and that holds something else by now has drifted. Nothing here waits for
-        memory: a limit below the usage is brought to just above the usage, and the rest is `reclaim`'s matter. So is
-        MEMORY_HIGH below the usage, which leaves the limit alone; v1 has none.
+        Priority, CPU and memory are each settled, whatever becomes of the others. A file that this driver wrote before
+        and that holds something else by now has drifted. Nothing here waits for memory: a limit below the usage is
+        brought to just above the usage, and the rest is `reclaim`'s matter. So is MEMORY_HIGH below the usage, which
+        leaves the limit alone; v1 has none.
         """
 
     def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:

@@ -5,6 +5,7 @@ Slices, too, once systemd has made them: see `systemd.driver`.
 
 import errno
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from criproxy.cgroup import files
@@ -17,6 +18,7 @@ from criproxy.cgroup.driver import (
     MemoryDriver,
     PodLimits,
     Reclaimable,
+    all_done,
     checked_box,
     checked_path,
     checked_pod,
@@ -125,11 +127,13 @@ class KernelDriver:
         return held
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
-        path, size, high = checked_box(box), limits[MEMORY], limits.get(MEMORY_HIGH)
-        return (
-            *self._settle_priority(path),
-            *self._version.settle_cpu(path, limits[CPU]),
-            *self._version.settle_memory(path, _pages(size), None if high is None else _pages(high)),
+        path, size, high = checked_box(box), _pages(limits[MEMORY]), limits.get(MEMORY_HIGH)
+        return all_done(
+            (
+                partial(self._settle_priority, path),
+                partial(self._version.settle_cpu, path, limits[CPU]),
+                partial(self._version.settle_memory, path, size, None if high is None else _pages(high)),
+            )
         )
 
     def limit_files(self, box: str) -> Mapping[KernelFile, Any]:

@@ -218,7 +218,28 @@ class V1Hierarchies:
             if error.errno != errno.EINVAL:
                 raise
         # A child whose quota is a larger share than the box's: nothing in the box may have one.
-        return [*self._strip_quotas(box), *self.access.settle(rows.CPU_QUOTA, box, cores)]
+        stripped = self._strip_quotas(box)
+        try:
+            return [*stripped, *self.access.settle(rows.CPU_QUOTA, box, cores)]
+        except CgroupError as error:
+            if error.errno == errno.EINVAL and cores is not UNLIMITED:
+                self._check_above(box, cores)
+            raise
+
+    def _check_above(self, box: str, cores: float) -> None:
+        """Raises CgroupError when a cgroup above the box has less than these cores: no child's quota may be larger.
+
+        Source: kernel/sched/core.c, tg_cfs_schedulable_down.
+        """
+        path = box
+        while path := path.rpartition("/")[0]:
+            if (held := self.cores(path)) is not UNLIMITED and held < cores:
+                raise CgroupError(
+                    f"{self.access.file(rows.CPU_QUOTA, path)} allows {held:g} cores, so the kernel takes no limit of "
+                    f"{cores:g} cores on {box}, which is below it: lift the one above (-1), or raise it to the node's "
+                    "cores",
+                    errno.EINVAL,
+                )
 
     def _strip_quotas(self, box: str) -> list[LimitChange]:
         changes, root = [], self.access.directory("cpu", "")

@@ -71,6 +71,16 @@ def test_ensure_twice_changes_nothing_the_second_time(node: Node) -> None:
     assert node.kernel.writes == []
 
 
+def test_priority_that_the_kernel_refuses_keeps_no_limit_from_holding(node: Node) -> None:
+    node.driver.ensure(BOX)
+    node.kernel.contested.add(f"{node.kernel.root}/{node.cpu}{BOX}/cpu.idle")
+
+    with pytest.raises(CgroupError, match=r"cpu\.idle"):
+        node.driver.write(BOX, {"cpu": 1.0, "memory": 512 * MIB})
+
+    assert node.driver.read(BOX) == {"cpu": 1.0, "memory": 512 * MIB}
+
+
 def test_write_bounds_the_box_at_the_lowest_priority(node: Node) -> None:
     node.driver.ensure(BOX)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup.detect import detect
-from criproxy.cgroup.driver import CgroupDriver, PodLimits
+from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.model import UNLIMITED
 from tests.fakes.kernel import NO_LIMIT_V1, V1, FakeKernel
 
@@ -124,6 +124,30 @@ def test_quota_below_a_childs_strips_the_childs(kernel: FakeKernel, driver: Cgro
     assert kernel.file(f"cpu,cpuacct{BOX}/cpu.cfs_quota_us") == "50000"
     assert kernel.file(f"cpu,cpuacct{POD}/cpu.cfs_quota_us") == "-1"
     assert [(change.old, change.new) for change in changes if change.drift] == [("80000", "-1")]
+
+
+def test_quota_above_the_box_that_forbids_its_own_is_named_and_memory_and_priority_hold(
+    kernel: FakeKernel, driver: CgroupDriver
+) -> None:
+    driver.ensure(BOX)
+    kernel.by_hand("cpu,cpuacct/kubelet/cpu.cfs_quota_us", "50000")
+
+    with pytest.raises(CgroupError, match=r"/kubelet/cpu\.cfs_quota_us allows 0\.5 cores.* no limit of 2 cores .*lift"):
+        driver.write(BOX, {"cpu": 2.0, "memory": 512 * MIB})
+
+    assert kernel.file(f"memory{BOX}/memory.limit_in_bytes") == str(512 * MIB)
+    assert kernel.file(f"cpu,cpuacct{BOX}/cpu.idle") == "1"
+
+
+def test_quota_that_no_cgroup_above_the_box_forbids_is_the_kernels_error(
+    kernel: FakeKernel, driver: CgroupDriver
+) -> None:
+    driver.ensure(BOX)
+    kernel.by_hand("cpu,cpuacct/kubelet/cpu.cfs_quota_us", "50000")
+    kernel.by_hand("cpu,cpuacct/kubelet/cpu.cfs_period_us", "10000")  # of which the fake kernel knows nothing
+
+    with pytest.raises(CgroupError, match=r"offline/cpu\.cfs_quota_us: EINVAL"):
+        driver.write(BOX, {"cpu": 2.0, "memory": 512 * MIB})
 
 
 def test_period_of_somebody_else_is_put_back(kernel: FakeKernel, driver: CgroupDriver) -> None:
