@@ -94,8 +94,7 @@ class V2Hierarchy:
             if box not in self._confined:
                 return []
             return self._unconfine(box, box.rpartition("/")[0])
-        if not cpus:
-            raise no_cpus(box)
+        check_cpus(self.access, box, cpus)
         if not self.access.has(rows.CPUS, box):
             file = self.access.file(rows.CPUS, box)
             raise CgroupError(f"{file} does not exist, so offline pods can't be kept to the CPUs that kubelet leaves")
@@ -223,3 +222,17 @@ class V2Hierarchy:
                 raise
             return False
         return True
+
+
+def check_cpus(access: FileAccess, box: str, cpus: Cpus) -> None:
+    """Raises CgroupError when the box (a directory) can have none of these CPUs: it would run on all that are above it.
+
+    What it can have are those on which the nearest cgroup above it with a cpuset runs, all of them online.
+    Source: kernel/cgroup/cpuset.c, update_cpumasks_hier; cgroup-v2.rst, cpuset.cpus.effective.
+    """
+    there, above = None, box
+    while cpus and there is None and above:
+        above = above.rpartition("/")[0]
+        there = access.read_if_there(rows.EFFECTIVE_CPUS, above)
+    if not (cpus if there is None else cpus & there):
+        raise no_cpus(box)

@@ -299,6 +299,31 @@ def test_v2_no_cpu_at_all_would_mean_all_of_them(v2: V2) -> None:
     assert v2.held == "0"
 
 
+def test_v2_cpus_none_of_which_is_online_would_mean_all_of_them(v2: V2) -> None:
+    v2.driver.confine(BOX, cpus("0"))
+
+    with pytest.raises(CgroupError, match="keeps the CPUs that it has"):
+        v2.driver.confine(BOX, cpus("7"))
+
+    assert v2.held == "0"
+
+
+def test_v2_cpus_some_of_which_are_online_are_the_boxs(v2: V2) -> None:
+    v2.driver.confine(BOX, cpus("3,7"))
+
+    assert v2.held == "3,7"
+
+
+def test_v2_cpus_of_a_partition_above_are_the_boxs(v2: V2) -> None:
+    """The cgroup above the partition does not run on them."""
+    v2.kernel.by_hand("cg/cpuset.cpus.effective", "0-1")
+    v2.kernel.by_hand("cg/kubelet/cpuset.cpus.effective", "2-3")
+
+    v2.driver.confine(BOX, cpus("2"))
+
+    assert v2.held == "2"
+
+
 def test_v2_kernel_without_cpusets_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     kernel = FakeKernel(tmp_path / "without", 2)
@@ -510,12 +535,14 @@ def test_systemd_v2_that_did_not_make_the_file_is_told_again(tmp_path: Path) -> 
     assert node.held == "0"
 
 
-def test_systemd_v2_box_without_a_cpu_keeps_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", ["", "8-9"])
+def test_systemd_v2_box_without_a_cpu_keeps_what_it_has(tmp_path: Path, leaves: str) -> None:
     node = made(tmp_path, 2)
+    node.kernel.by_hand("cg/cpuset.cpus.effective", "0-3")
     node.tick("0")
 
     with pytest.raises(CgroupError, match="keeps the CPUs that it has"):
-        node.driver.confine(SLICE, cpus(""))
+        node.driver.confine(SLICE, cpus(leaves))
 
     assert node.systemd.units[SLICE]["AllowedCPUs"] == b"\x01"
 

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
-from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, checked_box, checked_pod, is_box, no_cpus
+from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, checked_box, checked_pod, is_box
 from criproxy.cgroup.kernel_driver import KernelDriver, processes_in
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
+from criproxy.cgroup.v2 import check_cpus
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -105,8 +106,8 @@ class SystemdDriver:
         if self.version == 1 or not is_slice(path) or not is_box(path):
             return self._kernel.confine(path, cpus)
         box = path
-        if cpus is not UNLIMITED and not cpus:
-            raise no_cpus(box)
+        if cpus is not UNLIMITED:
+            check_cpus(self.files, checked_box(box), cpus)
         record = self._slices[box]
         if record.single.get(CPUS, UNLIMITED) != cpus:
             try:
