@@ -898,6 +898,17 @@ def test_sweep_keeps_a_pod_that_is_being_admitted(box: Box, driver: FakeDriver, 
     assert driver.pods("/offline") == ("poda",)
 
 
+def test_sweep_keeps_a_pod_while_kubelet_waits_for_its_sandbox(box: Box, clock: FakeClock) -> None:
+    """Four minutes, by default."""
+    run(lambda: box.pods.admit(A, 64 << 20))
+    clock.now += 239
+    waited = run(lambda: box.pods.sweep(set()))
+    box.pods.forget("poda")
+
+    assert waited == [()]
+    assert run(lambda: box.pods.sweep(set())) == [("poda",)]
+
+
 def test_pods_that_start_are_those_let_in_without_a_container_that_runs(box: Box, clock: FakeClock) -> None:
     run(lambda: box.pods.admit(A, 0), lambda: box.pods.admit(B, 0))
     both = box.pods.starting

@@ -63,7 +63,7 @@ class BoxState(Struct, frozen=True):
 class Box:
     """`cpus` and `cores`: see `BoxLimits`. `pods` and `memory` are parts of it with methods of their own.
 
-    `timeout_s` bounds each call; kubelet itself waits two minutes for a pod.
+    `timeout_s` bounds each call; kubelet itself waits four minutes for a sandbox.
     """
 
     def __init__(

@@ -23,8 +23,10 @@ from criproxy.concurrency.clock import Clock
 from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, MEMORY_HIGH, SHARES_OF_CORE, UNLIMITED, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 
-STARTING_S: Final = 120.0
-"""For so long an admitted pod may be unknown to the runtime and empty, and is not swept."""
+STARTING_S: Final = 300.0
+"""For so long an admitted pod may be unknown to the runtime and empty, and is not swept, unless its start is over by
+then. Kubelet waits for its sandbox for twice its runtimeRequestTimeout, which is two minutes by default.
+"""
 
 STARTING_MOST_S: Final = 30.0
 """For so long an admitted pod counts as starting, when no container of it runs: it may be waiting for an image."""
