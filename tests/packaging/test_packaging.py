@@ -1,6 +1,8 @@
 """What the package says by hand of what the code says too."""
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -143,6 +145,20 @@ def test_bypass_is_armed_until_it_is_open_or_something_is_in_the_way() -> None:
     names = ("Restart", "StartLimitIntervalSec", "RestartPreventExitStatus")
     (in_the_way,) = re.findall(r"^in_the_way=(\d+)$", (CHECKOUT / "packaging/criproxy-bypass.sh").read_text(), re.M)
     assert [options.get(name) for name in names] == ["on-failure", "0", in_the_way]
+
+
+def test_nothing_is_withdrawn_beside_a_criproxy_that_runs_and_the_timer_waits_for_its_next_end(tmp_path: Path) -> None:
+    unit = (CHECKOUT / "packaging/criproxy-withdraw.service").read_text()
+    (condition,) = re.findall(r"^ExecCondition=(.*)$", unit, re.MULTILINE)
+    systemctl = tmp_path / "systemctl"
+    met = []
+    for status in (0, 3):
+        systemctl.write_text(f"#!/bin/sh\nexit {status}\n")
+        systemctl.chmod(0o755)
+        done = subprocess.run(shlex.split(condition), env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
+        met.append(done.returncode == 0)
+    assert met == [False, True]
+    assert "RemainAfterElapse=no" in (CHECKOUT / "packaging/criproxy-withdraw.timer").read_text().splitlines()
 
 
 def test_state_is_the_services_own() -> None:

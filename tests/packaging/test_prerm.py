@@ -251,6 +251,21 @@ def test_removal_tells_how_to_lift_a_slice_and_how_to_clean_up(node: Node, box: 
     assert node.stopped == {box, *anchors}
 
 
+@pytest.mark.parametrize("box", ["/offline", "offline.slice"])
+def test_removal_tells_how_to_lift_what_bounds_a_disk(tmp_path: Path, box: str) -> None:
+    node = Node(tmp_path, 2)
+    node.answer(box)
+    node.add(box)
+    node.add(parse_box(box).pod(f"pod{UID}"), pids="4711\n")
+    node.bound(box)
+    (limits,) = (cgroup / "io.max" for cgroup in node.cgroups(box))
+    limits.write_text("8:0 rbps=max wbps=1048576 riops=max wiops=max\n")
+
+    node.told(node.remove(), "to lift them")
+
+    assert limits.read_text() == "8:0 rbps=max wbps=max riops=max wiops=max\n"
+
+
 @pytest.mark.parametrize(
     ("record", "listen"),
     [
