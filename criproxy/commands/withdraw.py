@@ -34,10 +34,11 @@ class NotWithdrawnError(Exception):
 def withdraw(config: Config) -> str:
     """Returns what was done, in words. Raises NotWithdrawnError."""
     settings = config.kubernetes
-    if not (settings.enabled and settings.publish):
-        return "nothing to withdraw: this node publishes nothing (kubernetes.enabled, kubernetes.publish)"
+    if not settings.enabled:
+        return "nothing to withdraw: this node publishes nothing (kubernetes.enabled)"
     if _runs(Path(config.proxy.status_path)):
-        raise NotWithdrawnError("criproxy runs, and would publish again: set kubernetes.publish = false instead")
+        remedy = "set kubernetes.publish = false, and it takes back what it published"
+        raise NotWithdrawnError(f"criproxy runs, and would publish again: {remedy}")
     try:
         kubelets, given = client()
         credential = Credential(Path(settings.kubeconfig or kubelets or KUBECONFIG))
@@ -45,8 +46,7 @@ def withdraw(config: Config) -> str:
     except (OSError, CredentialError) as error:
         raise NotWithdrawnError(str(error)) from error
     names = [resource.name for resource in resources_of(settings)]
-    asyncio.run(_publish_nothing(credential, node, names))
-    return f"node {node} lends nothing: {', '.join(names)} are 0"
+    return asyncio.run(_publish_nothing(credential, node, names, publish=settings.publish))
 
 
 def _runs(socket: Path) -> bool:
@@ -59,20 +59,31 @@ def _runs(socket: Path) -> bool:
     return True
 
 
-async def _publish_nothing(credential: Credential, node: str, names: list[str]) -> None:
-    """The names are those of the config. Those that were published before it was changed go."""
+async def _publish_nothing(credential: Credential, node: str, names: list[str], *, publish: bool) -> str:
+    """Returns what was done. `names` are those of the config. Others that were published before it was changed go.
+
+    Without `publish`, all names are left to others, as the daemon leaves them. The Node's annotation has those that are
+    still ours: the API server may have been away when it was switched off.
+    """
     clock = Clock()
-    now = rfc3339(clock.wall_s())
-    condition = Condition(CONDITION, "False", AWAY, _WHY, now, now)
     client = ApiClient(credential, clock, random.Random())
     found = await _answer(client, ApiRequest("GET", path("nodes", node)))
     try:
-        left = names_of(decoded(found, Node).annotation(PUBLISHES))
+        annotation = decoded(found, Node).annotation(PUBLISHES)
     except ObjectError as error:
         raise NotWithdrawnError(str(error)) from error
+    left = names_of(annotation)
+    if not publish:
+        if annotation is None:
+            return f"nothing to withdraw: node {node} publishes nothing (kubernetes.publish)"
+        names = [name for name in names if name in left]
+    now = rfc3339(clock.wall_s())
+    condition = Condition(CONDITION, "False", AWAY, _WHY, now, now)
     quantities = {**dict.fromkeys(left), **dict.fromkeys(names, 0)}
-    patch = status_patch(quantities, condition, {PUBLISHES: annotation_of(names)})
+    patch = status_patch(quantities, condition, {PUBLISHES: annotation_of(names) if publish else None})
     await _answer(client, ApiRequest("PATCH", path("nodes", node, "status"), patch, STRATEGIC_MERGE_PATCH))
+    zero = f": {', '.join(names)} are 0" if names else ""
+    return f"node {node} lends nothing{zero}"
 
 
 async def _answer(client: ApiClient, request: ApiRequest) -> bytes:

@@ -74,9 +74,23 @@ def test_names_that_were_published_by_an_earlier_config_go(tmp_path, authority, 
     assert node["metadata"]["annotations"] == {PUBLISHES: "gocrane.io/cpu,gocrane.io/memory"}
 
 
-def test_node_that_publishes_nothing_asks_nobody(tmp_path):
-    assert "nothing to withdraw" in withdraw(config(tmp_path, "/nowhere", publish=False))
+def test_node_without_kubernetes_asks_nobody():
     assert "nothing to withdraw" in withdraw(Config())
+
+
+def test_what_stands_since_publishing_was_switched_off_while_the_server_was_away_goes(tmp_path, authority, api):
+    api.put_node(metadata={"annotations": {PUBLISHES: f"{CPU},{MID}"}})
+    api.nodes["node1"]["status"] = {"allocatable": {CPU: "4000", MEMORY: "7", MID: "2000", "cpu": "8"}}
+    words = withdraw(config(tmp_path, authority.kubeconfig(api.port), publish=False))
+    node = api.nodes["node1"]
+    assert node["status"]["allocatable"] == {CPU: "0", MEMORY: "7", "cpu": "8"}, "memory is another's"
+    assert node["metadata"]["annotations"] == {}
+    assert words == f"node node1 lends nothing: {CPU} are 0"
+
+
+def test_names_that_are_not_ours_are_left_to_others(tmp_path, authority, api):
+    assert "nothing to withdraw" in withdraw(config(tmp_path, authority.kubeconfig(api.port), publish=False))
+    assert [one.method for one in api.requests] == ["GET"]
 
 
 def test_criproxy_that_runs_is_left_to_publish(tmp_path, authority, api, monkeypatch):
