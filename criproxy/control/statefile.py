@@ -29,3 +29,14 @@ def private(path: str, flags: int) -> int:
 def make_directory(path: Path) -> None:
     """With mode 0700, unless it is there. Raises OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write(path: Path, content: bytes) -> None:
+    """The old file or the new one is there, whole, whenever the power fails. Raises OSError."""
+    make_directory(path.parent)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "wb", opener=private) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

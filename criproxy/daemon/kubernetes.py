@@ -7,6 +7,10 @@ certificate that names the Node. That is tried again until it succeeds, as kubel
 From then on `criproxy.kube.node_side` does the work. Nothing waits for it but an eviction, and that for seconds only.
 
 The policy that held last is read from the disk before anything is served, so that it holds from the first call on.
+
+While this node publishes, a mark lies on the disk: the `[kubernetes]` section. Without it, a config file that was lost
+would leave the node's numbers to nobody, as Kubernetes is off by default. Who finds errors, Kubernetes not switched
+on, and the mark, takes back what the Node still has of ours (`load_first`).
 """
 
 import asyncio
@@ -14,6 +18,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,7 +28,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.worker import Apart
 from criproxy.config import Config, Loaded, Override, OwnFiles, load
+from criproxy.control import statefile
 from criproxy.control.interference.ladder import Transition
 from criproxy.control.pod_speed import Feedback
 from criproxy.control.publication import OpenBoxSettings
@@ -48,7 +55,14 @@ if TYPE_CHECKING:
     from criproxy.kube.policy import InForce
 
 POLICY_FILE: Final = "policy.json"
-"""Beside the predictor's checkpoint."""
+MARK_FILE: Final = "published.json"
+"""Both lie beside the predictor's checkpoint."""
+
+_MOST_MARK_BYTES: Final = 1 << 20
+_MARK_S: Final = 10.0
+"""What a disk takes to write it; one that hangs costs one thread."""
+
+_MARK_AGAIN_S: Final = 60.0
 
 _BEGIN_S: Final = 2.0
 """The first calls are not to share the interpreter with the imports."""
@@ -147,6 +161,9 @@ class KubernetesPart(Shows):
         self._enabled = config.kubernetes.enabled and not dry_run
         self._own = own
         self._policy_file = policy_file(config)
+        self._mark_file = mark_file(config)
+        self._disk = Apart("kubernetes-mark", _MARK_S)
+        self._configured = asyncio.Event()
         self._config = config
         self._changed = changed
         self._metrics = metrics
@@ -166,6 +183,7 @@ class KubernetesPart(Shows):
     def configure(self, config: Config) -> None:
         """What was wrong with a policy may be right by another file, or the other way round."""
         changed, self._config = config != self._config, config
+        self._configured.set()
         if self._side is None:
             return
         if changed:
@@ -244,7 +262,33 @@ class KubernetesPart(Shows):
             side.follower.in_force = in_force
         self._side = side  # from now on its policy is the one that is loaded
         self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
-        await side.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_mark())
+            tasks.create_task(side.run())
+
+    async def _keep_mark(self) -> None:
+        """Until cancelled. Nothing waits for it: while the config file is there, nobody needs the mark."""
+        marked, trouble = None, ""
+        while True:
+            self._configured.clear()
+            settings = self._config.kubernetes
+            if settings == marked or publish_settings(settings).off:
+                await self._configured.wait()
+                continue
+            write = partial(statefile.write, self._mark_file, msgspec.json.encode(settings))
+            try:
+                await self._disk.run("write the mark", write)
+                marked, trouble = settings, ""
+            except OSError as error:
+                if str(error) != trouble:
+                    self._log.warning(
+                        "mark_not_written",
+                        file=str(self._mark_file),
+                        error=str(error),
+                        consequence="the numbers would stay if the config file were lost; tried again",
+                    )
+                trouble = str(error)
+                await self._clock.sleep(_MARK_AGAIN_S, slack_s=5.0)
 
     async def _found(self) -> "tuple[Credential, str]":
         """The credential, and whose it is."""
@@ -442,6 +486,26 @@ def policy_file(config: Config) -> Path:
     return Path(config.control.checkpoint).with_name(POLICY_FILE)
 
 
+def mark_file(config: Config) -> Path:
+    return Path(config.control.checkpoint).with_name(MARK_FILE)
+
+
+def marked(config: Config) -> "Settings | None":
+    """The `[kubernetes]` section by which this node published last; None: there is no mark.
+
+    Of one that can't be read, all is at its default: the Node's annotation has the names. Blocks.
+    """
+    file = mark_file(config)
+    if not os.path.lexists(file):
+        return None
+    from criproxy.config.settings import Kubernetes
+
+    try:
+        return msgspec.json.decode(statefile.read(file, _MOST_MARK_BYTES), type=Kubernetes)
+    except (OSError, ValueError, RecursionError):
+        return Kubernetes()
+
+
 def _in_force(memory: KubernetesMemory) -> "InForce | None":
     """None: it does not say, or can't be read here."""
     if bytes(memory.policy) == b"null":
@@ -467,8 +531,15 @@ def remembered(config: Config) -> tuple[Override, ...]:
 
 
 def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
-    """The config at the start: with the policies that held last, where Kubernetes is switched on. Blocks."""
+    """The config at the start: with the policies that held last, where Kubernetes is switched on. Blocks.
+
+    Where the file with that switch may be lost, it is on for a node with the mark, to take back what it publishes. As
+    `kubernetes.publish` is off then, names that the Node has from others are left alone, however old the mark is.
+    """
     loaded = own.load()
+    if loaded.errors and not loaded.config.kubernetes.enabled and (mark := marked(loaded.config)) is not None:
+        kubernetes = replace(mark, enabled=True, publish=False)
+        return replace(loaded, config=replace(loaded.config, kubernetes=kubernetes))
     if not loaded.config.kubernetes.enabled or dry_run:
         return loaded
     overrides = remembered(loaded.config)
@@ -479,8 +550,9 @@ def publish_settings(settings: "Settings") -> "PublishSettings":
     from criproxy.kube.extended_resources import PublishSettings
     from criproxy.kube.publisher import resources_of
 
+    off = "" if settings.publish else "kubernetes.publish is false"
     return PublishSettings(
         resources_of(settings),
         OpenBoxSettings(settings.cpu_watermark_ratio, settings.speed_ratio),
-        "" if settings.publish else "kubernetes.publish is false",
+        off if settings.enabled else "kubernetes.enabled is false",
     )

@@ -27,7 +27,6 @@ The report is written when it differs from what the Node has, and never because 
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -161,23 +160,13 @@ class PolicyFile:
 
     def write(self, in_force: InForce) -> None:
         """The old policy or the new one is there, whole, whenever the power fails. Raises OSError."""
-        statefile.make_directory(self.path.parent)
-        _write(self._parts, in_force.parts)
-        _write(self.path, in_force.policy)
+        statefile.write(self._parts, msgspec.json.encode(in_force.parts))
+        statefile.write(self.path, msgspec.json.encode(in_force.policy))
 
 
 def _read(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(MAX_POLICY_BYTES + 1).decode(errors="replace")
-
-
-def _write(path: Path, content: object) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "wb", opener=statefile.private) as file:
-        file.write(msgspec.json.encode(content))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class Judged(Struct, frozen=True):

@@ -1,11 +1,12 @@
 """`criproxy withdraw` at a fake API server."""
 
+import msgspec
 import pytest
 
 from criproxy.cli import main
 from criproxy.commands.withdraw import NotWithdrawnError, withdraw
 from criproxy.config.settings import Config, Kubernetes, Proxy
-from criproxy.daemon.kubernetes import POLICY_FILE
+from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE
 from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
 from criproxy.vocabulary.names import PUBLISHES
@@ -86,6 +87,21 @@ def test_what_stands_since_publishing_was_switched_off_while_the_server_was_away
     assert node["status"]["allocatable"] == {CPU: "0", MEMORY: "7", "cpu": "8"}, "memory is another's"
     assert node["metadata"]["annotations"] == {}
     assert words == f"node node1 lends nothing: {CPU} are 0"
+
+
+def test_config_that_is_lost_leaves_it_to_the_mark(tmp_path, authority, api, capsys):
+    api.put_node(metadata={"annotations": {PUBLISHES: f"{CPU},{MEMORY}"}})
+    (tmp_path / "config.d").mkdir()
+    where = f'proxy.listen = "{tmp_path}/criproxy.sock"\ncontrol.checkpoint = "{tmp_path}/checkpoint.json"'
+    (tmp_path / "config.d" / "own.toml").write_text(where)
+    arguments = ["withdraw", "--config", str(tmp_path / "config.toml")]
+    assert main(arguments) == 0 and "nothing to withdraw" in capsys.readouterr().out
+    assert api.requests == []
+
+    lent = Kubernetes(enabled=True, kubeconfig=str(authority.kubeconfig(api.port)))
+    (tmp_path / MARK_FILE).write_bytes(msgspec.json.encode(lent))
+    assert main(arguments) == 0
+    assert api.nodes["node1"]["status"]["allocatable"] == {CPU: "0", MEMORY: "0", "cpu": "8"}
 
 
 def test_names_that_are_not_ours_are_left_to_others(tmp_path, authority, api):

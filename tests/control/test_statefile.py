@@ -9,7 +9,7 @@ import pytest
 from criproxy.control import statefile
 
 HERE = Path(statefile.__file__).parent.parent
-KEEPERS = ("daemon/bypass.py", "daemon/checkpoint.py", "kube/policy.py", "pods/hold_offs.py")
+KEEPERS = ("daemon/bypass.py", "daemon/checkpoint.py", "daemon/kubernetes.py", "kube/policy.py", "pods/hold_offs.py")
 
 
 def test_file_is_read_up_to_the_bound(tmp_path: Path) -> None:
@@ -45,9 +45,17 @@ def test_file_is_private_also_where_one_was_left_and_no_link_is_followed(tmp_pat
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_content_is_written_as_a_whole_and_private(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "x"
+    for content in (b"one", b"two"):
+        statefile.write(file, content)
+        assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (content, 0o600)
+    assert os.listdir(file.parent) == ["x"]
+
+
 @pytest.mark.parametrize("file", KEEPERS)
 def test_who_keeps_state_writes_it_so(file: str) -> None:
     text = (HERE / file).read_text()
-    assert "opener=statefile.private" in text
+    assert "opener=statefile.private" in text or "statefile.write" in text
     assert "write_text(" not in text
     assert "write_bytes(" not in text

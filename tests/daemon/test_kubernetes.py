@@ -15,7 +15,14 @@ from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.control.pod_speed import Feedback
 from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.control.publication import OpenBoxSettings
-from criproxy.daemon.kubernetes import KubernetesPart, load_first, policy_file, publish_settings
+from criproxy.daemon.kubernetes import (
+    KubernetesPart,
+    load_first,
+    mark_file,
+    marked,
+    policy_file,
+    publish_settings,
+)
 from criproxy.daemon.upgrade.channel import KubernetesMemory
 from criproxy.kube.extended_resources import ExtendedResource, resources_called
 from criproxy.model import CPU, Bounds, GivingBack, PodRef, ResourceDecision, ResourcePrediction
@@ -23,7 +30,7 @@ from criproxy.model.modes import Mode, Modes
 from criproxy.observe.metrics import Metrics
 from criproxy.pods.stopping import BudgetError, KnownPod, RefusedError
 from criproxy.vocabulary.gives_back import Note, encoded
-from criproxy.vocabulary.names import GIVES_BACK, POLICY
+from criproxy.vocabulary.names import GIVES_BACK, POLICY, PUBLISHES
 from tests.fakes.apiserver import BUDGET, Fault
 from tests.fakes.log import FakeLog
 from tests.fakes.waiting import until
@@ -64,8 +71,15 @@ class Measures:
     feedback = Feedback(0.5)
 
 
+def lose(file):
+    """Where the state lies is said beside it."""
+    (drop_ins := file.with_name("config.d")).mkdir(exist_ok=True)
+    (drop_ins / "state.toml").write_text(f'[control]\ncheckpoint = "{file.parent}/predictor.json"\n')
+    file.unlink()
+
+
 class Bench:
-    def __init__(self, folder, kubeconfig, *, dry_run=False, publish=True, text=""):
+    def __init__(self, folder, kubeconfig, *, dry_run=False, publish=True, text="", lost=False):
         self.file, self.clock, self.log, self.changes = folder / "config.toml", Hurried(), FakeLog(), 0
         right = f'[control]\ncheckpoint = "{folder}/predictor.json"\n[kubernetes]\nenabled = true\n'
         self.file.write_text(text or right)
@@ -76,7 +90,11 @@ class Bench:
         self.metrics, self.offering = Metrics("1", shown=(KubernetesPart,)), Offering(self.clock)
         self.measures = Measures()
         own = OwnFiles(self.file)
-        load_first(own, dry_run=dry_run)
+        if lost:
+            lose(self.file)
+        loaded = load_first(own, dry_run=dry_run)
+        if lost:
+            self.config = loaded.config
         self.part = KubernetesPart(
             own,
             self.config,
@@ -226,6 +244,98 @@ def test_eviction_that_is_under_way_when_the_part_ceases_goes_no_further(bench, 
 
     bench.run(scenario)
     assert (len(api.pods), api.evictions) == (1, [])
+
+
+# --- the mark --------------------------------------------------------------------------------------------------------
+
+
+def published(bench, api):
+    """It has been at work, and has left the mark."""
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "1500" and mark_file(bench.config).exists())
+
+    bench.run(scenario)
+
+
+def test_node_that_has_lost_its_config_takes_back_what_it_published_once(bench, api, tmp_path, authority):
+    published(bench, api)
+    assert mark_file(bench.config).stat().st_mode & 0o777 == 0o600
+    after = Bench(tmp_path, authority.kubeconfig(api.port), lost=True)
+    assert after.config.kubernetes.kubeconfig == bench.config.kubernetes.kubeconfig
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "0")
+        patches = len(api.seen("PATCH", "/status"))
+        await asyncio.sleep(2.0)  # 200 s of the node's time
+        return patches
+
+    assert after.run(scenario) == len(api.seen("PATCH", "/status"))
+    assert PUBLISHES not in api.nodes["node1"]["metadata"]["annotations"]
+
+
+def test_node_whose_config_is_back_publishes_again_unless_it_says_not_to(bench, api, tmp_path, authority):
+    published(bench, api)
+    after = Bench(tmp_path, authority.kubeconfig(api.port), lost=True)
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "0")
+        after.part.configure(Config())
+        await asyncio.sleep(2.0)
+        assert batch_cpu(api) == "0"
+        after.part.configure(bench.config)
+        await until(lambda: batch_cpu(api) == "1500")
+
+    after.run(scenario)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"names": 3}', "[" * 5000])
+def test_mark_that_cannot_be_read_counts_with_the_defaults(tmp_path, text):
+    bench = Bench(tmp_path, tmp_path / "kubeconfig")
+    mark_file(bench.config).write_text(text)
+    after = Bench(tmp_path, tmp_path / "kubeconfig", lost=True)
+    assert after.config.kubernetes == Settings(enabled=True, publish=False)
+
+
+def test_old_mark_leaves_the_names_to_those_who_publish_them_now(bench, api, tmp_path, authority):
+    published(bench, api)
+    lent = {"kubernetes.io/batch-cpu": "7"}
+    api.delete_node()
+    api.put_node(status={"allocatable": lent, "capacity": lent})
+    after = Bench(tmp_path, authority.kubeconfig(api.port), lost=True)
+    patches = len(api.seen("PATCH", "/status"))
+
+    async def scenario():
+        await until(lambda: after.part.status().node)
+        await asyncio.sleep(1.0)
+
+    after.run(scenario)
+    assert (batch_cpu(api), len(api.seen("PATCH", "/status"))) == ("7", patches)
+
+
+def test_node_without_a_config_and_without_a_mark_asks_no_api_server(tmp_path, authority, api):
+    bench = Bench(tmp_path, authority.kubeconfig(api.port), lost=True)
+    bench.run(lambda: asyncio.sleep(0.2))
+    assert (bench.part.status(), api.requests) == (None, [])
+
+
+def test_mark_follows_the_config_and_is_written_once_the_disk_takes_it(tmp_path, authority, api):
+    bench = Bench(tmp_path, authority.kubeconfig(api.port), publish=False)
+    temporary = mark_file(bench.config).with_name("published.json.tmp")
+    temporary.mkdir()
+
+    async def scenario():
+        await until(lambda: bench.part.status().node)
+        await asyncio.sleep(0.2)
+        assert not bench.log.names().count("mark_not_written"), "nothing is published"
+        bench.part.configure(replace(bench.config, kubernetes=replace(bench.config.kubernetes, publish=True)))
+        await until(lambda: "mark_not_written" in bench.log.names() and batch_cpu(api) == "1500")
+        temporary.rmdir()
+        await until(lambda: marked(bench.config) is not None)
+
+    bench.run(scenario)
+    assert bench.log.names().count("mark_not_written") == 1
+    assert marked(bench.config).kubeconfig == bench.config.kubernetes.kubeconfig
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------
@@ -564,7 +674,7 @@ def test_step_of_the_ladder_is_told_on_the_node(bench, api):
 def test_names_are_those_of_the_preset_or_ones_own():
     own = ResourceTable(name="example.com/spare-cpu", of="cpu", per_unit=1000)
     assert publish_settings(Settings(names="mid")).resources == resources_called("mid")
-    found = publish_settings(Settings(names="mid", resources=(own,)))
+    found = publish_settings(Settings(enabled=True, names="mid", resources=(own,)))
     assert (found.resources, found.off) == ((ExtendedResource("example.com/spare-cpu", "cpu", 1000),), "")
 
 
