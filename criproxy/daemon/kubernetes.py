@@ -158,7 +158,7 @@ class KubernetesPart(Shows):
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        self._enabled = config.kubernetes.enabled and not dry_run
+        self._enabled = _takes_part(config, dry_run=dry_run)
         self._own = own
         self._policy_file = policy_file(config)
         self._mark_file = mark_file(config)
@@ -506,6 +506,11 @@ def marked(config: Config) -> "Settings | None":
         return Kubernetes()
 
 
+def _takes_part(config: Config, *, dry_run: bool) -> bool:
+    """A dry run asks no API server, unless the node has published: nobody bounds new pods now, so that becomes 0."""
+    return config.kubernetes.enabled and (not dry_run or marked(config) is not None)
+
+
 def _in_force(memory: KubernetesMemory) -> "InForce | None":
     """None: it does not say, or can't be read here."""
     if bytes(memory.policy) == b"null":
@@ -540,7 +545,7 @@ def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
     if loaded.errors and not loaded.config.kubernetes.enabled and (mark := marked(loaded.config)) is not None:
         kubernetes = replace(mark, enabled=True, publish=False)
         return replace(loaded, config=replace(loaded.config, kubernetes=kubernetes))
-    if not loaded.config.kubernetes.enabled or dry_run:
+    if not _takes_part(loaded.config, dry_run=dry_run):
         return loaded
     overrides = remembered(loaded.config)
     return own.load(overrides) if overrides else loaded

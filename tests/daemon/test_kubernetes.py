@@ -319,6 +319,34 @@ def test_node_without_a_config_and_without_a_mark_asks_no_api_server(tmp_path, a
     assert (bench.part.status(), api.requests) == (None, [])
 
 
+def test_dry_run_of_a_node_that_lends_takes_it_back(bench, api, tmp_path, authority):
+    published(bench, api)
+    after = Bench(tmp_path, authority.kubeconfig(api.port), dry_run=True)
+    after.offering.modes = Modes({Mode.DRY_RUN: ""})
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "0")
+
+    after.run(scenario)
+    assert "dry run" in after.part.why()
+
+
+def test_dry_run_of_a_node_that_lends_begins_with_the_policy_that_it_follows(bench, api):
+    published(bench, api)
+    write_policy(bench, cpu={"reserve_cores": 2.0})
+    assert load_first(OwnFiles(bench.file), dry_run=True).config.cpu.reserve_cores == 2.0
+
+
+def test_dry_run_of_a_node_that_lends_and_has_lost_its_config_takes_it_back(bench, api, tmp_path, authority):
+    published(bench, api)
+    after = Bench(tmp_path, authority.kubeconfig(api.port), dry_run=True, lost=True)
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "0")
+
+    after.run(scenario)
+
+
 def test_mark_follows_the_config_and_is_written_once_the_disk_takes_it(tmp_path, authority, api):
     bench = Bench(tmp_path, authority.kubeconfig(api.port), publish=False)
     temporary = mark_file(bench.config).with_name("published.json.tmp")
