@@ -145,7 +145,7 @@ def test_each_name_of_a_pods_in_the_vocabulary_has_its_row() -> None:
     of_others = {
         names.PUBLISHES, names.POLICY, names.POLICIES, names.POLICY_STATUS, names.EVICTED, names.EVICTED_FROM,
         names.SWITCH, names.MANAGED, names.PRESSURE, names.FOR_OFFLINE, names.SUSPENDED,
-        names.GIVES_BACK,
+        names.SUSPENDS, names.GIVES_BACK,
     }  # fmt: skip
     of_the_clusters_side = {names.DEADLINE, names.ALONE_SECONDS, names.OVERFLOW, names.RAISED}
     assert set(_vocabulary()) - of_others - of_the_clusters_side <= {*keys("label"), *keys("annotation")}

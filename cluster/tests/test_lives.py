@@ -257,7 +257,7 @@ class Queueing:
         lent = sum(int(one[CPU]) for one in nodes), len(nodes) * 8 * GIB
         known, kept = self.keeper.state.lent["lent"], self.keeper.state.quota["lent"]
         holding = [one.used["lent"] for one in self.keeper._workloads.values() if one.reserved and one.active]
-        if sum(holding, NOTHING).exceeds(known) and len(self.keeper._surplus._suspended_s) < BUDGET:
+        if sum(holding, NOTHING).exceeds(known) and len(self.keeper._budget._spent) < BUDGET:
             return False
         cpu, memory = quota(self.kube)
         if self.keeper.state.problem or (known.millicores, known.bytes) != lent:

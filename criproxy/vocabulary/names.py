@@ -121,10 +121,13 @@ OCCUPIED: Final = "Occupied"
 AWAY: Final = "Away"
 """criproxy does not run here, or says nothing."""
 
-# --- of Kueue's Workloads --------------------------------------------------------------------------------------------
+# --- of Kueue's objects ----------------------------------------------------------------------------------------------
 
 SUSPENDED: Final = f"{PREFIX}suspended"
-"""An annotation, written by the controller: when it made a Workload inactive, as nodes lend too little for it."""
+"""A Workload's annotation, written by the controller: when it made it inactive, as nodes lend too little for it."""
+
+SUSPENDS: Final = f"{PREFIX}suspends"
+"""The Cohort's annotation, written by the controller: when it did so within the hour, RFC 3339 with commas between."""
 
 # --- Koordinator's, which mean the same here -------------------------------------------------------------------------
 # Source: Koordinator, apis/extension/constants.go, resource.go and priority.go.

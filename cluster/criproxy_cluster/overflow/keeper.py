@@ -7,7 +7,7 @@ say in an hour, and never one without an owner, which nobody would make again.
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +16,7 @@ from lightkube.types import PatchType
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy_cluster.budget import Budget
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.controller.policies import Policy
 from criproxy_cluster.objects import Json, Meta, NodeObject
@@ -47,7 +48,6 @@ HEARD_S: Final = 5.0
 MOST_TRIED: Final = 20
 """Raises, and evictions, in one look: the webhooks want a book of now."""
 
-HOUR_S: Final = 3600.0
 MOST_SHOWN: Final = 20
 PAGE: Final = 500
 MARKED: Final = {"labelSelector": f"{CLASS}={OFFLINE}"}
@@ -82,7 +82,7 @@ class OwnersKeeper:
         self._refusals = Refusals()
         self._heard: dict[Owner, float] = {}
         """Since when the book that is written has an owner's past."""
-        self._remade_s: deque[float] = deque()
+        self._budget = Budget(settings.remakes_per_hour)
         self._statuses: dict[str, Json] = {}
         self._changed: set[str] = set()
         self._failures = 0
@@ -163,9 +163,12 @@ class OwnersKeeper:
             self._failed(_in_words(trouble))
             return False
         try:
-            self._book = Book(history.decoded(text) if text else Written())
+            before = history.decoded(text) if text else Written()
         except ValueError as error:
             self._log.warning("owners_unreadable", error=str(error), consequence="their history begins anew")
+        else:
+            self._book = Book(before)
+            self._budget.restore(before.remade, time.monotonic(), time.time())
         return True
 
     async def _look(self) -> None:
@@ -218,22 +221,26 @@ class OwnersKeeper:
         self.state.owners, self.state.waiting = len(self._book), len(waiting)
         self.state.raised, self.state.overflowed = (sum(counts[what].values()) for what in ("raised", "overflowed"))
 
-    async def _write(self, now_s: float, wall_s: float) -> None:
-        """Raises Trouble."""
+    async def _write(self, now_s: float, wall_s: float, *, remade: bool = False) -> None:
+        """`remade`: a pod was made anew. That is written at once, as this may be the end of the term; what the webhooks
+        have of its owner is so again with the next book. Raises Trouble.
+        """
         since_s = float("inf") if self._written is None else now_s - self._written[1]
-        if since_s < WRITE_S:
+        if since_s < WRITE_S and not remade:
             return
         self.state.worst = self._book.worst(wall_s, MOST_SHOWN)
         await asyncio.sleep(0)  # either takes its time where there are many owners
-        book = self._book.written(self._rules, wall_s, virtual=bool(self._virtual))
+        virtual = bool(self._virtual)
+        book = self._book.written(self._rules, wall_s, virtual=virtual, remade=self._budget.times(now_s))
         text = history.encoded(book)
         if self._written is not None and self._written[0] == text and since_s < AGAIN_S:
             return
         body = {"metadata": {"annotations": {WRITTEN: rfc3339(wall_s)}}, "data": {KEY: text}}
         self._written = None  # whether it is done is known by its answer alone
         await patch(self._client, BookResource, BOOK, body, PatchType.MERGE, what=f"ConfigMap {BOOK}")
-        self._written = text, now_s
-        self._heard = {one.owner: self._heard.get(one.owner, now_s) for one in book.histories}
+        self._written = "" if remade else text, now_s
+        if not remade:
+            self._heard = {one.owner: self._heard.get(one.owner, now_s) for one in book.histories}
         self._set_statuses()
 
     def _set_statuses(self) -> None:
@@ -279,11 +286,9 @@ class OwnersKeeper:
         self, waiting: Sequence[OwnedPod], overflowed: Mapping[str, int], now_s: float, wall_s: float
     ) -> None:
         """Raises Trouble."""
-        while self._remade_s and self._remade_s[0] <= now_s - HOUR_S:
-            self._remade_s.popleft()
         tries = 0
         for pod in waiting:
-            if len(self._remade_s) >= self._settings.remakes_per_hour or tries >= MOST_TRIED:
+            if self._budget.left(now_s) <= 0 or tries >= MOST_TRIED:
                 return
             why = self._is_to_be_remade(pod, overflowed, now_s, wall_s)
             if not why:
@@ -294,15 +299,16 @@ class OwnersKeeper:
                     continue
             except Trouble as trouble:
                 if trouble.may_be_done:
-                    self._remade(pod, now_s)
+                    self._remade(pod, now_s, wall_s)
                 raise
-            self._remade(pod, now_s)
+            self._remade(pod, now_s, wall_s)
             self.state.remakes += 1
             self._log.info("pod_made_anew", namespace=pod.owner.namespace, pod=pod.name, why=why)
+            await self._write(now_s, wall_s, remade=True)
 
-    def _remade(self, pod: OwnedPod, now_s: float) -> None:
+    def _remade(self, pod: OwnedPod, now_s: float, wall_s: float) -> None:
         """The next of the same owner when this one's successor was seen."""
-        self._remade_s.append(now_s)
+        self._budget.spend(now_s, wall_s)
         self._heard.pop(pod.owner, None)
 
     def _is_to_be_remade(self, pod: OwnedPod, overflowed: Mapping[str, int], now_s: float, wall_s: float) -> str:

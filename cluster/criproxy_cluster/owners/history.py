@@ -16,7 +16,7 @@ in turn: a namespace that makes thousands of owners takes no other's place.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -91,6 +91,8 @@ class Written(Struct, omit_defaults=True):
     """By namespace, the pods on virtual nodes, or on their way there."""
     histories: list[History] = []
     outcomes: dict[str, Outcomes] = {}
+    remade: list[int] = []
+    """When pods were made anew within the hour."""
 
 
 def encoded(book: Written) -> str:
@@ -255,9 +257,14 @@ class Book:
         """By namespace, the pods that have not ended and are "raised", or "overflowed"."""
         return {namespace: count for namespace, count in sorted(self._counts[field].items()) if count}
 
-    def written(self, rules: Iterable[Rule], now_s: float, *, virtual: bool) -> Written:
+    def written(self, rules: Iterable[Rule], now_s: float, *, virtual: bool, remade: Sequence[int] = ()) -> Written:
         return Written(
-            list(rules), virtual, self.count("overflowed"), chosen(self._histories, now_s), dict(self._outcomes)
+            list(rules),
+            virtual,
+            self.count("overflowed"),
+            chosen(self._histories, now_s),
+            dict(self._outcomes),
+            list(remade),
         )
 
     def worst(self, now_s: float, most: int) -> list[tuple[Owner, Past]]:

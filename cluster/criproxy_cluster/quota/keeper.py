@@ -2,12 +2,14 @@
 
 The Cohort's `spec.resourceGroups` is this controller's alone, by server-side apply without force: what somebody else
 owns is left, and said. It is applied when a quota changes, and each `AGAIN_S` besides: one that was deleted is there
-again by then.
+again by then. An annotation of it says when Workloads were suspended, so that the next leader, too, keeps to the budget
+of the hour.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from lightkube.core.async_client import AsyncClient
@@ -15,6 +17,7 @@ from lightkube.types import PatchType
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy_cluster.budget import Budget
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.objects import CohortObject, Json, NodeObject, WorkloadObject
 from criproxy_cluster.quota.law import Law
@@ -22,10 +25,10 @@ from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, QuotaState, usag
 from criproxy_cluster.quota.surplus import Surplus, Workload, to_resume
 from criproxy_cluster.requests import Refusals, Trouble, patch, pause_s, trouble_of
 from criproxy_cluster.resources import KUEUE, CohortResource, FlavorResource, WorkloadResource, WorkloadsResource
-from criproxy_cluster.vocabulary.names import SUSPENDED
+from criproxy_cluster.vocabulary.names import SUSPENDED, SUSPENDS
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount
-from criproxy_cluster.vocabulary.times import rfc3339
+from criproxy_cluster.vocabulary.times import rfc3339, wall_s
 from criproxy_cluster.vocabulary.watching import Item
 
 LOOK_S: Final = 1.0
@@ -81,7 +84,8 @@ class QuotaKeeper:
         """What the Cohort had when this began; None: not read yet."""
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._listing: set[tuple[str, str]] = set()
-        self._surplus = Surplus(settings.suspends_per_hour or 0)
+        self._budget = Budget(settings.suspends_per_hour or 0)
+        self._surplus = Surplus(self._budget)
         self._refusals = Refusals()
         self._to_suspend: list[Workload] = []
         self._hearing = Hearing()
@@ -182,7 +186,9 @@ class QuotaKeeper:
     async def _keep_cohort(self, now_s: float) -> None:
         """Raises Trouble."""
         if self._before is None:
-            self._before = await self._read()
+            found = await self._read()
+            self._budget.restore(suspends_of(found), now_s, time.time())
+            self._before = quotas_of(found)
             self._step(now_s)
         if self._pool.lent:
             await self._apply(now_s)
@@ -217,21 +223,21 @@ class QuotaKeeper:
             )
         )
 
-    async def _read(self) -> dict[str, Amounts]:
-        """The quotas that the Cohort has; {}: it is not there. Raises Trouble."""
+    async def _read(self) -> CohortObject:
+        """The Cohort as the leader before has left it; one without anything: it is not there. Raises Trouble."""
         what = f"Cohort {self._settings.cohort}"
         try:
             with trouble_of(what):
-                return quotas_of(await self._client.get(CohortResource, self._settings.cohort))
+                return await self._client.get(CohortResource, self._settings.cohort)
         except Trouble as trouble:
             if trouble.code == NOT_FOUND:
-                return {}
+                return CohortObject()
             raise _in_words(trouble, self._settings.cohort) from trouble
 
     async def _apply(self, now_s: float) -> None:
         """Raises Trouble."""
         quotas = {name: self.state.quota[name] for name in self._pool.lent}
-        wanted = cohort(self._settings.cohort, quotas)
+        wanted = cohort(self._settings.cohort, quotas, self._budget.times(now_s))
         if self._written is not None and self._written[0] == wanted and now_s - self._written[1] < AGAIN_S:
             return
         name = self._settings.cohort
@@ -262,11 +268,12 @@ class QuotaKeeper:
                     continue
             except Trouble as trouble:
                 if trouble.may_be_done:
-                    self._surplus.suspended(now_s)
+                    self._budget.spend(now_s, time.time())
                 raise
-            self._surplus.suspended(now_s)
+            self._budget.spend(now_s, time.time())
             self.state.suspended += 1
             self._log.info("workload_suspended", namespace=one.namespace, workload=one.name, why="nodes lend less")
+            await self._apply(now_s)  # before the next one goes: this may be the end of the term
 
     async def _set_active(self, one: Workload, *, active: bool) -> bool:
         """Whether it is written. One that has changed since it was seen is seen again first, one that is refused is
@@ -307,8 +314,8 @@ async def _attempted(write: Awaitable[None]) -> Trouble | None:
     return None
 
 
-def cohort(name: str, quotas: Mapping[str, Amounts]) -> Json:
-    """The object that is applied."""
+def cohort(name: str, quotas: Mapping[str, Amounts], suspends: Sequence[int]) -> Json:
+    """The object that is applied. `suspends`: when Workloads were suspended lately."""
     flavors = [
         {
             "name": flavor,
@@ -320,7 +327,16 @@ def cohort(name: str, quotas: Mapping[str, Amounts]) -> Json:
         for flavor, one in quotas.items()
     ]
     groups = [{"coveredResources": ["cpu", "memory"], "flavors": flavors}]
-    return {"apiVersion": VERSION, "kind": "Cohort", "metadata": {"name": name}, "spec": {"resourceGroups": groups}}
+    annotations = {SUSPENDS: ",".join(map(rfc3339, suspends))} if suspends else {}
+    metadata = {"name": name, "annotations": annotations}
+    return {"apiVersion": VERSION, "kind": "Cohort", "metadata": metadata, "spec": {"resourceGroups": groups}}
+
+
+def suspends_of(found: CohortObject) -> Iterator[float]:
+    """When Workloads were suspended lately. What can't be read is left out."""
+    for text in (found.metadata.annotations or {}).get(SUSPENDS, "").split(","):
+        with suppress(ValueError):
+            yield wall_s(text)
 
 
 def quotas_of(found: CohortObject) -> dict[str, Amounts]:

@@ -11,16 +11,15 @@ back. From then on it is admitted as any other, once the pool has room.
 One that somebody else has made inactive has no mark, and is left alone.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from criproxy_cluster.budget import Budget
 from criproxy_cluster.quota.pool import NOTHING, Amounts
 
 OVER_S: Final = 300.0
-HOUR_S: Final = 3600.0
 
 
 class Workload(Struct, frozen=True):
@@ -41,12 +40,11 @@ class Workload(Struct, frozen=True):
 
 
 class Surplus:
-    """`per_hour`: the budget, over all flavors."""
+    """`budget`: over all flavors."""
 
-    def __init__(self, per_hour: int) -> None:
-        self._per_hour = per_hour
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._over_s: dict[str, float] = {}
-        self._suspended_s: deque[float] = deque()
 
     def chosen(
         self,
@@ -57,7 +55,7 @@ class Surplus:
     ) -> list[Workload]:
         """Those to suspend now, the newest first, without those that are `refused`. Ask each second: see `OVER_S`.
 
-        Call `suspended` for each that is, or may be.
+        Spend of the budget for each that is, or may be.
         """
         holding = [one for one in workloads if one.reserved and one.active]
         found: dict[tuple[str, str], Workload] = {}
@@ -69,21 +67,13 @@ class Surplus:
             if now_s - self._over_s.setdefault(flavor, now_s) < OVER_S:
                 continue
             for one in sorted(holding, key=lambda each: (each.since, each.key), reverse=True):
-                if not used.exceeds(pool) or len(found) >= self._left(now_s):
+                if not used.exceeds(pool) or len(found) >= self._budget.left(now_s):
                     break
                 part = one.used.get(flavor, NOTHING)
                 if one.key not in found and _helps(part, used, pool) and not refused(one):
                     found[one.key] = one
                     used -= part
         return list(found.values())
-
-    def suspended(self, now_s: float) -> None:
-        self._suspended_s.append(now_s)
-
-    def _left(self, now_s: float) -> int:
-        while self._suspended_s and self._suspended_s[0] <= now_s - HOUR_S:
-            self._suspended_s.popleft()
-        return self._per_hour - len(self._suspended_s)
 
 
 def _helps(part: Amounts, used: Amounts, pool: Amounts) -> bool:

@@ -12,6 +12,7 @@ from structlog.testing import CapturingLogger
 from cluster.tests.controller.test_controller import put_policy, status, until
 from cluster.tests.fake_kube import failure
 from cluster.tests.manifests import load, named, rights_of
+from criproxy_cluster.budget import HOUR_S
 from criproxy_cluster.cli import main
 from criproxy_cluster.commands.overflowing_webhook import keep_up
 from criproxy_cluster.controller.controller import Controller
@@ -181,6 +182,24 @@ def test_a_pod_that_waits_is_made_anew_once_the_webhooks_know_within_the_budget(
     stepped(scenario())
     assert {"a", "b", "c"} - {name for plural, _, name in cluster.objects if plural == "pods"} == {"a", "b"}
     assert "waited" in said(lines, "pod_made_anew")[0]["why"]
+
+
+def test_the_budget_of_remakes_is_of_an_hour_whoever_leads(cluster, stepped, log):
+    async def scenario():
+        for name in "ab":
+            put_pod(cluster, name, 90)
+        async with keeping(cluster, log, remakes_per_hour=1) as keeper:
+            await until(lambda: keeper.state.remakes == 1, 60)
+            await until(lambda: book(cluster).remade, 0.1)
+        began_s = wall_s()
+        for _ in range(3):
+            async with keeping(cluster, log, remakes_per_hour=1) as keeper:
+                await asyncio.sleep(600)
+                assert keeper.state.remakes == 0
+        async with keeping(cluster, log, remakes_per_hour=1) as keeper:
+            await until(lambda: keeper.state.remakes == 1, began_s + HOUR_S + 10 - wall_s())
+
+    stepped(scenario())
 
 
 @pytest.mark.parametrize(

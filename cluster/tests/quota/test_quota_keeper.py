@@ -8,13 +8,14 @@ from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import annotation, policy, until
 from cluster.tests.fake_kube import forbidden
+from criproxy_cluster.budget import HOUR_S
 from criproxy_cluster.cli import main
 from criproxy_cluster.controller.controller import Controller
 from criproxy_cluster.quota.keeper import AGAIN_S, QuotaKeeper, QuotaSettings
 from criproxy_cluster.quota.law import RISE_S, WINDOW_S
 from criproxy_cluster.quota.surplus import OVER_S
 from criproxy_cluster.requests import FORGOTTEN_S, MOST_REFUSED_S
-from criproxy_cluster.vocabulary.names import SUSPENDED
+from criproxy_cluster.vocabulary.names import SUSPENDED, SUSPENDS
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 GIB = 1 << 30
@@ -333,6 +334,38 @@ def test_the_budget_counts_what_may_have_been_done(kube, stepped, log):
 
     stepped(scenario())
     assert [active(kube, f"w{number}") for number in range(4)] == [None, None, None, False]
+
+
+def test_the_budget_is_of_an_hour_whoever_leads(kube, stepped, log):
+    begin(kube)
+
+    async def scenario():
+        put_node(kube, "a", "2000")
+        async with keeping(kube, log, suspends_per_hour=1) as keeper:
+            await until(lambda: keeper.state.suspended, OVER_S + 60)
+        assert kube.get("cohorts", "lent")["metadata"]["annotations"][SUSPENDS] == mark(kube, "w3"), "in the same look"
+        evict(kube, "w3")
+        for _ in range(3):
+            async with keeping(kube, log, suspends_per_hour=1) as keeper:
+                await asyncio.sleep(2 * OVER_S)
+                assert keeper.state.suspended == 0
+        async with keeping(kube, log, suspends_per_hour=1) as keeper:
+            await until(lambda: keeper.state.suspended, HOUR_S - 6 * OVER_S + 10)
+
+    stepped(scenario())
+
+
+@pytest.mark.parametrize("text", ["soon", "2999-01-01T00:00:00Z", ",,2023-11-14T22:13:20Z,"])
+def test_times_in_the_cohort_that_cannot_be_keep_nobody_from_being_suspended(text, kube, stepped, log):
+    begin(kube)
+    kube.put("cohorts", {"metadata": {"name": "lent", "annotations": {SUSPENDS: text}}, "spec": {}})
+
+    async def scenario():
+        put_node(kube, "a", "3000")
+        async with keeping(kube, log, suspends_per_hour=1) as keeper:
+            await until(lambda: keeper.state.suspended, OVER_S + 60)
+
+    stepped(scenario())
 
 
 def test_nobody_is_suspended_while_nothing_is_heard_of_workloads(kube, stepped, log):

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criproxy_cluster.budget import HOUR_S, Budget
 from criproxy_cluster.quota.pool import NOTHING, Amounts
-from criproxy_cluster.quota.surplus import HOUR_S, OVER_S, Surplus, Workload, to_resume
+from criproxy_cluster.quota.surplus import OVER_S, Surplus, Workload, to_resume
 
 LENT = {"lent": Amounts(4000, 1 << 40)}
 
@@ -28,12 +29,12 @@ def over(surplus, workloads=FIVE, lent=LENT, seconds=OVER_S, began_s=0.0):
 
 
 def test_newest_goes_once_the_pool_was_below_for_long():
-    assert names(over(Surplus(10))) == ["4"]
-    assert over(Surplus(10), seconds=OVER_S - 1) == []
+    assert names(over(Surplus(Budget(10)))) == ["4"]
+    assert over(Surplus(Budget(10)), seconds=OVER_S - 1) == []
 
 
 def test_pool_that_is_back_for_a_moment_begins_the_time_anew():
-    surplus = Surplus(10)
+    surplus = Surplus(Budget(10))
     surplus.chosen(FIVE, LENT, 0.0)
     surplus.chosen(FIVE, {"lent": Amounts(5000, 1 << 40)}, OVER_S / 2)
     surplus.chosen(FIVE, LENT, OVER_S / 2 + 1)
@@ -42,28 +43,28 @@ def test_pool_that_is_back_for_a_moment_begins_the_time_anew():
 
 def test_as_many_go_as_are_needed_within_the_budget():
     less = {"lent": Amounts(2000, 1 << 40)}
-    assert names(over(Surplus(10), lent=less)) == ["4", "3", "2"]
-    surplus = Surplus(2)
+    assert names(over(Surplus(Budget(10)), lent=less)) == ["4", "3", "2"]
+    surplus = Surplus(budget := Budget(2))
     assert names(over(surplus, lent=less)) == ["4", "3"]
-    surplus.suspended(OVER_S)
-    surplus.suspended(OVER_S)
+    budget.spend(OVER_S, 0.0)
+    budget.spend(OVER_S, 0.0)
     assert surplus.chosen(FIVE[:3], less, OVER_S + 1) == []
     assert names(surplus.chosen(FIVE[:3], less, OVER_S + HOUR_S)) == ["2"]
 
 
 def test_one_that_is_refused_counts_as_in_use_and_the_next_goes():
-    surplus = Surplus(1)
+    surplus = Surplus(Budget(1))
     surplus.chosen(FIVE, LENT, 0.0)
     assert names(surplus.chosen(FIVE, LENT, OVER_S, lambda one: one.name == "4")) == ["3"]
 
 
 def test_those_that_take_none_of_it_stay():
     others = [workload("8", flavor="exclusive"), workload("9", 0)]
-    assert names(over(Surplus(10), [*FIVE, *others])) == ["4"]
+    assert names(over(Surplus(Budget(10)), [*FIVE, *others])) == ["4"]
 
 
 def test_one_that_is_inactive_already_counts_for_nothing():
-    assert over(Surplus(10), [*FIVE[:4], workload("4", active=False)]) == []
+    assert over(Surplus(Budget(10)), [*FIVE[:4], workload("4", active=False)]) == []
 
 
 @given(
@@ -72,7 +73,7 @@ def test_one_that_is_inactive_already_counts_for_nothing():
 def test_no_more_than_needed_and_the_budget_is_kept(parts, pool, budget):
     there = [workload(f"{index:02}", millicores, active=active) for index, (millicores, active) in enumerate(parts)]
     lent = {"lent": Amounts(pool, 1 << 40)}
-    surplus = Surplus(budget)
+    surplus = Surplus(Budget(budget))
     surplus.chosen(there, lent, 0.0)
     found = surplus.chosen(there, lent, OVER_S)
 
