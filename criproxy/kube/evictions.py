@@ -231,6 +231,8 @@ class Evictor:
         self._under_way: list[tuple[str, KeptOut]] = []
         self._written: Entries | None = {}
         """What the Node has; None: it is not known."""
+        self._node_uid = ""
+        """Of the Node as it was last seen; "": it was not."""
         self._labelled: set[str] = set()
         """What the Node may have a label for."""
         self._writing = asyncio.Lock()
@@ -414,9 +416,15 @@ class Evictor:
     def saw(self, node: Node | None) -> None:
         """Take over what other processes of this node have left there: its entries, and labels that no entry is left
         of. A process before this one may write one late, when this one has been at work for a while.
+
+        A Node that was deleted and made anew has none of what was written.
         """
         if node is None:
             return
+        if self._node_uid not in ("", node.metadata.uid):
+            self._written = None
+            self._some.set()
+        self._node_uid = node.metadata.uid
         now_s = self._clock.boottime_s()
         self._own = {key: ends_s for key, ends_s in self._own.items() if ends_s + LATER_S > now_s}
         known = self._labelled | self._own.keys()

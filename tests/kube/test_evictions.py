@@ -293,6 +293,22 @@ def test_entries_of_an_earlier_process_are_kept_though_something_was_evicted_bef
     assert sorted(bench.evicted()) == ["job-0", "uid-a"]
 
 
+def test_node_that_is_made_anew_is_marked_again(bench, api):
+    bench.first(victim("a", controller="job-1"))
+    bench.evictor.saw(decoded(msgspec.json.encode(api.nodes["node1"]), Node))
+    writes = len(api.seen("PATCH", "nodes/node1"))
+    asyncio.run(bench.evictor.write_again())
+    assert len(api.seen("PATCH", "nodes/node1")) == writes, "the first sight says nothing new"
+
+    api.delete_node()
+    api.put_node(metadata={"uid": "another"})
+    bench.evictor.saw(None)
+    bench.evictor.saw(decoded(msgspec.json.encode(api.nodes["node1"]), Node))
+    asyncio.run(bench.evictor.write_again())
+    assert list(bench.evicted()) == ["job-1"]
+    assert api.nodes["node1"]["metadata"]["labels"] == {f"{EVICTED_FROM}job-1": ""}
+
+
 def test_budget_leads_to_the_next_victim_at_once(bench, api, clock):
     api.budgets = {"a": BUDGET, "b": SEVERAL}
     assert bench.first(victim("a"), victim("b"), victim("c")) == [
