@@ -39,7 +39,12 @@ END_S: Final = 5.0
 GIVE_BACK_S: Final = 8.0
 """So long giving the Lease back may take: two requests that are slow."""
 
-CONFLICT: Final = 409
+NOT_FOUND, CONFLICT = 404, 409
+
+_GONE: Final = (
+    f"whoever has held it may act for {lease_law.DURATION_S:.0f} s still, so it is not made anew here: then apply the "
+    "manifest that has it again (state.yaml, in cluster/manifests/base or ledger)"
+)
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -194,7 +199,8 @@ class Leader:
         except Trouble as error:
             if not self._trouble:
                 consequence = f"led no longer than {lease_law.RENEW_WITHIN_S:.0f} s"
-                self._log.warning("lease_trouble", error=str(error), consequence=consequence)
+                words = f"{error}: {_GONE}" if error.code == NOT_FOUND else str(error)
+                self._log.warning("lease_trouble", error=words, consequence=consequence)
             self._trouble = str(error)
         else:
             self._trouble = ""

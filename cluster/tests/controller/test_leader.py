@@ -88,6 +88,25 @@ def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, step
     stepped(scenario())
 
 
+def test_a_lease_that_is_deleted_is_not_made_anew_and_the_remedy_is_said(kube, stepped, short):
+    lines = CapturingLogger()
+
+    async def scenario():
+        install_lease(kube)
+        works = Works()
+        async with leading(kube, works.of("a"), lines):
+            kube.remove("leases", LEASE, SYSTEM)
+            await until(lambda: not works.at_work, 2.0)
+            await asyncio.sleep(5.0)
+            assert ("leases", SYSTEM, LEASE) not in kube.objects
+            install_lease(kube)
+            await until(lambda: works.at_work, 2.0)
+
+    stepped(scenario())
+    (trouble,) = [call.kwargs["error"] for call in lines.calls if call.args == ("lease_trouble",)]
+    assert "404" in trouble and "apply the manifest that has it again" in trouble
+
+
 def test_a_leader_that_cannot_write_stops_before_another_begins(kube, stepped, log, short):
     async def scenario():
         install_lease(kube)
