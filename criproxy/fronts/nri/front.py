@@ -190,7 +190,7 @@ class NriFront(Shows):
     def take(self, connection: socket.socket | None, state: bytes) -> None:
         """The other process's connection, and its `PassedOn` as JSON; None, where it has none: we dial."""
         with contextlib.suppress(msgspec.MsgspecError):
-            if self.awaits and connection is not None:
+            if self.awaits and not self._leaves and connection is not None:
                 passed = msgspec.json.decode(state, type=PassedOn)
                 self.awaits = False
                 self.plugin.recall(passed.plugin)

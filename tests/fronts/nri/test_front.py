@@ -472,5 +472,21 @@ async def test_process_whose_connection_goes_on_elsewhere_registers_no_more(tmp_
             one.listener.close()
 
 
+async def test_process_that_leaves_before_the_connection_comes_does_not_take_it(tmp_path: Path) -> None:
+    """A second upgrade, while the first old process still answers its calls."""
+    async with rig(tmp_path / "1") as first, waiting(tmp_path / "2") as second, waiting(tmp_path / "3") as third:
+        runtime = await first.registered()
+        passing(first, second)
+        passing(second, third)
+        for one in (second, third):
+            one.front.act()
+        await second.front.drain(5)
+        third.listen()
+        later = await third.registered()
+        await first.front.drain(5)
+        assert await runtime.is_closed()
+        assert (await later.ask(5, "RunPodSandbox", event(sandbox(labels=ONLINE)))).stream == 5
+
+
 def is_served_by(one: NriRig) -> bool:
     return bool(one.front.section()["nri"].by)
