@@ -26,7 +26,7 @@ from integration.lab.images import BUSYBOX
 from integration.lab.naming import Driver, driver, placement, spelled
 from integration.lab.node import Node
 from integration.lab.pods import assert_within, processes_of
-from integration.lab.process import Process, wait_until
+from integration.lab.process import LabError, Process, wait_until
 
 MIB = 1 << 20
 LONG_S = 120
@@ -84,8 +84,12 @@ class Raw:
 class Site(Node):
     """containerd, and a criproxy before it."""
 
-    def in_flight(self) -> int:
-        return int(self.proxy.metric("criproxy_calls_in_flight"))
+    def in_flight(self) -> int | None:
+        """None: there was no answer in time, as on an emulated node that a hundred clients begin on."""
+        try:
+            return int(self.proxy.metric("criproxy_calls_in_flight"))
+        except LabError:
+            return None
 
     def open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.proxy.pid}/fd"))
@@ -166,6 +170,10 @@ MALFORMED = {
 }
 
 
+REFUSED = ("INTERNAL", "UNIMPLEMENTED", "UNKNOWN")
+"""The last: containerd 1.7 passes over a field of another wire type in v1alpha2, and then misses what it needs."""
+
+
 @pytest.mark.parametrize("tail", MALFORMED.values(), ids=MALFORMED.keys())
 @pytest.mark.parametrize("method", HOOKED)
 def test_malformed_message_gets_the_runtime_s_own_error_or_is_refused(
@@ -184,7 +192,7 @@ def test_malformed_message_gets_the_runtime_s_own_error_or_is_refused(
     for message in (tail, whole + tail):
         direct, through = (raw_client.call(method, message) for raw_client in pair)
         assert through == direct or is_refusal(through, method)
-        assert direct[0] in ("INTERNAL", "UNIMPLEMENTED")
+        assert direct[0] in REFUSED
     wait_empty(site)
 
 
@@ -364,7 +372,7 @@ def test_calls_cancelled_midway_leave_no_call_no_file_and_no_memory(site: Site, 
     def cancel_some() -> None:
         for _ in range(VANISHING // 10):
             futures = [exec_sync.future(exec_request(running.container, FOREVER), timeout=LONG_S) for _ in range(10)]
-            wait_until(lambda: site.in_flight() >= 10, LONG_S, "the calls to be under way")
+            wait_until(lambda: (site.in_flight() or 0) >= 10, LONG_S, "the calls to be under way")
             for future in futures:
                 future.cancel()
             wait_until(lambda: site.in_flight() == 0, LONG_S, "the cancelled calls to end")
@@ -398,7 +406,7 @@ def test_clients_killed_midway_leave_no_call_and_no_connection(site: Site, runni
     files = site.open_files()
     argv: list[str | Path] = [sys.executable, "-c", CROWD, site.proxy.socket, running.container.id, str(VANISHING)]
     crowd = Process("crowd", argv, lab / "crowd.log", {"PYTHONPATH": python_path()})
-    crowd.wait_until(lambda: site.in_flight() >= VANISHING, LONG_S, "all calls to be under way", 0.2)
+    crowd.wait_until(lambda: (site.in_flight() or 0) >= VANISHING, LONG_S, "all calls to be under way", 0.2)
     assert site.open_files() >= files + VANISHING
     crowd.kill()
     wait_until(lambda: site.in_flight() == 0, LONG_S, "the calls to end", poll_s=0.2)
@@ -414,7 +422,7 @@ def test_slow_calls_by_the_hundred_do_not_hold_up_a_quick_one(site: Site, runnin
     exec_sync = client.unary("ExecSync")
     request = exec_request(container, ["cat", "/tmp/fifo"])
     slow = [exec_sync.future(request, timeout=2 * CROWDED_S) for _ in range(SLOW)]
-    wait_until(lambda: site.in_flight() >= SLOW, LONG_S, "the slow calls to be under way", poll_s=0.2)
+    wait_until(lambda: (site.in_flight() or 0) >= SLOW, LONG_S, "the slow calls to be under way", poll_s=0.2)
 
     assert client.call("Version", cri.VersionRequest()).runtime_name == "containerd"
     assert container.pod.id in {pod.id for pod in client.list_pods()}

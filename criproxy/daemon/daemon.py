@@ -200,7 +200,7 @@ class Daemon:
         listen, switch = Path(config.proxy.listen_path), directories_of_service(os.environ)
         self._bypass = Bypass(switch, listen, self._link.path, config.proxy.bypass)
         self._socket = ListenSocket(listen, os.getpid(), self._bypass.socket, succeeds=predecessor is not None)
-        self._make_proxy(settings)
+        self._make_proxy(settings, predecessor)
         self._reload = Reload(
             watch,
             settings,
@@ -286,7 +286,7 @@ class Daemon:
         self._round = Round(everything, shared.counters, shared.clock, self._log)
         self._round.configure(settings)
 
-    def _make_proxy(self, settings: NodeSettings) -> None:
+    def _make_proxy(self, settings: NodeSettings, predecessor: Predecessor | None) -> None:
         """What carries kubelet's calls."""
         ports, shared = self._ports, self._ports.shared
         self._admissions = Admissions(ports.box.pods)
@@ -304,7 +304,7 @@ class Daemon:
             counters=shared.counters,
             log=self._log,
         )
-        self._nri = self._make_nri(settings.config) if settings.config.proxy.front == "nri" else None
+        self._nri = self._make_nri(settings.config, predecessor) if settings.config.proxy.front == "nri" else None
         self._engine = ChosenEngine(
             settings.config.proxy.engine,
             self._link.path,
@@ -317,7 +317,7 @@ class Daemon:
             nri=self._nri,
         )
 
-    def _make_nri(self, config: Config) -> NriFront:
+    def _make_nri(self, config: Config, predecessor: Predecessor | None) -> NriFront:
         return NriFront(
             NriPlugin(self._placing, self._log),
             Path(config.proxy.nri_path),
@@ -326,6 +326,7 @@ class Daemon:
             self._link,
             clock=self._ports.shared.clock,
             log=self._log,
+            awaits=predecessor is not None and predecessor.nri_events == EVENTS_ASKED,
         )
 
     def _make_reporter(self, config: Config, driver: CgroupDriver, answering: Sequence[Shows]) -> Reporter:
@@ -384,8 +385,6 @@ class Daemon:
 
     def _make_upgrades(self, predecessor: Predecessor | None) -> Upgrades:
         interval_s, notifier = watchdog_interval_s(os.environ, os.getpid()), self._recorder.notifier
-        if self._nri is not None:
-            self._nri.awaits = predecessor is not None and predecessor.nri_events == EVENTS_ASKED
         return Upgrades(
             engine=self._engine,
             socket=self._socket,

@@ -107,7 +107,7 @@ class NriFront(Shows):
     `connected` is awaited after each registration while it acts; it lists the runtime's pods. `run_dir`: where the
     launcher finds us. `link` tells which runtime it is, before it is dialled: there are some that a plugin can lock up.
 
-    `awaits`, set before `start`: the process before this one passes its connection on, to `take`, and until then it is
+    `awaits`: the process before this one passes its connection on, to `take`, and until then it is
     the one that is called. `pass_on`, set before `drain`: the process after this one takes ours.
     """
 
@@ -131,6 +131,7 @@ class NriFront(Shows):
         *,
         clock: Clock,
         log: FilteringBoundLogger,
+        awaits: bool = False,
     ) -> None:
         self.plugin = plugin
         self.path = path
@@ -138,7 +139,7 @@ class NriFront(Shows):
         self.problem = _NOT_TOLD
         self.registered: Final = asyncio.Event()
         """Set while a connection is synchronized."""
-        self.awaits = False
+        self.awaits = awaits
         self.pass_on: PassOn | None = None
         self._has_connected = connected
         self._link = link

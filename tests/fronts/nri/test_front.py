@@ -37,14 +37,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class NriRig:
     """A front, and the socket that it dials."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, awaits: bool = False) -> None:
         directory.mkdir(exist_ok=True)
         self.path = directory / "nri.sock"
         self.bench = PluginBench()
         self.listed = 0
         self.info: RuntimeSeen | None = RuntimeSeen("containerd", "2.4.2")
         self.front = NriFront(
-            self.bench.plugin, self.path, directory, self.list, self, clock=Clock(), log=structlog.get_logger()
+            self.bench.plugin,
+            self.path,
+            directory,
+            self.list,
+            self,
+            clock=Clock(),
+            log=structlog.get_logger(),
+            awaits=awaits,
         )
         self.listener: socket.socket | None = None
 
@@ -362,8 +369,7 @@ def passing(old: NriRig, new: NriRig) -> None:
 @asynccontextmanager
 async def waiting(directory: Path) -> AsyncIterator[NriRig]:
     """The new process: it has not registered, and counts as called."""
-    made = NriRig(directory)
-    made.front.awaits = True
+    made = NriRig(directory, awaits=True)
     made.front.start()
     try:
         yield made
