@@ -179,7 +179,7 @@ class Daemon:
         )
         runtime = PodsRuntime(self._link, footprint.trim)
         by_cri = config.proxy.front == "cri"
-        inventory = Inventory(runtime, driver, holds_sandboxes=by_cri, places_known=by_cri)
+        inventory = Inventory(runtime, driver, holds_sandboxes=by_cri, places_known=by_cri, clock=clock)
         holds = Holds(clock, hold_offs, settings.stops_by)
         cluster = self._kubernetes if config.kubernetes.enabled else None
         shared = PodsShared(inventory, runtime, holds, metrics, clock, self._log, evicts=cluster, tells=cluster)

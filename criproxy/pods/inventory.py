@@ -4,16 +4,16 @@ The runtime holds the truth (an annotation on each placed sandbox); this is a co
 pass, asked for when something is missing, and rebuilt by listing when the runtime comes back.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.naming import default_places, parse_placement
+from criproxy.concurrency.clock import Clock
 from criproxy.hooks.batch import asked_by, of_pod, once_initialized
 from criproxy.hooks.notice import notice_asked_s
 from criproxy.hooks.tiers import is_mid
@@ -102,7 +102,7 @@ class Inventory(Struct, eq=False):
     """
     places_known: bool = True
     """Whether a listed pod without a placement is outside the box: by NRI, only the runtime's own list tells of all."""
-    now_s: Callable[[], float] = time.monotonic
+    clock: Clock = field(default_factory=Clock)
     _observers: list[PodObserver] = []
     _sandboxes: dict[str, Sandbox] = {}
     _containers: dict[str, ListedContainer] = {}
@@ -221,7 +221,7 @@ class Inventory(Struct, eq=False):
         finally:
             self._journals = [other for other in self._journals if other is not journal]
         there = {one.id for one in sandboxes} | {one.id for one in containers}
-        oldest_s = self.now_s() - UNLISTED_S
+        oldest_s = self.clock.monotonic_s() - UNLISTED_S
         awaited = {id: since for id, since in self._unlisted_s.items() if id not in there and since > oldest_s}
         self._unlisted_s = awaited
         # A sandbox keeps the placement it is known by, also when its cgroup has vanished meanwhile.
@@ -348,7 +348,7 @@ class Inventory(Struct, eq=False):
 
     def _awaits(self, id: str) -> None:
         if not self.holds_sandboxes:
-            self._unlisted_s[id] = self.now_s()
+            self._unlisted_s[id] = self.clock.monotonic_s()
 
     def _edit(self, edit: _Change) -> None:
         edit(self)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Final
 
@@ -41,11 +42,13 @@ LISTENERS: Final = "CRIPROXY_HANDOVER_LISTENERS"
 """The same, `7:8`, and that of the way by which listening sockets come: a stream of text can't carry them beside it."""
 
 NRI_EVENTS: Final = "CRIPROXY_HANDOVER_NRI"
-"""The runtime's events that the old process has asked for, as `fronts.nri.plugin.EVENTS_ASKED`: it can pass its
-connection on. Unset: it has none.
+"""The old process's pid and the runtime's events that it has asked for, `7:4095`, as `fronts.nri.plugin.EVENTS_ASKED`:
+it can pass its connection on. Unset: it has none. With another pid, a version that does not know it has left it there.
 """
 
 _MAX_LISTENERS: Final = 8
+
+_CREDENTIALS: Final = struct.Struct("3i")
 
 NriSocket = socket.socket | None
 """The connection to the runtime's NRI that is passed on; None: there is none."""
@@ -74,12 +77,13 @@ class Predecessor(Struct):
     def of_environment(cls, environ: MutableMapping[str, str]) -> "Predecessor | None":
         """The one named there, which is taken out for the sake of whom we start; None: nobody hands over to us."""
         given = environ.pop(CHANNEL, ""), environ.pop(LISTENERS, "").partition(":")[2]
-        events = environ.pop(NRI_EVENTS, "")
+        passes, _, events = environ.pop(NRI_EVENTS, "").partition(":")
         try:
             end, way = map(int, given)
             for descriptor in (end, way):
                 os.set_inheritable(descriptor, False)
-            return cls(socket.socket(fileno=end), socket.socket(fileno=way), int(events or 0))
+            channel = socket.socket(fileno=end)
+            return cls(channel, socket.socket(fileno=way), int(events) if passes == str(_maker(channel)) else 0)
         except (OSError, ValueError):  # it is not set, or was left by somebody
             return None
 
@@ -190,6 +194,12 @@ class Predecessor(Struct):
     def _opened(self) -> Channel:
         assert self._channel is not None
         return self._channel
+
+
+def _maker(channel: socket.socket) -> int:
+    """The pid of the process that has made both ends. Source: unix(7), SO_PEERCRED."""
+    pid, _, _ = _CREDENTIALS.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid)
 
 
 async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:

@@ -192,7 +192,8 @@ class Upgrades(Struct):
         await self.holds.hold_offs.rest()  # the other one has to know what operators hear here
         await self.active.cease()
         self.admissions.hold()
-        self.holds.rest()
+        if self.nri is None:  # by NRI, it is we who are asked until the connection has been passed on
+            self.holds.rest()
         try:
             await self.box.settle()
             await self.workers.rest()  # after this, nothing is written by any thread
@@ -254,7 +255,7 @@ class Upgrades(Struct):
 
     def _environ(self) -> Mapping[str, str]:
         passes = self.nri is not None and self.nri.connected
-        return os.environ | {NRI_EVENTS: str(EVENTS_ASKED)} if passes else os.environ
+        return os.environ | {NRI_EVENTS: f"{os.getpid()}:{EVENTS_ASKED}"} if passes else os.environ
 
     async def _retire(self, successor: Successor) -> None:
         """Finish the calls that are under way here, or came before their clients knew; a signal ends this."""

@@ -141,6 +141,10 @@ class NriFront(Shows):
         """Set while a connection is synchronized."""
         self.awaits = awaits
         self.pass_on: PassOn | None = None
+        self._taken: Final = asyncio.Event()
+        """Set once it awaits no more, and what came is among the connections."""
+        if not awaits:
+            self._taken.set()
         self._has_connected = connected
         self._link = link
         self._clock = clock
@@ -204,20 +208,26 @@ class NriFront(Shows):
         self._await_no_more()
 
     def _await_no_more(self) -> None:
-        if self.awaits:
-            self.awaits = False
+        if not self.awaits:
+            return
+        self.awaits = False
+        self._taken.set()
+        if not any(one.synchronized.is_set() for one in self._connections):  # the launcher may have brought one
             self.registered.clear()
             self._absent_s = self._clock.monotonic_s()
             self._absent.set()
 
     async def drain(self, limit_s: float) -> None:
         """Another process goes on: leave, once no call is under way, or after `limit_s`."""
-        self._leaves = True
         self._launcher.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
+                if self.pass_on is not None:
+                    await self._taken.wait()
+                self._leaves = True
                 for one in list(self._connections):
                     await (one.idle() if self.pass_on is None else one.rest())
+        self._leaves = True
         if self.pass_on is not None:
             self._pass(self.pass_on)
         self._leave()
@@ -287,7 +297,10 @@ class NriFront(Shows):
         """With a connection on which another process was registered."""
         runtime.setblocking(False)
         connection = NriConnection(self.plugin, by, self._log, goes_on=True)
-        if not await self._connected_by(connection, runtime):
+        made = await self._connected_by(connection, runtime)
+        self._taken.set()
+        if not made:
+            self._ended(connection)
             return
         try:
             self._begun(connection)

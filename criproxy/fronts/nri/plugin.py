@@ -404,13 +404,13 @@ class NriPlugin(Struct, eq=False):
 
     def memory(self) -> PluginMemory:
         inventory = self.placing.inventory
-        places = {one.id: one.placement for one in inventory.placed}
+        places = {one.id: one.placement for one in inventory.placed if one.placement is not None}
         return PluginMemory(
             self.runtime,
             self.asks_resizes,
             inventory.ids,
             tuple(self._heard),
-            tuple(replace(one, placement=places[one.id] or "") for one in inventory.marked),
+            tuple(replace(one, placement=places[one.id]) for one in inventory.marked),
             tuple(self._told),
             self.missed,
             self.required,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ async def handed_over() -> AsyncIterator[Two]:
     ours, theirs = socket.socketpair()
     giving, taking = socket.socketpair()
     end, way = theirs.detach(), taking.detach()
-    environ = {CHANNEL: str(end), LISTENERS: f"{end}:{way}", NRI_EVENTS: "7", "PATH": "/bin"}
+    environ = {CHANNEL: str(end), LISTENERS: f"{end}:{way}", NRI_EVENTS: f"{os.getpid()}:7", "PATH": "/bin"}
     predecessor = Predecessor.of_environment(environ)
     assert predecessor is not None
     assert environ == {"PATH": "/bin"}
@@ -123,6 +124,20 @@ def test_connection_to_nri_is_passed_on_once_the_listeners_have_been() -> None:
             await until(lambda: len(two.nri) == 3)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("left", ["1:7", "7", "", "1:"])
+def test_what_another_process_has_left_in_the_environment_promises_no_connection(left: str) -> None:
+    """A version that does not know the variable hands it on."""
+    ours, theirs = socket.socketpair()
+    giving, taking = socket.socketpair()
+    with ours, giving:
+        end, way = theirs.detach(), taking.detach()
+        found = Predecessor.of_environment({CHANNEL: str(end), LISTENERS: f"{end}:{way}", NRI_EVENTS: left})
+        assert found is not None
+        assert found.nri_events == 0
+        found.end.close()
+        found.way.close()
 
 
 def test_pod_is_let_in_by_the_new_process_and_its_refusal_is_passed_on() -> None:

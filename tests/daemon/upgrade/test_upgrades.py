@@ -225,6 +225,24 @@ def test_hold_off_under_way_is_waited_for_while_the_box_is_still_bounded() -> No
     assert isinstance(take, Take)
 
 
+@pytest.mark.parametrize("by_nri", [False, True], ids=["cri", "nri"])
+def test_who_is_asked_until_the_connection_has_been_passed_on_judges_on(by_nri: bool) -> None:
+    did: list[str] = []
+
+    async def play() -> None:
+        box, active, holds = Waits([]), Waits([]), Did(did)
+        box.path, box.pods = "/offline", Did([])
+        active.sockets = list
+        old = made([], Tasks(FakeLog()), Socket([]), box=box, active=active)
+        holds.hold_offs = Waits([])
+        old.holds = holds  # type: ignore[assignment]
+        old.nri = Did([]) if by_nri else None  # type: ignore[assignment]
+        await old.rest()
+
+    asyncio.run(play())
+    assert did == ([] if by_nri else ["rest"])
+
+
 @pytest.mark.parametrize("error", [CgroupError("cpu.max: no answer"), StuckError("a write hangs")])
 def test_hand_over_is_refused_while_a_write_does_not_end(error: Exception) -> None:
     async def stuck() -> None:

@@ -236,18 +236,22 @@ async def test_a_connection_that_is_handed_over_is_served_and_the_socket_is_not_
     tmp_path: Path,
 ) -> None:
     async with rig(tmp_path, listens=False) as one:
-        ours, theirs = socket.socketpair()
-        with socket.socket(socket.AF_UNIX) as launcher:
-            launcher.connect(str(tmp_path / NAME))
-            said = {"plugin_name": "criproxy", "plugin_index": "50", "runtime": "containerd"}
-            with theirs:
-                socket.send_fds(launcher, [json.dumps(said).encode()], [theirs.fileno()])
-            runtime = AsyncNri(ours)
-            await runtime.register()
-            await asyncio.wait_for(one.front.registered.wait(), 5)
-            assert one.front.section()["nri"].by == "launcher"
-            ours.close()
-            await until(lambda: not one.front.connected)
+        runtime = brought(tmp_path)
+        await runtime.register()
+        await asyncio.wait_for(one.front.registered.wait(), 5)
+        assert one.front.section()["nri"].by == "launcher"
+        runtime.end.close()
+        await until(lambda: not one.front.connected)
+
+
+def brought(directory: Path) -> AsyncNri:
+    """The runtime's end of a connection that the launcher brings."""
+    ours, theirs = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as launcher, theirs:
+        launcher.connect(str(directory / NAME))
+        said = {"plugin_name": "criproxy", "plugin_index": "50", "runtime": "containerd"}
+        socket.send_fds(launcher, [json.dumps(said).encode()], [theirs.fileno()])
+    return AsyncNri(ours)
 
 
 async def test_who_hands_over_leaves_once_its_calls_have_ended(tmp_path: Path) -> None:
@@ -478,20 +482,53 @@ async def test_process_whose_connection_goes_on_elsewhere_registers_no_more(tmp_
             one.listener.close()
 
 
-async def test_process_that_leaves_before_the_connection_comes_does_not_take_it(tmp_path: Path) -> None:
-    """A second upgrade, while the first old process still answers its calls."""
+async def test_second_upgrade_waits_for_the_connection_of_the_first(tmp_path: Path) -> None:
     async with rig(tmp_path / "1") as first, waiting(tmp_path / "2") as second, waiting(tmp_path / "3") as third:
         runtime = await first.registered()
         passing(first, second)
         passing(second, third)
         for one in (second, third):
             one.front.act()
-        await second.front.drain(5)
+        leaving = asyncio.create_task(second.front.drain(5))
+        await asyncio.sleep(0.05)
+        assert not leaving.done()
+        await first.front.drain(5)
+        await leaving
+        await runtime.ask(3, "RunPodSandbox", event(sandbox(labels=ONLINE)))
+        assert third.bench.inventory.known("s1") is not None
+
+
+async def test_process_that_has_left_takes_no_connection(tmp_path: Path) -> None:
+    async with rig(tmp_path / "1") as first, waiting(tmp_path / "2") as second, waiting(tmp_path / "3") as third:
+        runtime = await first.registered()
+        passing(first, second)
+        passing(second, third)
+        for one in (second, third):
+            one.front.act()
+        await second.front.drain(0.05)
         third.listen()
         later = await third.registered()
         await first.front.drain(5)
         assert await runtime.is_closed()
         assert (await later.ask(5, "RunPodSandbox", event(sandbox(labels=ONLINE)))).stream == 5
+        assert third.listener is not None
+        third.listener.close()
+
+
+async def test_connection_that_the_launcher_brings_meanwhile_is_enough(tmp_path: Path) -> None:
+    async with waiting(tmp_path) as new:
+        new.listen()
+        new.front.act()
+        runtime = brought(tmp_path)
+        await runtime.register()
+        await until(lambda: is_served_by(new))
+        new.front.take(None, b"null")
+        assert new.front.connected
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(new.accept(), 0.2)
+        runtime.end.close()
+        assert new.listener is not None
+        new.listener.close()
 
 
 def is_served_by(one: NriRig) -> bool:

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from criproxy.concurrency.clock import Clock
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
@@ -551,7 +553,7 @@ def test_list_that_was_made_before_the_runtime_kept_a_sandbox_lets_no_container_
 
 def test_sandbox_that_no_list_has_for_long_and_one_whose_end_was_told_are_forgotten() -> None:
     bench, now_s = acting(), 0.0
-    bench.inventory.now_s = lambda: now_s
+    bench.inventory.clock = cast("Clock", SimpleNamespace(monotonic_s=lambda: now_s))
     bench.synchronize([])
     bench.run(sandbox("failed"))
     bench.create(sandbox("failed"), container("c1"))
