@@ -230,12 +230,14 @@ def test_who_is_asked_until_the_connection_has_been_passed_on_judges_on(by_nri: 
     did: list[str] = []
 
     async def play() -> None:
-        box, active, holds = Waits([]), Waits([]), Did(did)
+        box: Any = Waits([])
+        active: Any = Waits([])
+        holds: Any = Did(did)
         box.path, box.pods = "/offline", Did([])
         active.sockets = list
         old = made([], Tasks(FakeLog()), Socket([]), box=box, active=active)
         holds.hold_offs = Waits([])
-        old.holds = holds  # type: ignore[assignment]
+        old.holds = holds
         old.nri = Did([]) if by_nri else None  # type: ignore[assignment]
         await old.rest()
 
