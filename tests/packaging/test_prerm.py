@@ -266,6 +266,17 @@ def test_removal_tells_how_to_lift_what_bounds_a_disk(tmp_path: Path, box: str) 
     assert limits.read_text() == "8:0 rbps=max wbps=max riops=max wiops=max\n"
 
 
+def test_removal_tells_how_to_lift_what_bounds_a_disk_of_a_file_whose_size_is_told_as_0(tmp_path: Path) -> None:
+    """As that of any file of the kernel's."""
+    node = Node(tmp_path, 2)
+    node.answer("/offline")
+    node.add(parse_box("/offline").pod(f"pod{UID}"), pids="4711\n")
+    (limits,) = (cgroup / "io.max" for cgroup in node.cgroups("/offline"))
+    limits.symlink_to("/proc/version")
+
+    assert f">{limits}" in node.remove()
+
+
 @pytest.mark.parametrize(
     ("record", "listen"),
     [
