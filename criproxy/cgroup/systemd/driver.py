@@ -6,6 +6,7 @@ hold by then; it rises through systemd, lest an older, lower one be put back ove
 """
 
 import contextlib
+from functools import partial
 from typing import Any
 
 from msgspec import Struct, field
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup import files
 from criproxy.cgroup import kernel_files as rows
-from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, checked_box, checked_pod, is_box
+from criproxy.cgroup.driver import CgroupError, ContainerLimits, PodLimits, all_done, checked_box, checked_pod, is_box
 from criproxy.cgroup.kernel_driver import KernelDriver, processes_in
 from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, PropertyValue, properties
 from criproxy.cgroup.naming import is_slice
@@ -72,7 +73,8 @@ class SystemdDriver:
         self._kernel.ensure(box)
 
     def write(self, box: str, limits: Limits) -> tuple[LimitChange, ...]:
-        """See `CgroupDriver.write`; the files are settled also when systemd does not answer.
+        """See `CgroupDriver.write`; the files are settled also when systemd does not answer, and systemd is sent the
+        limits also when the kernel has refused something.
 
         Each write of a quota, of the same one too, gives the box a fresh one at once (kernel/sched/core.c,
         tg_set_cfs_bandwidth): so systemd alone writes it, and once.
@@ -81,9 +83,22 @@ class SystemdDriver:
             return self._kernel.write(box, limits)
         record, held, want = self._slices[box], self._kernel.read(box), _as_held(limits)
         first, through = self._through_systemd(box, record, held, want)
-        changes = (*through, *self._kernel.write(box, first))
+        try:
+            written = all_done(
+                (partial(self._in_files, box, record, first), partial(self._in_systemd, box, record, first, want))
+            )
+        finally:
+            record.left = self._kernel.read(box)
+        return (*through, *written)
+
+    def _in_files(self, box: str, record: _Slice, limits: Limits) -> tuple[LimitChange, ...]:
+        changes = self._kernel.write(box, limits)
         if any(change.drift for change in changes):
             record.sent.clear()
+        return changes
+
+    def _in_systemd(self, box: str, record: _Slice, first: Limits, want: Limits) -> tuple[LimitChange, ...]:
+        """`first`: what was written in the files before."""
         rises = first[MEMORY] != want[MEMORY]
         size = want[MEMORY] if rises else _lasting(record, want[MEMORY], self._kernel.read(box))
         try:
@@ -91,12 +106,10 @@ class SystemdDriver:
         except CgroupError:
             self._kernel.write(box, {**want, MEMORY: first[MEMORY]})
             raise
-        if sent:
-            # Systemd has written all that it knows, which is less than there is.
-            again = self._kernel.write(box, want)
-            changes = (*changes, *(replace(change, drift=False) for change in again))
-        record.left = {**want, MEMORY: self._kernel.read(box)[MEMORY]}
-        return changes
+        if not sent:
+            return ()
+        # Systemd has written all that it knows, which is less than there is.
+        return tuple(replace(change, drift=False) for change in self._kernel.write(box, want))
 
     def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """Through systemd on v2, which makes the file, too; on v1 it has no say in cpusets, nor is it told of pods'.

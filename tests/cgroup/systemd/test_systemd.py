@@ -183,6 +183,22 @@ def test_priority_that_somebody_else_raised_is_put_back_in_systemd_too(v2: Node)
     assert (v2.file("cpu.idle"), v2.file("io.weight")) == ("1", "default 1")
 
 
+def test_priority_that_the_kernel_refuses_keeps_no_limit_of_a_slice_from_holding(box: Node) -> None:
+    contested = f"{box.kernel.root}/{'cg' if box.is_v2 else 'cpu,cpuacct'}/offline.slice/cpu.idle"
+    box.kernel.by_hand(contested, "0")
+    box.kernel.contested.add(contested)
+    low = {"cpu": 0.25, "memory": 256 * MIB}
+
+    for _ in range(2):
+        with pytest.raises(CgroupError, match=r"cpu\.idle"):
+            box.tick(low)
+        assert box.driver.read(BOX) == low
+    assert names(box.systemd.calls) == ["set"], "each call gives a fresh quota"
+
+    box.kernel.contested.clear()
+    assert [Path(change.file).name for change in box.tick(low) if change.drift] == ["cpu.idle"]
+
+
 def test_slice_that_is_found_in_a_hold_off_has_its_cpus_and_keeps_all_else(tmp_path: Path) -> None:
     node = made(tmp_path, 2)
     node.tick()
