@@ -26,6 +26,7 @@ TABLE: Final[Mapping[str, WorkerRow]] = {
     "cgroup-reader": WorkerRow("a cgroup lock"),
     "cgroup-reclaimer": WorkerRow("the kernel's reclaim", writes=True),
     "cgroup-killer": WorkerRow("a pod of many processes, where the kernel has no cgroup.kill", writes=True),
+    "cgroup-reaper": WorkerRow("an orphaned pod of many processes, where the kernel has no cgroup.kill", writes=True),
     "cgroup-disks": WorkerRow("a disk's queue, for bounds on disks", writes=True),
     "disk-keepers": WorkerRow("a disk's queue, for its scheduler", writes=True),
     "node-looks": WorkerRow("the kernel's files of threads and disks"),

@@ -962,7 +962,7 @@ def test_settle_waits_for_a_write_whose_caller_has_gone(box: Box, driver: FakeDr
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("apart", ["cgroup-killer", "cgroup-disks"], ids=["kill", "disks"])
+@pytest.mark.parametrize("apart", ["cgroup-killer", "cgroup-reaper", "cgroup-disks"])
 def test_settle_waits_for_what_other_threads_do_whose_caller_has_gone(box: Box, driver: FakeDriver, apart: str) -> None:
     """A kill, or a bound on a disk."""
     gate, did = threading.Event(), list[str]()
@@ -1060,7 +1060,7 @@ def test_pod_that_is_starting_is_not_killed(box: Box, clock: FakeClock) -> None:
 def test_limits_are_written_while_processes_of_pods_that_are_gone_are_killed(
     box: Box, driver: FakeDriver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a pod that has come back meanwhile is not killed."""
+    """And pods are evicted. A pod that has come back meanwhile is not killed."""
     killing, gate = threading.Event(), threading.Event()
     kill = driver.kill_pod
 
@@ -1069,6 +1069,7 @@ def test_limits_are_written_while_processes_of_pods_that_are_gone_are_killed(
         gate.wait(5.0)
         kill(pod)
 
+    evicted = list[str]()
     monkeypatch.setattr(driver, "kill_pod", kill_slowly)
 
     async def scenario() -> object:
@@ -1081,13 +1082,37 @@ def test_limits_are_written_while_processes_of_pods_that_are_gone_are_killed(
         await until(killing.is_set)
         async with asyncio.timeout(2.0):
             await box.pods.admit(B, 0)
+            await box.writes("kill a pod", lambda *_: evicted.append("podc"), apart="cgroup-killer")
         box.pods.forget("podb")
         assert not reaping.done()
         gate.set()
         return await reaping
 
     assert asyncio.run(scenario()) == ("poda",)
+    assert evicted == ["podc"]
     assert [step for step in driver.log if step[0] == "kill_pod"] == [("kill_pod", "/offline/poda")]
+
+
+def test_orphan_that_can_not_be_killed_keeps_no_other_from_being_killed(
+    box: Box, driver: FakeDriver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = list[str]()
+
+    def kill(pod: str) -> None:
+        if pod == "/offline/poda":
+            raise CgroupError("a fork bomb")
+        killed.append(pod)
+
+    monkeypatch.setattr(driver, "kill_pod", kill)
+    for place in (A, B):
+        run(partial(box.pods.admit, place, 0))
+        box.pods.forget(place.name)
+    run(lambda: box.pods.reap(set()))
+    clock.now += ORPHAN_S
+
+    with pytest.raises(CgroupError, match="a fork bomb"):
+        run(lambda: box.pods.reap(set()))
+    assert killed == ["/offline/podb"]
 
 
 def test_reaping_without_a_box_kills_nothing(box: Box) -> None:

@@ -1,11 +1,11 @@
 """The pods of the box: each is let in, has what kubelet has set on its own cgroup of it, and is swept when it has gone.
 
-What is written is written by jobs of the writer's thread, by one of the reclaimer's (`_make_room`) and one of the
-killer's (`_kill`).
+What is written is written by jobs of the writer's thread, by one of the reclaimer's (`_make_room`) and those of the
+reaper's (`_kill`).
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,6 +20,7 @@ from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath, PodParent, is_slice, 
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import if_there
 from criproxy.concurrency.clock import Clock
+from criproxy.concurrency.closing import all_tried
 from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, MEMORY_HIGH, SHARES_OF_CORE, UNLIMITED, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -159,13 +160,15 @@ class BoxPods:
         """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
 
         A runtime that was killed may leave processes of a pod that it then removes. In its own cgroups, kubelet ends
-        them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. Raises CgroupError.
+        them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. One that can't be killed keeps no
+        other from being killed. Raises CgroupError.
         """
         known = frozenset(name for uid in uids for name in pod_names(uid))
         due = await self._at_box("find orphans", lambda path: self._due(parse_box(path), known))
-        if not due:
-            return ()
-        return await self._threads.apart("cgroup-killer").run("kill orphans", partial(self._kill, due))
+        killed: list[str] = []
+        jobs = ((f"kill {pod}", partial(self._kill, pod, killed)) for pod in due)
+        await all_tried(*(self._threads.apart("cgroup-reaper").run(what, job) for what, job in jobs))
+        return tuple(killed)
 
     async def _at_box(self, what: str, job: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
         """A job of the writer's that gets the box's path; without a box there is nothing to do."""
@@ -288,15 +291,12 @@ class BoxPods:
         due = (name for name, since_s in self._orphaned_s.items() if now_s - since_s >= ORPHAN_S)
         return tuple(box.pod(name) for name in due)
 
-    def _kill(self, pods: Sequence[str]) -> tuple[str, ...]:
-        """On the killer's thread; a pod that has come back meanwhile is left alone. Returns the names of the others."""
-        killed = []
-        for pod in pods:
-            name = parse_placement(pod).name
-            if name in self._orphaned_s:
-                self._driver.kill_pod(pod)
-                killed.append(name)
-        return tuple(killed)
+    def _kill(self, pod: str, killed: list[str]) -> None:
+        """On the reaper's thread; a pod that has come back meanwhile is left alone."""
+        name = parse_placement(pod).name
+        if name in self._orphaned_s:
+            self._driver.kill_pod(pod)
+            killed.append(name)
 
 
 def shares_of_node() -> int:

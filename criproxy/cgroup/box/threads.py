@@ -37,7 +37,7 @@ class BoxThreads:
         """Wait until all requests so far are done, but for reclaim. What hangs at a disk is not waited for long.
         Raises StuckError.
         """
-        await self._workers.drained("cgroup-writer", "cgroup-reader", "cgroup-killer")
+        await self._workers.drained("cgroup-writer", "cgroup-reader", "cgroup-killer", "cgroup-reaper")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISK_S):
                 await self._workers.drained("cgroup-disks")
