@@ -18,9 +18,10 @@ loop_window_s=300
 hold_s=30
 # Without a bypass kubelet has no other way.
 pause_s=5
-# Systemd may refuse, or not answer for 25 s, as amid a daemon-reload on a starved node. By then `ended`, which
-# TimeoutStopSec= bounds, is to be over.
-ended_tries=15
+# Systemd may refuse, or not answer for 25 s, as amid a daemon-reload on a starved node. `ended` asks it for so long, as
+# TimeoutStopSec= bounds it and the runtime's stop waits for it.
+ended_s=10
+answer_s=4
 wait_tries=20
 # What is in the way stays there: see RestartPreventExitStatus= of criproxy-bypass-arm.service.
 in_the_way=78
@@ -37,17 +38,27 @@ count_crash() {
     { tail -n $((loop_crashes - 1)) "$crashes" 2>/dev/null; uptime_s; } >"$crashes.new" && mv -f "$crashes.new" "$crashes"
 }
 
+# Each call is bounded, also once the time is over.
+ask() {
+    left_s=$((until_s - $(uptime_s)))
+    timeout "$((left_s > answer_s ? answer_s : left_s > 1 ? left_s : 1))" systemctl "$@"
+}
+
+# Nothing starts any more while the machine goes down, and never what is masked.
+is_vain() {
+    [ "$(ask is-system-running)" = stopping ] || [ "$(ask show --property=LoadState --value "$1")" = masked ]
+}
+
 tell_systemd() {
-    tries=$ended_tries
-    until systemctl --no-block "$@"; do
-        tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || return 1
+    until ask --no-block "$@"; do
+        if is_vain "$2" || [ "$(uptime_s)" -ge "$until_s" ]; then return 1; fi
         sleep 0.5
     done
 }
 
 ended() {
     if [ "${SERVICE_RESULT:-success}" = success ]; then rm -f "$crashes"; else count_crash; fi
+    until_s=$(($(uptime_s) + ended_s))
     # What waits already goes on; in a crash loop there is nothing to wait for.
     if is_looping; then verb=restart; else verb=start; fi
     tell_systemd "$verb" criproxy-bypass-arm.service
