@@ -37,6 +37,8 @@ def withdraw(config: Config) -> str:
     if not settings.enabled:
         return "nothing to withdraw: this node publishes nothing (kubernetes.enabled)"
     if _runs(Path(config.proxy.status_path)):
+        if not settings.publish:
+            raise NotWithdrawnError("criproxy runs, and takes back what it published by itself; see `criproxy status`")
         remedy = "set kubernetes.publish = false, and it takes back what it published"
         raise NotWithdrawnError(f"criproxy runs, and would publish again: {remedy}")
     try:

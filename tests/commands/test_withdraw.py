@@ -116,6 +116,13 @@ def test_criproxy_that_runs_is_left_to_publish(tmp_path, authority, api, monkeyp
     assert api.requests == []
 
 
+def test_criproxy_that_runs_takes_back_by_itself_what_is_not_to_be_published(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "fetch", lambda *_: (200, "ok"))
+    with pytest.raises(NotWithdrawnError, match="by itself; see `criproxy status`") as raised:
+        withdraw(config(tmp_path, "/nowhere", publish=False))
+    assert "would publish again" not in str(raised.value)
+
+
 def test_kubeconfig_that_is_not_there_is_named(tmp_path):
     with pytest.raises(NotWithdrawnError, match="/nowhere: No such file"):
         withdraw(config(tmp_path, "/nowhere"))
