@@ -8,7 +8,7 @@ From then on `criproxy.kube.node_side` does the work. Nothing waits for it but a
 
 The policy that held last is read from the disk before anything is served, so that it holds from the first call on.
 
-While this node publishes, a mark lies on the disk: the `[kubernetes]` section. Without it, a config file that was lost
+While this node publishes, a mark lies on the disk (`Mark`). Without it, a config file that was lost
 would leave the node's numbers to nobody, as Kubernetes is off by default. Who finds errors, Kubernetes not switched
 on, and the mark, takes back what the Node still has of ours (`load_first`).
 """
@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Apart
 from criproxy.config import Config, Loaded, Override, OwnFiles, load
+from criproxy.config.settings import Kubernetes as Settings
 from criproxy.control import statefile
 from criproxy.control.interference.ladder import Transition
 from criproxy.control.pod_speed import Feedback
@@ -46,7 +47,6 @@ from criproxy.pods.words import duration
 from criproxy.vocabulary.gives_back import MOST_WAIT_S
 
 if TYPE_CHECKING:
-    from criproxy.config.settings import Kubernetes as Settings
     from criproxy.kube.credential import Credential
     from criproxy.kube.evictions import Eviction
     from criproxy.kube.extended_resources import Offer, PublishSettings
@@ -116,6 +116,16 @@ class KubernetesStatus(Struct, frozen=True):
     policy: PolicyShown = PolicyShown()
 
 
+class Mark(Struct, frozen=True):
+    """By what this node published last: its `[kubernetes]` section, and where the criproxy that did it listens.
+
+    `listen` "": it can't be read.
+    """
+
+    kubernetes: Settings = Settings()
+    listen: str = ""
+
+
 class KubernetesPart(Shows):
     """The part. `own`: the node's files, which were loaded. `changed` is called when another policy holds; it must not
     block.
@@ -159,6 +169,7 @@ class KubernetesPart(Shows):
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self._enabled = _takes_part(config, dry_run=dry_run)
+        self._dry_run = dry_run
         self._own = own
         self._policy_file = policy_file(config)
         self._mark_file = mark_file(config)
@@ -263,7 +274,8 @@ class KubernetesPart(Shows):
         self._side = side  # from now on its policy is the one that is loaded
         self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_mark())
+            if not self._dry_run:
+                tasks.create_task(self._keep_mark())
             tasks.create_task(side.run())
 
     async def _keep_mark(self) -> None:
@@ -275,7 +287,8 @@ class KubernetesPart(Shows):
             if settings == marked or publish_settings(settings).off:
                 await self._configured.wait()
                 continue
-            write = partial(statefile.write, self._mark_file, msgspec.json.encode(settings))
+            mark = Mark(settings, self._config.proxy.listen_path)
+            write = partial(statefile.write, self._mark_file, msgspec.json.encode(mark))
             try:
                 await self._disk.run("write the mark", write)
                 marked, trouble = settings, ""
@@ -490,25 +503,31 @@ def mark_file(config: Config) -> Path:
     return Path(config.control.checkpoint).with_name(MARK_FILE)
 
 
-def marked(config: Config) -> "Settings | None":
-    """The `[kubernetes]` section by which this node published last; None: there is no mark.
+def marked(config: Config) -> Mark | None:
+    """None: there is no mark.
 
     Of one that can't be read, all is at its default: the Node's annotation has the names. Blocks.
     """
     file = mark_file(config)
     if not os.path.lexists(file):
         return None
-    from criproxy.config.settings import Kubernetes
-
     try:
-        return msgspec.json.decode(statefile.read(file, _MOST_MARK_BYTES), type=Kubernetes)
+        return msgspec.json.decode(statefile.read(file, _MOST_MARK_BYTES), type=Mark)
     except (OSError, ValueError, RecursionError):
-        return Kubernetes()
+        return Mark()
 
 
 def _takes_part(config: Config, *, dry_run: bool) -> bool:
-    """A dry run asks no API server, unless the node has published: nobody bounds new pods now, so that becomes 0."""
-    return config.kubernetes.enabled and (not dry_run or marked(config) is not None)
+    """A dry run asks no API server, unless the node has published: nobody bounds new pods now, so that becomes 0.
+
+    Not beside the criproxy that publishes, which can't listen where the dry run does.
+    """
+    return config.kubernetes.enabled and (not dry_run or _by_this(marked(config), config))
+
+
+def _by_this(mark: Mark | None, config: Config) -> bool:
+    """Whether it is of a criproxy whose place this one has taken."""
+    return mark is not None and mark.listen in ("", config.proxy.listen_path)
 
 
 def _in_force(memory: KubernetesMemory) -> "InForce | None":
@@ -543,7 +562,9 @@ def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
     """
     loaded = own.load()
     if loaded.errors and not loaded.config.kubernetes.enabled and (mark := marked(loaded.config)) is not None:
-        kubernetes = replace(mark, enabled=True, publish=False)
+        if dry_run and not _by_this(mark, loaded.config):
+            return loaded
+        kubernetes = replace(mark.kubernetes, enabled=True, publish=False)
         return replace(loaded, config=replace(loaded.config, kubernetes=kubernetes))
     if not _takes_part(loaded.config, dry_run=dry_run):
         return loaded
@@ -551,7 +572,7 @@ def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
     return own.load(overrides) if overrides else loaded
 
 
-def publish_settings(settings: "Settings") -> "PublishSettings":
+def publish_settings(settings: Settings) -> "PublishSettings":
     from criproxy.kube.extended_resources import PublishSettings
     from criproxy.kube.publisher import resources_of
 

@@ -6,7 +6,7 @@ import pytest
 from criproxy.cli import main
 from criproxy.commands.withdraw import NotWithdrawnError, withdraw
 from criproxy.config.settings import Config, Kubernetes, Proxy
-from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE
+from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE, Mark
 from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
 from criproxy.vocabulary.names import PUBLISHES
@@ -99,7 +99,7 @@ def test_config_that_is_lost_leaves_it_to_the_mark(tmp_path, authority, api, cap
     assert api.requests == []
 
     lent = Kubernetes(enabled=True, kubeconfig=str(authority.kubeconfig(api.port)))
-    (tmp_path / MARK_FILE).write_bytes(msgspec.json.encode(lent))
+    (tmp_path / MARK_FILE).write_bytes(msgspec.json.encode(Mark(lent, f"{tmp_path}/criproxy.sock")))
     assert main(arguments) == 0
     assert api.nodes["node1"]["status"]["allocatable"] == {CPU: "0", MEMORY: "0", "cpu": "8"}
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.config import OwnFiles
-from criproxy.config.settings import Config, Control, ResourceTable
+from criproxy.config.settings import Config, Control, Proxy, ResourceTable
 from criproxy.config.settings import Kubernetes as Settings
 from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.control.pod_speed import Feedback
@@ -17,6 +17,7 @@ from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.kubernetes import (
     KubernetesPart,
+    Mark,
     load_first,
     mark_file,
     marked,
@@ -289,7 +290,7 @@ def test_node_whose_config_is_back_publishes_again_unless_it_says_not_to(bench, 
     after.run(scenario)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"names": 3}', "[" * 5000])
+@pytest.mark.parametrize("text", ["", "{", '{"kubernetes": {"names": 3}}', "[" * 5000])
 def test_mark_that_cannot_be_read_counts_with_the_defaults(tmp_path, text):
     bench = Bench(tmp_path, tmp_path / "kubeconfig")
     mark_file(bench.config).write_text(text)
@@ -347,6 +348,38 @@ def test_dry_run_of_a_node_that_lends_and_has_lost_its_config_takes_it_back(benc
     after.run(scenario)
 
 
+def test_dry_run_beside_the_criproxy_that_publishes_leaves_the_node_to_it(tmp_path, authority):
+    kubernetes = Settings(enabled=True, kubeconfig=str(authority.kubeconfig(1)))
+    mark = msgspec.json.encode(Mark(kubernetes, Proxy().listen_path))
+    (tmp_path / "published.json").write_bytes(mark)
+    trial = f'proxy.listen = "{tmp_path}/trial.sock"\ncontrol.checkpoint = "{tmp_path}/predictor.json"\n'
+    file = tmp_path / "trial.toml"
+    for text in (trial + "kubernetes.enabled = true", trial + "typo = 1"):
+        file.write_text(text)
+        own = OwnFiles(file)
+        config = load_first(own, dry_run=True).config
+        assert config.kubernetes.publish, text
+        part = KubernetesPart(
+            own, config, lambda: None, dry_run=True, metrics=Metrics("1"), clock=Hurried(), log=FakeLog()
+        )
+        assert part.status() is None, text
+
+
+def test_dry_run_leaves_the_mark_as_it_is(bench, api, tmp_path, authority):
+    published(bench, api)
+    before = mark_file(bench.config).read_bytes()
+    after = Bench(tmp_path, authority.kubeconfig(api.port), dry_run=True)
+    other = replace(after.config, kubernetes=replace(after.config.kubernetes, names="crane"))
+
+    async def scenario():
+        await until(lambda: after.part.status().node)
+        after.part.configure(other)
+        await until(lambda: "gocrane.io/cpu" in api.nodes["node1"]["status"]["allocatable"])
+
+    after.run(scenario)
+    assert mark_file(bench.config).read_bytes() == before
+
+
 def test_mark_follows_the_config_and_is_written_once_the_disk_takes_it(tmp_path, authority, api):
     bench = Bench(tmp_path, authority.kubeconfig(api.port), publish=False)
     temporary = mark_file(bench.config).with_name("published.json.tmp")
@@ -363,7 +396,7 @@ def test_mark_follows_the_config_and_is_written_once_the_disk_takes_it(tmp_path,
 
     bench.run(scenario)
     assert bench.log.names().count("mark_not_written") == 1
-    assert marked(bench.config).kubeconfig == bench.config.kubernetes.kubeconfig
+    assert marked(bench.config).kubernetes.kubeconfig == bench.config.kubernetes.kubeconfig
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------
