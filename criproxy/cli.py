@@ -366,10 +366,12 @@ def _upgrade(options: argparse.Namespace) -> int:
 def _withdraw(options: argparse.Namespace) -> int:
     from criproxy.commands.withdraw import NotWithdrawnError, withdraw
     from criproxy.config import OwnFiles
-    from criproxy.daemon.kubernetes import load_first
+    from criproxy.daemon.kubernetes import load_first, mark_file
 
-    try:  # as criproxy had it: the cluster's policy may say what is published, and by which names
-        _print(withdraw(load_first(OwnFiles(options.config), dry_run=False).config))
+    # As criproxy had it: the cluster's policy may say what is published, and by which names.
+    config = load_first(OwnFiles(options.config), dry_run=False).config
+    try:
+        _print(withdraw(config, mark_file(config)))
     except NotWithdrawnError as error:
         return _fail(f"not withdrawn: {error}")
     return 0

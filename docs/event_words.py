@@ -152,7 +152,7 @@ WORDS: Final = {
     "gives_back_unreadable": "The ledger's note on the Node is none, so the box's memory limit waits for nobody.",
     "policy_refused": "The cluster's policy, or one of several, has errors and was not taken.",
     "policy_trouble": "The cluster's policy can't be followed; what was taken last holds.",
-    "mark_not_written": "The disk did not take the mark that this node publishes; it is tried again.",
+    "mark_not_written": "The disk did not take the mark that this node publishes, or its removal; it is tried again.",
     "policy_not_remembered": "The cluster's policy of the last run could not be read.",
     # The metrics' and the status' socket.
     "remote_credentials_loaded": "What clients of observe.remote_address must show was read.",

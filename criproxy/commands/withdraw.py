@@ -31,8 +31,11 @@ class NotWithdrawnError(Exception):
     """The reason, with the remedy."""
 
 
-def withdraw(config: Config) -> str:
-    """Returns what was done, in words. Raises NotWithdrawnError."""
+def withdraw(config: Config, mark: Path) -> str:
+    """Returns what was done, in words. The `mark` that the node publishes goes with its annotation.
+
+    Raises NotWithdrawnError.
+    """
     settings = config.kubernetes
     if not settings.enabled:
         return "nothing to withdraw: this node publishes nothing (kubernetes.enabled)"
@@ -48,7 +51,13 @@ def withdraw(config: Config) -> str:
     except (OSError, CredentialError) as error:
         raise NotWithdrawnError(str(error)) from error
     names = [resource.name for resource in resources_of(settings)]
-    return asyncio.run(_publish_nothing(credential, node, names, publish=settings.publish))
+    done = asyncio.run(_publish_nothing(credential, node, names, publish=settings.publish))
+    if not settings.publish:
+        try:
+            mark.unlink(missing_ok=True)
+        except OSError as error:
+            return f"{done}; remove {mark}, which could not be: {error}"
+    return done
 
 
 def _runs(socket: Path) -> bool:

@@ -76,6 +76,12 @@ class Loaded(Struct, frozen=True):
     config: Config
     errors: tuple[ConfigError, ...]
     instead: Config | None = None
+    given: frozenset[str] = frozenset()
+    """The keys that are in it, right or wrong."""
+
+    def sure_of(self, key: str) -> bool:
+        """Whether it is given, rightly, and no file that can't be read, or is no TOML, may say otherwise."""
+        return key in self.given and all(error.key not in ("", key) for error in self.errors)
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -195,7 +201,7 @@ def _together(
     path: Path, sources: _Sources, unread: Sequence[ConfigError], overrides: Sequence[Override] = ()
 ) -> Loaded:
     loaded = _combine(sources, _shown(path), overrides)
-    return Loaded(loaded.config, _few((*unread, *loaded.errors), _shown(path)))
+    return replace(loaded, errors=_few((*unread, *loaded.errors), _shown(path)))
 
 
 def _sources(path: Path) -> tuple[_Sources, Sequence[ConfigError]]:
@@ -227,7 +233,7 @@ def _sources(path: Path) -> tuple[_Sources, Sequence[ConfigError]]:
 def parse(data: bytes, file: str) -> Loaded:
     """Like `load`, for the bytes of one config file; `file` is its name in errors."""
     loaded = _combine([(file, data)], file)
-    return Loaded(loaded.config, _few(loaded.errors, file))
+    return replace(loaded, errors=_few(loaded.errors, file))
 
 
 def _few(errors: Sequence[ConfigError], main: str) -> tuple[ConfigError, ...]:
@@ -277,7 +283,7 @@ def _combine(sources: Sequence[tuple[str, bytes]], main: str, overrides: Sequenc
     config, value_errors = _convert(tables)
     errors += [replace(error, file=origins.get(error.key.partition("[")[0], main)) for error in value_errors]
     config, conflict_errors = _resolve(config, origins, main, [override.origin for override in overrides])
-    return Loaded(config, (*errors, *conflict_errors))
+    return Loaded(config, (*errors, *conflict_errors), given=frozenset(origins))
 
 
 def _of_the_node(override: Override) -> tuple[Mapping[str, Any], list[ConfigError]]:

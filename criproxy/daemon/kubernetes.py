@@ -8,7 +8,7 @@ From then on `criproxy.kube.node_side` does the work. Nothing waits for it but a
 
 The policy that held last is read from the disk before anything is served, so that it holds from the first call on.
 
-While this node publishes, a mark lies on the disk (`Mark`). Without it, a config file that was lost
+While something on the Node is ours, a mark lies on the disk (`Mark`). Without it, a config file that was lost
 would leave the node's numbers to nobody, as Kubernetes is off by default. Who finds errors, Kubernetes not switched
 on, and the mark, takes back what the Node still has of ours (`load_first`).
 """
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from criproxy.kube.node_side import NodeSide
     from criproxy.kube.objects import BoundPod
     from criproxy.kube.policy import InForce
+    from criproxy.kube.publisher import Publisher
 
 POLICY_FILE: Final = "policy.json"
 MARK_FILE: Final = "published.json"
@@ -63,6 +64,7 @@ _MARK_S: Final = 10.0
 """What a disk takes to write it; one that hangs costs one thread."""
 
 _MARK_AGAIN_S: Final = 60.0
+_CEASED_LOOK_S: Final = 5.0
 
 _BEGIN_S: Final = 2.0
 """The first calls are not to share the interpreter with the imports."""
@@ -119,7 +121,7 @@ class KubernetesStatus(Struct, frozen=True):
 class Mark(Struct, frozen=True):
     """By what this node published last: its `[kubernetes]` section, and where the criproxy that did it listens.
 
-    `listen` "": it can't be read.
+    `listen` "": it is not known.
     """
 
     kubernetes: Settings = Settings()
@@ -206,13 +208,20 @@ class KubernetesPart(Shows):
         self._changed()
 
     def load(self, file: Path) -> Loaded:
-        """The config with the cluster's policy above it. Blocks; for any thread."""
+        """The config with the cluster's policy above it, where its own files switch Kubernetes on.
+
+        Blocks; for any thread.
+        """
         if not self._enabled:
             return load(file)
+        loaded = self._own.load(self._overrides())
+        return loaded if (loaded.instead or loaded.config).kubernetes.enabled else self._own.load()
+
+    def _overrides(self) -> tuple[Override, ...]:
         if self._side is not None:
-            return self._own.load(self._side.follower.in_force.overrides)
+            return self._side.follower.in_force.overrides
         in_force = _in_force(self._before)
-        return self._own.load(remembered(self._config) if in_force is None else in_force.overrides)
+        return remembered(self._config) if in_force is None else in_force.overrides
 
     # --- over the end of a process ----------------------------------------------------------------------------------
 
@@ -275,30 +284,40 @@ class KubernetesPart(Shows):
         self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
         async with asyncio.TaskGroup() as tasks:
             if not self._dry_run:
-                tasks.create_task(self._keep_mark())
+                tasks.create_task(self._keep_mark(side.publisher))
             tasks.create_task(side.run())
 
-    async def _keep_mark(self) -> None:
-        """Until cancelled. Nothing waits for it: while the config file is there, nobody needs the mark."""
-        marked, trouble = None, ""
+    async def _keep_mark(self, publisher: "Publisher") -> None:
+        """Until cancelled. It goes when nothing on the Node is ours: by an old one, an error in the config would switch
+        Kubernetes on.
+
+        Nothing waits for it: while the config file is there, nobody needs the mark.
+        """
+        kept: Mark | None = Mark()
+        trouble = ""
         while True:
             self._configured.clear()
             settings = self._config.kubernetes
-            if settings == marked or publish_settings(settings).off:
+            off = publish_settings(settings).off
+            if off and not publisher.ceased:
+                await self._clock.sleep(_CEASED_LOOK_S, slack_s=1.0)
+                continue
+            wanted = None if off else Mark(settings, self._config.proxy.listen_path)
+            if wanted == kept:
                 await self._configured.wait()
                 continue
-            mark = Mark(settings, self._config.proxy.listen_path)
-            write = partial(statefile.write, self._mark_file, msgspec.json.encode(mark))
             try:
-                await self._disk.run("write the mark", write)
-                marked, trouble = settings, ""
+                await self._disk.run("keep the mark", partial(_keep, self._mark_file, wanted))
+                kept, trouble = wanted, ""
             except OSError as error:
                 if str(error) != trouble:
+                    lost = "the numbers would stay if the config file were lost"
+                    stays = "errors in the config would switch Kubernetes on at a start"
                     self._log.warning(
                         "mark_not_written",
                         file=str(self._mark_file),
                         error=str(error),
-                        consequence="the numbers would stay if the config file were lost; tried again",
+                        consequence=f"{lost if wanted else stays}; tried again",
                     )
                 trouble = str(error)
                 await self._clock.sleep(_MARK_AGAIN_S, slack_s=5.0)
@@ -462,7 +481,9 @@ class KubernetesPart(Shows):
             published=published.quantities,
             why=published.why,
             age_s=published.age_s,
-            policy=PolicyShown(policy.name, policy.version, policy.keys, policy.problems),
+            policy=PolicyShown(policy.name, policy.version, policy.keys, policy.problems)
+            if self._config.kubernetes.enabled
+            else PolicyShown(),
         )
 
     def why(self) -> str:
@@ -501,6 +522,14 @@ def policy_file(config: Config) -> Path:
 
 def mark_file(config: Config) -> Path:
     return Path(config.control.checkpoint).with_name(MARK_FILE)
+
+
+def _keep(file: Path, mark: Mark | None) -> None:
+    """Blocks. Raises OSError."""
+    if mark is None:
+        file.unlink(missing_ok=True)
+    else:
+        statefile.write(file, msgspec.json.encode(mark))
 
 
 def marked(config: Config) -> Mark | None:
@@ -558,10 +587,12 @@ def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
     """The config at the start: with the policies that held last, where Kubernetes is switched on. Blocks.
 
     Where the file with that switch may be lost, it is on for a node with the mark, to take back what it publishes. As
-    `kubernetes.publish` is off then, names that the Node has from others are left alone, however old the mark is.
+    `kubernetes.publish` is off then, names that the Node has from others are left alone, however old the mark is. A
+    switch that is said to be off stays so, whatever else is wrong.
     """
     loaded = own.load()
-    if loaded.errors and not loaded.config.kubernetes.enabled and (mark := marked(loaded.config)) is not None:
+    may_be_lost = loaded.errors and not loaded.config.kubernetes.enabled and not loaded.sure_of("kubernetes.enabled")
+    if may_be_lost and (mark := marked(loaded.config)) is not None:
         if dry_run and not _by_this(mark, loaded.config):
             return loaded
         kubernetes = replace(mark.kubernetes, enabled=True, publish=False)

@@ -127,6 +127,11 @@ class Publisher:
         conditions = (node.status.conditions if node else None) or ()
         self._lent = any(one.type == CONDITION and one.status == "True" for one in conditions)
 
+    @property
+    def ceased(self) -> bool:
+        """Nothing on the Node is ours, as was last seen, and nothing is to be."""
+        return bool(self._settings.off) and self._seen is not None and self._left_to_others()
+
     def status(self) -> PublisherStatus:
         last, offered = self._last, self._offer()
         return PublisherStatus(

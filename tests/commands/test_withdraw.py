@@ -2,11 +2,13 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from criproxy.cli import main
-from criproxy.commands.withdraw import NotWithdrawnError, withdraw
-from criproxy.config.settings import Config, Kubernetes, Proxy
-from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE, Mark
+from criproxy.commands import withdraw as command
+from criproxy.commands.withdraw import NotWithdrawnError
+from criproxy.config.settings import Config, Control, Kubernetes, Proxy
+from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE, Mark, mark_file
 from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
 from criproxy.vocabulary.names import PUBLISHES
@@ -30,6 +32,10 @@ def api(authority):
 def config(tmp_path, kubeconfig, **settings):
     proxy = Proxy(listen=f"{tmp_path}/criproxy.sock")
     return Config(proxy=proxy, kubernetes=Kubernetes(enabled=True, kubeconfig=str(kubeconfig), **settings))
+
+
+def withdraw(config):
+    return command.withdraw(config, mark_file(config))
 
 
 def test_node_lends_nothing_and_its_condition_says_that_criproxy_is_away(tmp_path, authority, api):
@@ -87,6 +93,24 @@ def test_what_stands_since_publishing_was_switched_off_while_the_server_was_away
     assert node["status"]["allocatable"] == {CPU: "0", MEMORY: "7", "cpu": "8"}, "memory is another's"
     assert node["metadata"]["annotations"] == {}
     assert words == f"node node1 lends nothing: {CPU} are 0"
+
+
+@pytest.mark.parametrize(("publish", "left"), [(True, True), (False, False)])
+def test_mark_goes_with_the_annotation(publish, left, tmp_path, authority, api):
+    api.put_node(metadata={"annotations": {PUBLISHES: CPU}})
+    mark = tmp_path / MARK_FILE
+    mark.write_bytes(b"{}")
+    control = Control(checkpoint=f"{tmp_path}/checkpoint.json")
+    for _ in range(2):
+        withdraw(replace(config(tmp_path, authority.kubeconfig(api.port), publish=publish), control=control))
+    assert (mark.exists(), PUBLISHES in api.nodes["node1"]["metadata"]["annotations"]) == (left, left)
+
+
+def test_mark_that_can_not_be_removed_is_told(tmp_path, authority, api):
+    (tmp_path / MARK_FILE).mkdir()
+    control = Control(checkpoint=f"{tmp_path}/checkpoint.json")
+    words = withdraw(replace(config(tmp_path, authority.kubeconfig(api.port), publish=False), control=control))
+    assert words.startswith("nothing to withdraw") and MARK_FILE in words
 
 
 def test_config_that_is_lost_leaves_it_to_the_mark(tmp_path, authority, api, capsys):

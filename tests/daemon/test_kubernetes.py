@@ -298,6 +298,58 @@ def test_mark_that_cannot_be_read_counts_with_the_defaults(tmp_path, text):
     assert after.config.kubernetes == Settings(enabled=True, publish=False)
 
 
+def test_mark_goes_once_what_was_published_is_taken_back_and_comes_again(bench, api):
+    file = mark_file(bench.config)
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "1500" and file.exists())
+        api.fail("PATCH", 503)
+        bench.part.configure(replace(bench.config, kubernetes=replace(bench.config.kubernetes, publish=False)))
+        await until(lambda: not file.exists())
+        assert (batch_cpu(api), PUBLISHES in api.nodes["node1"]["metadata"]["annotations"]) == ("0", False)
+        bench.part.configure(bench.config)
+        await until(file.exists)
+
+    bench.run(scenario)
+
+
+def test_mark_stays_while_what_was_published_can_not_be_taken_back(bench, api):
+    file = mark_file(bench.config)
+
+    async def scenario():
+        await until(lambda: batch_cpu(api) == "1500" and file.exists())
+        api.stop()
+        bench.part.configure(replace(bench.config, kubernetes=replace(bench.config.kubernetes, publish=False)))
+        await asyncio.sleep(1.0)  # 100 s of the node's time
+
+    bench.run(scenario)
+    assert file.exists()
+
+
+OFF = "[kubernetes]\nenabled = false\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "drop_in", "enabled"),
+    [
+        pytest.param(OFF + "typo = 1", "", False, id="an unknown key"),
+        pytest.param("", OFF + "typo = 1", False, id="in a drop-in"),
+        pytest.param("typo = 1", "", True, id="not said"),
+        pytest.param("[kubernetes]\nenabled = 0", "", True, id="said wrongly"),
+        pytest.param(OFF, "[kubernetes]\nenabled = tru", True, id="a drop-in that is no TOML may say otherwise"),
+    ],
+)
+def test_mark_counts_only_where_the_files_do_not_say_that_kubernetes_is_off(text, drop_in, enabled, tmp_path):
+    file, drop_ins = tmp_path / "config.toml", tmp_path / "config.d"
+    drop_ins.mkdir()
+    file.write_text(text)
+    (drop_ins / "a.toml").write_text(drop_in)
+    (drop_ins / "state.toml").write_text(f'[control]\ncheckpoint = "{tmp_path}/predictor.json"\n')
+    (tmp_path / "published.json").write_bytes(msgspec.json.encode(Mark(Settings(enabled=True))))
+    loaded = load_first(OwnFiles(file), dry_run=False)
+    assert (bool(loaded.errors), loaded.config.kubernetes.enabled) == (True, enabled)
+
+
 def test_old_mark_leaves_the_names_to_those_who_publish_them_now(bench, api, tmp_path, authority):
     published(bench, api)
     lent = {"kubernetes.io/batch-cpu": "7"}
@@ -456,6 +508,26 @@ def switched_off_on_a_full_disk(bench, api):
 
 
 RESERVE = {"cpu": {"reserve_cores": 1.5}}
+
+
+def test_no_policy_holds_above_files_that_do_not_switch_kubernetes_on(bench, api):
+    """It was begun by the mark, or was switched off since."""
+    api.put_node(metadata={"annotations": {POLICY: json.dumps({"version": "8", "settings": RESERVE})}})
+
+    async def scenario():
+        await until(lambda: bench.part.load(bench.file).config.cpu.reserve_cores == 1.5)
+        right = bench.file.read_text()
+        bench.file.write_text(right.replace("true", "false"))
+        loaded = bench.part.load(bench.file)
+        assert (loaded.config.cpu.reserve_cores, loaded.errors) == (0.0, ())
+        bench.part.configure(loaded.config)
+        assert bench.part.status().policy.keys == ()
+        bench.file.write_text(right)
+        assert bench.part.load(bench.file).config.cpu.reserve_cores == 1.5
+        bench.file.write_text("typo = 1")
+        assert bench.part.load(bench.file).instead.cpu.reserve_cores == 1.5, "it holds by the files of before"
+
+    bench.run(scenario)
 
 
 def test_policy_that_no_disk_has_holds_in_the_process_that_takes_over(bench, api, tmp_path, authority):
