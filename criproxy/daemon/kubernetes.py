@@ -8,7 +8,7 @@ From then on `criproxy.kube.node_side` does the work. Nothing waits for it but a
 
 The policy that held last is read from the disk before anything is served, so that it holds from the first call on.
 
-While something on the Node is ours, a mark lies on the disk (`Mark`). Without it, a config file that was lost
+While something on the Node is ours, a mark lies on the disk (`PublishedMark`). Without it, a config file that was lost
 would leave the node's numbers to nobody, as Kubernetes is off by default. Who finds errors, Kubernetes not switched
 on, and the mark, takes back what the Node still has of ours (`load_first`).
 """
@@ -118,7 +118,7 @@ class KubernetesStatus(Struct, frozen=True):
     policy: PolicyShown = PolicyShown()
 
 
-class Mark(Struct, frozen=True):
+class PublishedMark(Struct, frozen=True):
     """By what this node published last: its `[kubernetes]` section, and where the criproxy that did it listens.
 
     `listen` "": it is not known.
@@ -293,7 +293,7 @@ class KubernetesPart(Shows):
 
         Nothing waits for it: while the config file is there, nobody needs the mark.
         """
-        kept: Mark | None = Mark()
+        kept: PublishedMark | None = PublishedMark()
         trouble = ""
         while True:
             self._configured.clear()
@@ -302,7 +302,7 @@ class KubernetesPart(Shows):
             if off and not publisher.ceased:
                 await self._clock.sleep(_CEASED_LOOK_S, slack_s=1.0)
                 continue
-            wanted = None if off else Mark(settings, self._config.proxy.listen_path)
+            wanted = None if off else PublishedMark(settings, self._config.proxy.listen_path)
             if wanted == kept:
                 await self._configured.wait()
                 continue
@@ -524,7 +524,7 @@ def mark_file(config: Config) -> Path:
     return Path(config.control.checkpoint).with_name(MARK_FILE)
 
 
-def _keep(file: Path, mark: Mark | None) -> None:
+def _keep(file: Path, mark: PublishedMark | None) -> None:
     """Blocks. Raises OSError."""
     if mark is None:
         file.unlink(missing_ok=True)
@@ -532,7 +532,7 @@ def _keep(file: Path, mark: Mark | None) -> None:
         statefile.write(file, msgspec.json.encode(mark))
 
 
-def marked(config: Config) -> Mark | None:
+def marked(config: Config) -> PublishedMark | None:
     """None: there is no mark.
 
     Of one that can't be read, all is at its default: the Node's annotation has the names. Blocks.
@@ -541,9 +541,9 @@ def marked(config: Config) -> Mark | None:
     if not os.path.lexists(file):
         return None
     try:
-        return msgspec.json.decode(statefile.read(file, _MOST_MARK_BYTES), type=Mark)
+        return msgspec.json.decode(statefile.read(file, _MOST_MARK_BYTES), type=PublishedMark)
     except (OSError, ValueError, RecursionError):
-        return Mark()
+        return PublishedMark()
 
 
 def _takes_part(config: Config, *, dry_run: bool) -> bool:
@@ -554,7 +554,7 @@ def _takes_part(config: Config, *, dry_run: bool) -> bool:
     return config.kubernetes.enabled and (not dry_run or _by_this(marked(config), config))
 
 
-def _by_this(mark: Mark | None, config: Config) -> bool:
+def _by_this(mark: PublishedMark | None, config: Config) -> bool:
     """Whether it is of a criproxy whose place this one has taken."""
     return mark is not None and mark.listen in ("", config.proxy.listen_path)
 

@@ -114,6 +114,8 @@ class Publisher:
         self._not_before_s = 0.0
         self._failures = 0
         self._trouble = ""
+        self._wrote = False
+        """Whether this process may have written the annotation last; what was seen may be older."""
         self._lent = False
         """Whether the node's status says that it lends, by whichever process."""
         self._ready: tuple[str, str] = ("", "")
@@ -193,6 +195,8 @@ class Publisher:
         return offered
 
     def _left_to_others(self) -> bool:
+        if self._wrote:
+            return False
         return not self._lent and (self._seen is None or self._seen.publishes is None)
 
     async def _left(self) -> tuple[str, ...]:
@@ -211,7 +215,9 @@ class Publisher:
             promised = await self._allocated(left_out)
         made = publication(offered, promised, last, settings, why_now, left=left)
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
+        self._wrote = self._wrote or made.publishes is not None
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
+        self._wrote = made.publishes is not None
         now_s = self._clock.boottime_s()
         if last is not None:
             self._promises.followed(last, now_s)

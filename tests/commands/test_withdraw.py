@@ -8,7 +8,7 @@ from criproxy.cli import main
 from criproxy.commands import withdraw as command
 from criproxy.commands.withdraw import NotWithdrawnError
 from criproxy.config.settings import Config, Control, Kubernetes, Proxy
-from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE, Mark, mark_file
+from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE, PublishedMark, mark_file
 from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
 from criproxy.vocabulary.names import PUBLISHES
@@ -123,7 +123,7 @@ def test_config_that_is_lost_leaves_it_to_the_mark(tmp_path, authority, api, cap
     assert api.requests == []
 
     lent = Kubernetes(enabled=True, kubeconfig=str(authority.kubeconfig(api.port)))
-    (tmp_path / MARK_FILE).write_bytes(msgspec.json.encode(Mark(lent, f"{tmp_path}/criproxy.sock")))
+    (tmp_path / MARK_FILE).write_bytes(msgspec.json.encode(PublishedMark(lent, f"{tmp_path}/criproxy.sock")))
     assert main(arguments) == 0
     assert api.nodes["node1"]["status"]["allocatable"] == {CPU: "0", MEMORY: "0", "cpu": "8"}
 

@@ -17,7 +17,7 @@ from criproxy.control.policy import PolicyState, StaticSettings, decide
 from criproxy.control.publication import OpenBoxSettings
 from criproxy.daemon.kubernetes import (
     KubernetesPart,
-    Mark,
+    PublishedMark,
     load_first,
     mark_file,
     marked,
@@ -345,7 +345,7 @@ def test_mark_counts_only_where_the_files_do_not_say_that_kubernetes_is_off(text
     file.write_text(text)
     (drop_ins / "a.toml").write_text(drop_in)
     (drop_ins / "state.toml").write_text(f'[control]\ncheckpoint = "{tmp_path}/predictor.json"\n')
-    (tmp_path / "published.json").write_bytes(msgspec.json.encode(Mark(Settings(enabled=True))))
+    (tmp_path / "published.json").write_bytes(msgspec.json.encode(PublishedMark(Settings(enabled=True))))
     loaded = load_first(OwnFiles(file), dry_run=False)
     assert (bool(loaded.errors), loaded.config.kubernetes.enabled) == (True, enabled)
 
@@ -402,7 +402,7 @@ def test_dry_run_of_a_node_that_lends_and_has_lost_its_config_takes_it_back(benc
 
 def test_dry_run_beside_the_criproxy_that_publishes_leaves_the_node_to_it(tmp_path, authority):
     kubernetes = Settings(enabled=True, kubeconfig=str(authority.kubeconfig(1)))
-    mark = msgspec.json.encode(Mark(kubernetes, Proxy().listen_path))
+    mark = msgspec.json.encode(PublishedMark(kubernetes, Proxy().listen_path))
     (tmp_path / "published.json").write_bytes(mark)
     trial = f'proxy.listen = "{tmp_path}/trial.sock"\ncontrol.checkpoint = "{tmp_path}/predictor.json"\n'
     file = tmp_path / "trial.toml"
