@@ -102,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", type=Path, default=DEFAULT_CONFIG, help="the config file (default: %(default)s)"
     )
     run = verbs.add_parser("run", parents=[config], help="run the proxy and the control loop")
-    run.add_argument("--dry-run", action="store_true", help="compute and log, but write no limit and move no pod")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="compute and log, but write no limit and move no pod; what a node lends becomes 0",
+    )
     run.set_defaults(verb=_run)
     check = verbs.add_parser("check", parents=[config], help="say everything that is wrong with a config file")
     check.set_defaults(verb=_check)

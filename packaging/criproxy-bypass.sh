@@ -44,9 +44,10 @@ ask() {
     timeout "$((left_s > answer_s ? answer_s : left_s > 1 ? left_s : 1))" systemctl "$@"
 }
 
-# Nothing starts any more while the machine goes down, and never what is masked.
+# Nothing starts any more while the machine goes down, and never what is masked, missing or wrong.
 is_vain() {
-    [ "$(ask is-system-running)" = stopping ] || [ "$(ask show --property=LoadState --value "$1")" = masked ]
+    if [ "$(ask is-system-running)" = stopping ]; then return 0; fi
+    case "$(ask show --property=LoadState --value "$1")" in loaded | '') return 1 ;; esac
 }
 
 tell_systemd() {

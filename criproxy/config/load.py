@@ -76,12 +76,8 @@ class Loaded(Struct, frozen=True):
     config: Config
     errors: tuple[ConfigError, ...]
     instead: Config | None = None
-    given: frozenset[str] = frozenset()
-    """The keys that are in it, right or wrong."""
-
-    def sure_of(self, key: str) -> bool:
-        """Whether it is given, rightly, and no file that can't be read, or is no TOML, may say otherwise."""
-        return key in self.given and all(error.key not in ("", key) for error in self.errors)
+    sure: frozenset[str] = frozenset()
+    """The keys that are given, rightly; none where a file that can't be read, or is no TOML, may say otherwise."""
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -201,7 +197,9 @@ def _together(
     path: Path, sources: _Sources, unread: Sequence[ConfigError], overrides: Sequence[Override] = ()
 ) -> Loaded:
     loaded = _combine(sources, _shown(path), overrides)
-    return replace(loaded, errors=_few((*unread, *loaded.errors), _shown(path)))
+    errors = (*unread, *loaded.errors)
+    wrong = {error.key for error in errors}
+    return replace(loaded, errors=_few(errors, _shown(path)), sure=frozenset() if "" in wrong else loaded.sure - wrong)
 
 
 def _sources(path: Path) -> tuple[_Sources, Sequence[ConfigError]]:
@@ -283,7 +281,7 @@ def _combine(sources: Sequence[tuple[str, bytes]], main: str, overrides: Sequenc
     config, value_errors = _convert(tables)
     errors += [replace(error, file=origins.get(error.key.partition("[")[0], main)) for error in value_errors]
     config, conflict_errors = _resolve(config, origins, main, [override.origin for override in overrides])
-    return Loaded(config, (*errors, *conflict_errors), given=frozenset(origins))
+    return Loaded(config, (*errors, *conflict_errors), sure=frozenset(origins))
 
 
 def _of_the_node(override: Override) -> tuple[Mapping[str, Any], list[ConfigError]]:

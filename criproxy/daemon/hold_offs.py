@@ -15,7 +15,7 @@ from criproxy.pods.unbounded import UnboundedPods
 _BOX_STAYS: Final = "the box's limits stay, and no new offline pod is let in"
 _POD_STAYS: Final = (
     "criproxy does not stop it, unless the node is about to run out of memory; an eviction that was accepted before, "
-    "and a stop signal that its containers have, can't be taken back"
+    "and a stop signal that its containers have, can't be taken back (CRI-O also kills who ignores it, a minute later)"
 )
 
 _SETTLES_S: Final = 5.0

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Apart
-from criproxy.config import Config, Loaded, Override, OwnFiles, load
+from criproxy.config import Config, Loaded, Override, OwnFiles, load, placed
 from criproxy.config.settings import Kubernetes as Settings
 from criproxy.control import statefile
 from criproxy.control.interference.ladder import Transition
@@ -178,6 +178,8 @@ class KubernetesPart(Shows):
         self._disk = Apart("kubernetes-mark", _MARK_S)
         self._configured = asyncio.Event()
         self._config = config
+        self._listen: Final = config.proxy.listen_path
+        """It stays so until a restart, whatever the config says by then."""
         self._changed = changed
         self._metrics = metrics
         self._clock = clock
@@ -302,7 +304,7 @@ class KubernetesPart(Shows):
             if off and not publisher.ceased:
                 await self._clock.sleep(_CEASED_LOOK_S, slack_s=1.0)
                 continue
-            wanted = None if off else PublishedMark(settings, self._config.proxy.listen_path)
+            wanted = None if off else PublishedMark(settings, self._listen)
             if wanted == kept:
                 await self._configured.wait()
                 continue
@@ -556,7 +558,7 @@ def _takes_part(config: Config, *, dry_run: bool) -> bool:
 
 def _by_this(mark: PublishedMark | None, config: Config) -> bool:
     """Whether it is of a criproxy whose place this one has taken."""
-    return mark is not None and mark.listen in ("", config.proxy.listen_path)
+    return mark is not None and (not mark.listen or placed(mark.listen) == placed(config.proxy.listen_path))
 
 
 def _in_force(memory: KubernetesMemory) -> "InForce | None":
@@ -591,7 +593,7 @@ def load_first(own: OwnFiles, *, dry_run: bool) -> Loaded:
     switch that is said to be off stays so, whatever else is wrong.
     """
     loaded = own.load()
-    may_be_lost = loaded.errors and not loaded.config.kubernetes.enabled and not loaded.sure_of("kubernetes.enabled")
+    may_be_lost = loaded.errors and not loaded.config.kubernetes.enabled and "kubernetes.enabled" not in loaded.sure
     if may_be_lost and (mark := marked(loaded.config)) is not None:
         if dry_run and not _by_this(mark, loaded.config):
             return loaded

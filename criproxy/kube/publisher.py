@@ -55,6 +55,9 @@ SHED_LOOK_S: Final = 1.0
 
 STALE_S: Final = 900.0
 
+_MAY_BE_TAKEN: Final = 500
+"""From this status on, a write may have been done all the same."""
+
 
 def resources_of(settings: Kubernetes) -> tuple[ExtendedResource, ...]:
     """The names that a config says."""
@@ -114,8 +117,8 @@ class Publisher:
         self._not_before_s = 0.0
         self._failures = 0
         self._trouble = ""
-        self._wrote = False
-        """Whether this process may have written the annotation last; what was seen may be older."""
+        self._unanswered = False
+        """Whether a write of ours may have been taken whose answer is not there."""
         self._lent = False
         """Whether the node's status says that it lends, by whichever process."""
         self._ready: tuple[str, str] = ("", "")
@@ -165,17 +168,21 @@ class Publisher:
     async def look(self) -> None:
         """Publish if it is time. Never raises: what fails is tried again, ever more rarely."""
         offered, now_s = self._offer(), self._clock.boottime_s()
-        if offered is None or now_s < self._not_before_s or (self._settings.off and self._left_to_others()):
-            return
-        why_now = due(offered, self._seen, self._last, self._settings, now_s)
-        if not why_now:
+        if offered is None or now_s < self._not_before_s:
             return
         try:
+            if self._settings.off and self._unanswered:
+                await self._see()
+            if self._settings.off and self._left_to_others():
+                return
+            if not (why_now := due(offered, self._seen, self._last, self._settings, now_s)):
+                return
             await self._publish(offered, why_now)
         except (UnreachableError, ObjectError) as error:
             self._failed(str(error), None)
         except RejectedError as error:
             answer = error.answer
+            self._unanswered = self._unanswered and answer.status >= _MAY_BE_TAKEN
             self._failed(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
         else:
             if self._trouble:
@@ -195,14 +202,19 @@ class Publisher:
         return offered
 
     def _left_to_others(self) -> bool:
-        if self._wrote:
+        """What was seen may be older than what we wrote last."""
+        if self._unanswered or (self._last is not None and self._last.publishes is not None):
             return False
         return not self._lent and (self._seen is None or self._seen.publishes is None)
+
+    async def _see(self) -> None:
+        self.saw(decoded(await self._ask(ApiRequest("GET", path("nodes", self._node))), Node))
+        self._unanswered = False
 
     async def _left(self) -> tuple[str, ...]:
         """The names that the annotation has: of an earlier process, which may have had another config."""
         if self._seen is None:  # the watch has not begun yet
-            self.saw(decoded(await self._ask(ApiRequest("GET", path("nodes", self._node))), Node))
+            await self._see()
         return names_of(self._seen.publishes if self._seen else None)
 
     async def _publish(self, offered: Offer, why_now: str) -> None:
@@ -215,9 +227,9 @@ class Publisher:
             promised = await self._allocated(left_out)
         made = publication(offered, promised, last, settings, why_now, left=left)
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
-        self._wrote = self._wrote or made.publishes is not None
+        self._unanswered = True
         answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
-        self._wrote = made.publishes is not None
+        self._unanswered = False
         now_s = self._clock.boottime_s()
         if last is not None:
             self._promises.followed(last, now_s)

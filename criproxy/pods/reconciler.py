@@ -138,8 +138,11 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
         self.box.pods.know_asked(shares, [name for name, s in names.items() if s.mid])
 
     async def _reap(self) -> None:
-        if killed := await self.box.pods.reap(self.shared.inventory.uids):
+        killed, failure = await self.box.pods.reap(self.shared.inventory.uids)
+        if killed:
             self.shared.log.warning("orphans_killed", pods=list(killed), reason="the runtime has forgotten these pods")
+        if failure is not None:
+            raise failure
 
     async def _drop_caches(self) -> None:
         if size_bytes := await self.box.memory.drop_caches(_names(self.shared.inventory.running_pods)):

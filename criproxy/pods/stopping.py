@@ -388,6 +388,7 @@ class Holds(Struct):
     stops_by: frozenset[str] = frozenset()
     closed: str = ""
     resting: bool = False
+    _judges: bool = True
     _held: dict[tuple[str, str], tuple[float, str]] = {}
 
     def stops(self, setting: str, pod: PodRef, *, held_off_too: bool = False) -> bool:
@@ -432,20 +433,20 @@ class Holds(Struct):
         self.stops_by = stops_by
         self._held = {key: held for key, held in self._held.items() if key[1] in stops_by}
 
-    def rest(self) -> None:
-        """Until `resume`, another process serves, and judges for itself."""
-        self.resting = True
+    def rest(self, *, judges_on: bool) -> None:
+        """Until `resume`, another process serves, and stops pods. `judges_on`: we are still asked of their starts."""
+        self.resting, self._judges = True, judges_on
 
     def resume(self) -> None:
-        self.resting = False
+        self.resting, self._judges = False, True
 
     def held(self, pod: PodRef) -> str:
         """Why the pod may not start in the box now; "" when it may. Any thread may call it."""
-        return self.held_itself(pod) or ("" if self.resting else self.closed)
+        return self.held_itself(pod) or (self.closed if self._judges else "")
 
     def held_itself(self, pod: PodRef) -> str:
         """As `held`, but whatever holds for all pods alike: why nothing of it may start, in a sandbox that it has."""
-        if self.resting:
+        if not self._judges:
             return ""
         for (uid, setting), (until_s, why) in self._held.items():
             if uid == pod.uid and (left_s := until_s - self.clock.boottime_s()) > 0.0:

@@ -315,7 +315,9 @@ def test_ended_does_not_outlast_the_stop_of_the_service(stage: Stage, how: str) 
     assert 9.0 < stage.passed_s < int(stop_s) - 5
 
 
-@pytest.mark.parametrize(("file", "said"), [("state", "stopping"), ("load", "masked")])
+@pytest.mark.parametrize(
+    ("file", "said"), [("state", "stopping"), ("load", "masked"), ("load", "not-found"), ("load", "bad-setting")]
+)
 def test_ended_tries_nothing_again_that_can_not_start(stage: Stage, file: str, said: str) -> None:
     """As at each reboot: containerd's stop waits for criproxy's."""
     (stage.directory / "refuses").touch()

@@ -333,6 +333,7 @@ OFF = "[kubernetes]\nenabled = false\n"
     ("text", "drop_in", "enabled"),
     [
         pytest.param(OFF + "typo = 1", "", False, id="an unknown key"),
+        pytest.param(OFF + "".join(f"typo{n} = 1\n" for n in range(25)), "", False, id="more errors than are shown"),
         pytest.param("", OFF + "typo = 1", False, id="in a drop-in"),
         pytest.param("typo = 1", "", True, id="not said"),
         pytest.param("[kubernetes]\nenabled = 0", "", True, id="said wrongly"),

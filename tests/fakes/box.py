@@ -151,9 +151,9 @@ class FakeBox:
         self._check()
         return self.cache
 
-    async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
+    async def reap(self, uids: Collection[str]) -> tuple[tuple[str, ...], None]:
         self.orders.append(("reap", uids))
-        return ()
+        return (), None
 
     async def sweep(self, known: frozenset[str], ended: frozenset[str] = frozenset()) -> tuple[str, ...]:
         self.known, self.ended = known, ended

@@ -358,6 +358,30 @@ def publish_as_another(bench, **amounts):
     bench.see()
 
 
+@pytest.mark.parametrize("status", [403, 503])
+def test_write_that_was_not_taken_makes_no_other_system_s_names_ours(bench, status):
+    bench.see()
+    bench.api.fail("PATCH", status)
+    bench.look()
+    publish_as_another(bench, **{BATCH_CPU: "7000"})
+    bench.publisher.configure(OFF)
+    assert bench.look(130)[BATCH_CPU] == "7000"
+    assert bench.patches() == 1
+    assert bench.publisher.ceased
+
+
+def test_write_that_was_taken_without_an_answer_is_taken_back(bench):
+    bench.see()
+    before = bench.node()
+    bench.api.fail("PATCH", cut=10)
+    assert bench.look()[BATCH_CPU] == "4000"
+    bench.publisher.saw(decoded(msgspec.json.encode(before), Node))
+    bench.publisher.configure(OFF)
+    assert not bench.publisher.ceased
+    assert bench.look(130)[BATCH_CPU] == "0"
+    assert bench.publisher.ceased
+
+
 def test_names_that_were_left_to_others_stay_when_other_names_are_published(bench):
     bench.look()
     bench.publisher.configure(OFF)

@@ -531,7 +531,7 @@ def test_pod_that_is_not_to_go_any_more_when_the_api_was_waited_for_stays(emerge
             elif change == "switched-off":
                 bench.holds.configure(frozenset())
             else:
-                bench.holds.rest()
+                bench.holds.rest(judges_on=False)
             return None
 
     bench = Bench(evicts=Waits())

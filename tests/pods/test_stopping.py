@@ -53,12 +53,16 @@ def test_everybody_is_held_until_that_is_over() -> None:
     assert held.held(POD) == ""
 
 
-def test_nobody_is_held_here_while_another_process_serves() -> None:
+@pytest.mark.parametrize("judges_on", [False, True])
+def test_nobody_is_held_or_stopped_here_while_another_process_serves(judges_on: bool) -> None:
+    """But while it is still asked who may start."""
     held, _ = holds()
+    held.configure(frozenset([ON_UNBOUNDED]))
     held.hold(POD, 60.0, "it printed", ON_UNBOUNDED)
     held.close("the box is over")
-    held.rest()
-    assert (held.held(POD), held.held(OTHER)) == ("", "")
+    held.rest(judges_on=judges_on)
+    assert (held.held(POD) != "", held.held(OTHER)) == (judges_on, "the box is over" if judges_on else "")
+    assert not held.stops(ON_UNBOUNDED, POD)
     held.resume()
     assert (held.held(POD) != "", held.held(OTHER)) == (True, "the box is over")
 
@@ -257,7 +261,7 @@ def test_notice_that_cannot_be_given_does_not_keep_the_pod_and_a_stop_that_fails
 CHANGES = {
     "held-off": lambda holds: holds.hold_offs.__setattr__("_all", {"1": HoldOff("1", "batch/job", math.inf, "repair")}),
     "switched-off": lambda holds: holds.configure(frozenset()),
-    "ceased": lambda holds: holds.rest(),
+    "ceased": lambda holds: holds.rest(judges_on=False),
 }
 
 

@@ -5,7 +5,7 @@ reaper's (`_kill`).
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,6 @@ from criproxy.cgroup.naming import DEFAULT_BOXES, BoxPath, PodParent, is_slice, 
 from criproxy.cgroup.tiers import tiered
 from criproxy.cgroup.tree import if_there
 from criproxy.concurrency.clock import Clock
-from criproxy.concurrency.closing import all_tried
 from criproxy.model import HIGHEST_SHARES, LOWEST_SHARES, MEMORY_HIGH, SHARES_OF_CORE, UNLIMITED, Resources, Unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -156,19 +155,17 @@ class BoxPods:
         known, ended = frozenset(known), frozenset(ended)
         return await self._at_box("sweep", lambda path: self._sweep(parse_box(path), known, ended))
 
-    async def reap(self, uids: Collection[str]) -> tuple[str, ...]:
-        """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names.
+    async def reap(self, uids: Collection[str]) -> tuple[tuple[str, ...], CgroupError | None]:
+        """Kill what runs in the cgroups of pods that have been gone for `ORPHAN_S`; returns the cgroups' names, and why
+        one of the others could not be killed.
 
         A runtime that was killed may leave processes of a pod that it then removes. In its own cgroups, kubelet ends
-        them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. One that can't be killed keeps no
-        other from being killed. Raises CgroupError.
+        them. `uids`: of all pods that the runtime knows. `sweep` removes the cgroups. One that takes long, or can't be
+        killed, keeps no other from being killed. Raises CgroupError, and StuckError while that still goes on.
         """
         known = frozenset(name for uid in uids for name in pod_names(uid))
         due = await self._at_box("find orphans", lambda path: self._due(parse_box(path), known))
-        killed: list[str] = []
-        jobs = ((f"kill {pod}", partial(self._kill, pod, killed)) for pod in due)
-        await all_tried(*(self._threads.apart("cgroup-reaper").run(what, job) for what, job in jobs))
-        return tuple(killed)
+        return await self._threads.apart("cgroup-reaper").run("kill orphans", partial(self._kill, due))
 
     async def _at_box(self, what: str, job: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
         """A job of the writer's that gets the box's path; without a box there is nothing to do."""
@@ -291,12 +288,18 @@ class BoxPods:
         due = (name for name, since_s in self._orphaned_s.items() if now_s - since_s >= ORPHAN_S)
         return tuple(box.pod(name) for name in due)
 
-    def _kill(self, pod: str, killed: list[str]) -> None:
+    def _kill(self, due: Sequence[str]) -> tuple[tuple[str, ...], CgroupError | None]:
         """On the reaper's thread; a pod that has come back meanwhile is left alone."""
-        name = parse_placement(pod).name
-        if name in self._orphaned_s:
-            self._driver.kill_pod(pod)
-            killed.append(name)
+        killed, failure = list[str](), None
+        for pod in due:
+            name = parse_placement(pod).name
+            try:
+                if name in self._orphaned_s:
+                    self._driver.kill_pod(pod)
+                    killed.append(name)
+            except CgroupError as error:
+                failure = failure or error
+        return tuple(killed), failure
 
 
 def shares_of_node() -> int:

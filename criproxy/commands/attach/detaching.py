@@ -26,7 +26,7 @@ def detach(steps: Steps) -> None:
         record, proxy = steps.host.load(), steps.proxy
         listens = _listens(steps, record)
         kubelets = socket_path(kubelet.endpoint) or ""
-        if _leads_to_us(steps.host.root, listens, kubelets):
+        if _leads_to_us(steps.host.root, listens, kubelet.endpoint):
             listens.add(kubelets)  # by a link on its way, perhaps
         plan = detach_plan(kubelet, record, listens, f"unix://{proxy.runtime}", steps.host.read)
         # Kubelet may run on criproxy whatever its files say by now: an earlier detach was ended there.
@@ -53,8 +53,8 @@ def _listens(steps: Steps, record: AttachRecord | None) -> set[str]:
 
 
 def _leads_to_us(root: Path, listens: Collection[str], endpoint: str) -> bool:
-    kubelets = socket_path(endpoint) or ""
-    return any(same_socket(root, kubelets, one) for one in listens)
+    path = socket_path(endpoint)
+    return path is not None and any(same_socket(root, path, one) for one in listens)
 
 
 def _is_sent_by_a_script(kubelet: NodeKubelet) -> bool:

@@ -192,8 +192,7 @@ class Upgrades(Struct):
         await self.holds.hold_offs.rest()  # the other one has to know what operators hear here
         await self.active.cease()
         self.admissions.hold()
-        if self.nri is None:  # by NRI, it is we who are asked until the connection has been passed on
-            self.holds.rest()
+        self.holds.rest(judges_on=self.nri is not None)  # by NRI, we are asked until the connection is passed on
         try:
             await self.box.settle()
             await self.workers.rest()  # after this, nothing is written by any thread

@@ -3,14 +3,12 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from criproxy.concurrency.clock import Clock
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
@@ -18,6 +16,7 @@ from criproxy.hooks import HookSettings
 from criproxy.model import Resources
 from criproxy.model.cpulist import parse_cpus
 from criproxy.pods.inventory import UNLISTED_S
+from tests.fakes.clock import FakeClock
 from tests.fakes.nri import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
 from tests.fakes.placing import DRY, OFF, ON, FakeCgroups, PlacingBench
 
@@ -552,8 +551,8 @@ def test_list_that_was_made_before_the_runtime_kept_a_sandbox_lets_no_container_
 
 
 def test_sandbox_that_no_list_has_for_long_and_one_whose_end_was_told_are_forgotten() -> None:
-    bench, now_s = acting(), 0.0
-    bench.inventory.clock = cast("Clock", SimpleNamespace(monotonic_s=lambda: now_s))
+    bench, clock = acting(), FakeClock()
+    bench.inventory.clock = clock
     bench.synchronize([])
     bench.run(sandbox("failed"))
     bench.create(sandbox("failed"), container("c1"))
@@ -561,6 +560,6 @@ def test_sandbox_that_no_list_has_for_long_and_one_whose_end_was_told_are_forgot
     bench.run(sandbox("lost"))
     asyncio.run(bench.inventory.refresh())
     assert [one.id for one in bench.inventory.placed] == ["lost"]
-    now_s = UNLISTED_S
+    clock.now += UNLISTED_S
     asyncio.run(bench.inventory.refresh())
     assert len(bench.inventory) == 0
