@@ -482,13 +482,20 @@ async def test_process_whose_connection_goes_on_elsewhere_registers_no_more(tmp_
             one.listener.close()
 
 
-async def test_second_upgrade_waits_for_the_connection_of_the_first(tmp_path: Path) -> None:
-    async with rig(tmp_path / "1") as first, waiting(tmp_path / "2") as second, waiting(tmp_path / "3") as third:
+@asynccontextmanager
+async def two_upgrades(directory: Path) -> AsyncIterator[tuple[AsyncNri, NriRig, NriRig, NriRig]]:
+    """The second has begun while the first old process still has the connection to the runtime."""
+    async with rig(directory / "1") as first, waiting(directory / "2") as second, waiting(directory / "3") as third:
         runtime = await first.registered()
         passing(first, second)
         passing(second, third)
         for one in (second, third):
             one.front.act()
+        yield runtime, first, second, third
+
+
+async def test_second_upgrade_waits_for_the_connection_of_the_first(tmp_path: Path) -> None:
+    async with two_upgrades(tmp_path) as (runtime, first, second, third):
         leaving = asyncio.create_task(second.front.drain(5))
         await asyncio.sleep(0.05)
         assert not leaving.done()
@@ -499,12 +506,7 @@ async def test_second_upgrade_waits_for_the_connection_of_the_first(tmp_path: Pa
 
 
 async def test_process_that_has_left_takes_no_connection(tmp_path: Path) -> None:
-    async with rig(tmp_path / "1") as first, waiting(tmp_path / "2") as second, waiting(tmp_path / "3") as third:
-        runtime = await first.registered()
-        passing(first, second)
-        passing(second, third)
-        for one in (second, third):
-            one.front.act()
+    async with two_upgrades(tmp_path) as (runtime, first, second, third):
         await second.front.drain(0.05)
         third.listen()
         later = await third.registered()
