@@ -14,6 +14,9 @@ from lightkube.core.async_client import AsyncClient
 from lightkube.core.exceptions import ApiError, LoadResourceError
 from lightkube.types import PatchType
 
+FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
+"""Of `Trouble.code`."""
+
 FIRST_PAUSE_S: Final = 0.5
 MOST_PAUSE_S: Final = 30.0
 REFUSED_S: Final = 10.0

@@ -16,8 +16,8 @@ class AttachmentWatch(Part, Struct, eq=False):
     """What calls is believed before kubelet's files, which can say no where it does: it may run below a wrapper.
 
     `listen`: the socket that kubelet is to use. `found` is kept while no kubelet runs; it is looked for only where
-    something is published to Kubernetes, which else sends pods here. `front` "": it is not known yet; it, and whether
-    something is published, are taken up by a restart alone. NRI's front tells of itself.
+    kubelet is to call and something is published to Kubernetes (`publishes`), which else sends pods here. `front` "":
+    it is not known yet; both are taken up by a restart alone. NRI's front tells of itself.
 
     A "yes" of kubelet's files counts at once; all else is known once calls were counted from one look to the next.
     """
@@ -53,7 +53,8 @@ class AttachmentWatch(Part, Struct, eq=False):
 
     def configure(self, now: NodeSettings) -> None:
         if not self.front:
-            self.front, self.publishes = now.config.proxy.front, now.config.kubernetes.enabled
+            self.front = now.config.proxy.front
+            self.publishes = now.config.kubernetes.enabled and self.front == "cri"
 
     async def look(self) -> None:
         if self.front == "nri":
@@ -83,9 +84,9 @@ class AttachmentWatch(Part, Struct, eq=False):
         return AttachStatus("yes", f"it calls, whatever is found of its settings: {found.where}")
 
     def knows_modes(self) -> bool:
-        return self.known or not self.publishes or self.front == "nri"
+        return self.known or not self.publishes
 
     def modes(self) -> Mapping[Mode, str]:
-        if not self.publishes or self.front == "nri" or not self.known or self.found.state != "no":
+        if not self.publishes or not self.known or self.found.state != "no":
             return {}
         return {Mode.NOT_CALLED: f"no new offline pod would be bounded: {self.found.where}"}

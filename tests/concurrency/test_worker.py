@@ -81,13 +81,18 @@ def test_job_that_was_abandoned_by_its_caller_makes_the_next_time_out_known(work
     asyncio.run(scenario())
 
 
+async def abandon(worker: Worker, gate: threading.Event) -> None:
+    """Its caller goes while a job waits for the gate."""
+    caller = asyncio.create_task(worker.run("block", gate.wait))
+    await asyncio.sleep(0.01)
+    caller.cancel()
+
+
 def test_job_that_was_abandoned_by_its_caller_is_known_to_hang_in_time() -> None:
     gate, worker = threading.Event(), Worker("test-worker", timeout_s=0.05)
 
     async def scenario() -> None:
-        abandoned = asyncio.create_task(worker.run("block", gate.wait))
-        await asyncio.sleep(0.01)
-        abandoned.cancel()
+        await abandon(worker, gate)
         await until(lambda: worker.stuck)
         assert worker.timeouts == 1
         gate.set()
@@ -102,9 +107,7 @@ def test_job_that_was_abandoned_by_its_caller_and_ends_in_time_hangs_not() -> No
     gate, worker = threading.Event(), Worker("test-worker", timeout_s=0.1)
 
     async def scenario() -> None:
-        abandoned = asyncio.create_task(worker.run("block", gate.wait))
-        await asyncio.sleep(0.01)
-        abandoned.cancel()
+        await abandon(worker, gate)
         gate.set()
         await asyncio.sleep(0.2)
         assert (worker.timeouts, worker.stuck) == (0, False)

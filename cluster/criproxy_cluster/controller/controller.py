@@ -41,7 +41,7 @@ from criproxy_cluster.controller.queue import Queue, Urgency
 from criproxy_cluster.memory import settle
 from criproxy_cluster.metrics import ControllerMetrics
 from criproxy_cluster.objects import Json, NodeObject, view
-from criproxy_cluster.requests import Trouble, patch
+from criproxy_cluster.requests import NOT_FOUND, Trouble, patch
 from criproxy_cluster.resources import NodeResource, NodeStatusResource, PolicyResource, PolicyStatusResource
 from criproxy_cluster.vocabulary.watching import Item
 
@@ -268,7 +268,7 @@ class Controller:
                 await patch(self._client, NodeStatusResource, name, judgement.status, PatchType.STRATEGIC, what=what)
         except Trouble as trouble:
             self._metrics.wrote("nodes", ok=False)
-            if trouble.code == 404:
+            if trouble.code == NOT_FOUND:
                 self._queue.done(name)
             elif self._queue.failed(name, urgency) == 3:
                 self._log.warning("node_not_written", node=name, error=str(trouble), consequence="tried again")

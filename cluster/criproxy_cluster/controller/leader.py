@@ -27,7 +27,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.controller import lease_law
 from criproxy_cluster.controller.lease_law import Ask, Known, Lease
-from criproxy_cluster.requests import Trouble, trouble_of
+from criproxy_cluster.requests import CONFLICT, NOT_FOUND, Trouble, trouble_of
 
 LEASE: Final = "criproxy-cluster"
 LOOK_S: Final = 0.5
@@ -38,8 +38,6 @@ END_S: Final = 5.0
 
 GIVE_BACK_S: Final = 8.0
 """So long giving the Lease back may take: two requests that are slow."""
-
-NOT_FOUND, CONFLICT = 404, 409
 
 _GONE: Final = (
     f"whoever has held it may act for {lease_law.DURATION_S:.0f} s still, so it is not made anew here: then apply the "

@@ -13,7 +13,7 @@ from criproxy_cluster.ledger.law import Ledger, Pod
 from criproxy_cluster.ledger.pods import PodObject, lent_by, pod_of
 from criproxy_cluster.ledger.resources import OnePodResource, PodResource, UnplacedResource
 from criproxy_cluster.memory import settle
-from criproxy_cluster.requests import Trouble, trouble_of
+from criproxy_cluster.requests import NOT_FOUND, Trouble, trouble_of
 from criproxy_cluster.resources import NodeResource
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE
 from criproxy_cluster.vocabulary.watching import Item
@@ -108,7 +108,7 @@ class PodReader:
             with trouble_of(f"the pod {namespace}/{name}"):
                 found: PodObject = await self._client.get(OnePodResource, name, namespace=namespace)
         except Trouble as trouble:
-            if trouble.code == 404:
+            if trouble.code == NOT_FOUND:
                 return None
             raise
         labels: dict[str, Any] = found.metadata.labels or {}

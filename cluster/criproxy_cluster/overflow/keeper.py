@@ -34,7 +34,7 @@ from criproxy_cluster.owners.history import Book, Written, raised
 from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
 from criproxy_cluster.owners.rules import Asked, Rule, overflows, rule_of
 from criproxy_cluster.owners.state import OwnersState
-from criproxy_cluster.requests import Refusals, Trouble, patch, pause_s, trouble_of
+from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Refusals, Trouble, patch, pause_s, trouble_of
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, RAISED, TIER
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.vocabulary.watching import Item
@@ -54,7 +54,6 @@ MARKED: Final = {"labelSelector": f"{CLASS}={OFFLINE}"}
 VIRTUAL: Final = ("type", "virtual-kubelet")
 """The label of virtual nodes, whoever provides them."""
 
-NOT_FOUND, CONFLICT = 404, 409
 RAISE, EVICTION = "raise", "eviction"
 
 
@@ -350,6 +349,6 @@ class OwnersKeeper:
 
 
 def _in_words(trouble: Trouble) -> str:
-    if trouble.code in (403, NOT_FOUND):
+    if trouble.code in (FORBIDDEN, NOT_FOUND):
         return f"{trouble}: have the component cluster/manifests/overflow (docs/overflow.md)"
     return str(trouble)

@@ -23,7 +23,7 @@ from criproxy_cluster.objects import CohortObject, Json, NodeObject, WorkloadObj
 from criproxy_cluster.quota.law import Law
 from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, QuotaState, usage
 from criproxy_cluster.quota.surplus import Surplus, Workload, to_resume
-from criproxy_cluster.requests import Refusals, Trouble, patch, pause_s, trouble_of
+from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Refusals, Trouble, patch, pause_s, trouble_of
 from criproxy_cluster.resources import KUEUE, CohortResource, FlavorResource, WorkloadResource, WorkloadsResource
 from criproxy_cluster.vocabulary.names import SUSPENDED, SUSPENDS
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
@@ -40,7 +40,6 @@ LISTED_S: Final = 10.0
 """Whether Kueue is there is not said before."""
 
 VERSION: Final = "/".join(KUEUE)
-NOT_FOUND, FORBIDDEN, CONFLICT = 404, 403, 409
 
 
 class QuotaSettings(Struct, frozen=True):

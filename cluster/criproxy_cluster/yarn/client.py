@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from criproxy_cluster.requests import Trouble
+from criproxy_cluster.requests import NOT_FOUND, Trouble
 from criproxy_cluster.yarn.law import Seen, Send, Size
 
 ANSWER_S: Final = 3.0
@@ -18,7 +18,6 @@ ANSWER_S: Final = 3.0
 MOST_BYTES: Final = 64 << 20
 """Of an answer: some 1 KB for a node, so that of 60,000 nodes."""
 
-NOT_FOUND: Final = 404
 _LIVES: Final = ("RUNNING", "UNHEALTHY", "DECOMMISSIONING")
 """The states of a node whose size counts. Source: Hadoop, NodeState."""
 

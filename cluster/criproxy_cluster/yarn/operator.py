@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger
-from criproxy_cluster.requests import Trouble, patch, pause_s
+from criproxy_cluster.requests import FORBIDDEN, Trouble, patch, pause_s
 from criproxy_cluster.vocabulary.gives_back import TOLD_S, Note, encoded
 from criproxy_cluster.vocabulary.names import GIVES_BACK, SWITCH
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
@@ -40,7 +40,6 @@ CONFIRM_S: Final = 0.1
 LIST_S: Final = 30.0
 """From one list of the ResourceManager's nodes to the next, while one is looked for in it."""
 
-FORBIDDEN: Final = 403
 """The ResourceManager asks nobody for a right to single nodes."""
 
 TOLD_RATIO: Final = 0.10

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Final
 
@@ -31,6 +30,7 @@ from criproxy.daemon.upgrade.channel import (
     Take,
 )
 from criproxy.model import AdmissionError, Resources
+from criproxy.observe.client import peer
 from criproxy.pods.admission import AdmitsPods
 from criproxy.pods.interference import InterferenceState
 from criproxy.pods.stopping import HeldPod
@@ -47,8 +47,6 @@ it can pass its connection on. Unset: it has none. With another pid, a version t
 """
 
 _MAX_LISTENERS: Final = 8
-
-_CREDENTIALS: Final = struct.Struct("3i")
 
 NriSocket = socket.socket | None
 """The connection to the runtime's NRI that is passed on; None: there is none."""
@@ -83,7 +81,7 @@ class Predecessor(Struct):
             for descriptor in (end, way):
                 os.set_inheritable(descriptor, False)
             channel = socket.socket(fileno=end)
-            return cls(channel, socket.socket(fileno=way), int(events) if passes == str(_maker(channel)) else 0)
+            return cls(channel, socket.socket(fileno=way), int(events) if passes == str(peer(channel)[0]) else 0)
         except (OSError, ValueError):  # it is not set, or was left by somebody
             return None
 
@@ -194,12 +192,6 @@ class Predecessor(Struct):
     def _opened(self) -> Channel:
         assert self._channel is not None
         return self._channel
-
-
-def _maker(channel: socket.socket) -> int:
-    """The pid of the process that has made both ends. Source: unix(7), SO_PEERCRED."""
-    pid, _, _ = _CREDENTIALS.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(pid)
 
 
 async def _follow(event: asyncio.Event, call: Callable[[], Awaitable[None]]) -> None:

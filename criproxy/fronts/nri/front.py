@@ -230,6 +230,7 @@ class NriFront(Shows):
         self._leaves = True
         if self.pass_on is not None:
             self._pass(self.pass_on)
+            self.pass_on = None
         self._leave()
 
     def _pass(self, pass_on: PassOn) -> None:
@@ -263,7 +264,7 @@ class NriFront(Shows):
                 good = await self._serve(dialled, PLUGIN, INDEX, "socket")
                 if not good and self._clock.monotonic_s() - began_s < _LATER_S:
                     await asyncio.sleep(_LATER_S)
-            recently = self._clock.monotonic_s() - self._absent_s < _SOON_FOR_S
+            recently = self._absent_for_s() < _SOON_FOR_S
             await asyncio.sleep(_SOON_S if recently else _LATER_S)
 
     def _dialled(self) -> socket.socket | None:
@@ -299,15 +300,9 @@ class NriFront(Shows):
         connection = NriConnection(self.plugin, by, self._log, goes_on=True)
         made = await self._connected_by(connection, runtime)
         self._taken.set()
-        if not made:
-            self._ended(connection)
-            return
-        try:
-            self._begun(connection)
-            await asyncio.wait((connection.ended,))
-        finally:
-            connection.close()
-            self._connections.discard(connection)
+        if made:
+            await self._until_end(connection)
+        else:
             self._ended(connection)
 
     async def _connected_by(self, connection: "NriConnection", runtime: socket.socket) -> bool:
@@ -326,10 +321,14 @@ class NriFront(Shows):
         if not await self._connected_by(connection, runtime):
             return False
         connection.send(connection.session.register(name, index))
+        return await self._until_end(connection)
+
+    async def _until_end(self, connection: "NriConnection") -> bool:
+        """Whether it came to be synchronized."""
         waiting = asyncio.ensure_future(connection.synchronized.wait())
         try:
             await asyncio.wait((waiting, connection.ended), timeout=_REGISTERS_S, return_when="FIRST_COMPLETED")
-            if not (good := connection.synchronized.is_set()):
+            if not connection.synchronized.is_set():
                 # Perhaps it was the event that this runtime does not know: the next attempt is without.
                 self.plugin.asks_resizes = not (connection.events_refused and self.plugin.asks_resizes)
                 connection.close()
@@ -337,7 +336,7 @@ class NriFront(Shows):
                 return False
             self._begun(connection)
             await asyncio.wait((connection.ended,))
-            return good
+            return True
         finally:
             waiting.cancel()
             connection.close()
@@ -389,13 +388,15 @@ class NriFront(Shows):
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
+    def _absent_for_s(self) -> float:
+        return self._clock.monotonic_s() - self._absent_s
+
     def knows_modes(self) -> bool:
         """A runtime whose NRI is off never registers us: the time that one has to come back is not lent in."""
-        absent_s = self._clock.monotonic_s() - self._absent_s
-        return self.connected or self.lost > 0 or absent_s >= _NOT_CALLED_S
+        return self.connected or self.lost > 0 or self._absent_for_s() >= _NOT_CALLED_S
 
     def modes(self) -> Mapping[Mode, str]:
-        absent_s = self._clock.monotonic_s() - self._absent_s
+        absent_s = self._absent_for_s()
         if self.connected or absent_s < _NOT_CALLED_S:
             return {}
         return {Mode.NOT_CALLED: f"NRI has not called criproxy for {absent_s:.0f} s"}

@@ -428,8 +428,7 @@ class NriPlugin(Struct, eq=False):
         inventory = self.placing.inventory
         inventory.no_others(before.there)
         for one in before.placed:
-            pod = Pod(one.pod, one.labels, one.annotations)
-            inventory.sandbox_found(described(one.id, one.pod, one.placement, one.labels, one.annotations), pod)
+            self._know(one.id, Pod(one.pod, one.labels, one.annotations), one.placement)
         self._synchronized = inventory.places_known = True
 
     def act(self) -> None:
@@ -450,7 +449,7 @@ class NriPlugin(Struct, eq=False):
         if self._place(sandbox_id, pod):
             return True
         if known is None:
-            self.placing.inventory.sandbox_found(described(sandbox_id, pod.ref, None, pod.labels, pod.annotations), pod)
+            self._know(sandbox_id, pod, None)
         return False
 
     def _place(self, sandbox_id: str, pod: Pod) -> bool:
@@ -460,8 +459,12 @@ class NriPlugin(Struct, eq=False):
                 self._unplaced[sandbox_id] = pod
             return False
         self._unplaced.pop(sandbox_id, None)
-        self.placing.inventory.sandbox_found(described(sandbox_id, pod.ref, place, pod.labels, pod.annotations), pod)
+        self._know(sandbox_id, pod, place)
         return True
+
+    def _know(self, sandbox_id: str, pod: Pod, place: str | None) -> None:
+        sandbox = described(sandbox_id, pod.ref, place, pod.labels, pod.annotations)
+        self.placing.inventory.sandbox_found(sandbox, pod)
 
     def _place_of(self, pod: Pod) -> str | None:
         """Where the pod is in the box, by the cgroup of its own that is there: a stat of a kernel's file system."""
