@@ -60,7 +60,8 @@ ATTEMPTS = 2
 """A spec that fails runs once more, as containerd 2.4.2 has races: a start that NRI refuses leaves its sandbox when its
 clean-up meets the one at the sandbox's end. A defect fails twice."""
 PASSED_LEAST = 110
-PODS_LEAST = 60
+PODS_LEAST = {"cri": 60, "nri": 20}
+"""By NRI, those with a container that a look meets; where sandboxes count, each pod's pause process waits for it."""
 CONFIG: Config = {
     "colocation": {"enabled": True},
     "control": QUICK,
@@ -243,7 +244,7 @@ def test_critest_comes_out_the_same_directly_through_criproxy_and_in_the_box(
     assert in_the_box.keys() == IN_THE_BOX[front].keys(), in_the_box
     assert counts[0]["passed"] >= PASSED_LEAST, [(name, one) for name, one in directly.items() if one.state != "passed"]
     assert [arm.wrong for arm in arms] == [set(), set(), set()]
-    assert min(arm.pods() for arm in arms) >= PODS_LEAST
+    assert min(arm.pods() for arm in arms) >= PODS_LEAST[front]
 
 
 # --- controls: what the comparison finds ----------------------------------------------------------------------------
