@@ -153,7 +153,8 @@ class Reporter(Struct, frozen=True):
             return why.answer(self.history, asked_s, moves=moves)
         state = self.box.state()
         answer = why.answer(self.history, None, state.limits, _used(state), moves)
-        return replace(answer, published=self.published.why())
+        published = self.published.why()
+        return replace(answer, published=published, pods_speed=self.interference.speeds.why() if published else "")
 
     def past(self, since_s: float) -> str:
         """The last day in numbers, as JSON: what is newer than this moment (UTC)."""

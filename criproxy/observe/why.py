@@ -54,6 +54,7 @@ class Why(Struct, frozen=True):
 
     `ladder`: the last move before that moment, by resource.
     `published`: what this node publishes as lent, and why; "": nothing, or publishing is off.
+    `pods_speed`: what pods get of that, and what follows for what is published; "": nothing, or no pod wants CPU.
     """
 
     asked_s: float | None
@@ -61,6 +62,7 @@ class Why(Struct, frozen=True):
     decision: DecisionWhy | None
     ladder: Mapping[str, Move] = {}
     published: str = ""
+    pods_speed: str = ""
 
 
 def answer(
@@ -173,6 +175,10 @@ def _lines(why: Why) -> Iterator[str]:
         yield ""
         yield "published to Kubernetes"
         yield from (f"  {part}" for part in why.published.split("; "))
+    if why.pods_speed:
+        yield ""
+        yield "what offline pods get of the CPU that is published"
+        yield from (f"  {part}" for part in why.pods_speed.split("; "))
 
 
 def _resource(row: Resource, why: ResourceWhy) -> Iterator[str]:

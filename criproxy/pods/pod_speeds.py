@@ -18,6 +18,8 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from criproxy.control.pod_speed import (
+    FULL_RATIO,
+    MOST_SLOW_RATIO,
     SLOW_RATIOS,
     STARVED_RATIO,
     Feedback,
@@ -165,6 +167,24 @@ class PodSpeeds(Part, Struct, eq=False):
         words = ", ".join(f"{count} below {ratio:.0%} of what they asked for" for ratio, count in slow.items())
         lines = [f"{path.rpartition('/')[2]}: {got:.0%} in five minutes" for path, got in self.starved.items()]
         yield "pods' speed", f"{len(counted)} offline pods want CPU, {words}", *listed(lines)
+
+    def why(self) -> str:
+        """What pods get of the CPU that is published, and how that moves what is published; "": none wants CPU."""
+        counted = [one for one in self.speeds.values() if one.counts]
+        if not counted:
+            return ""
+        ratio = self.feedback.speed_ratio
+        slow = ", ".join(
+            f"{below(self.speeds, one):.0%} below {one:.0%}" for one in sorted({FULL_RATIO, ratio}, reverse=True)
+        )
+        return "; ".join(
+            (
+                f"of {len(counted)} that want CPU, {slow} of what they asked for",
+                f"the aim is at most {MOST_SLOW_RATIO:.0%} of their time below {ratio:.0%}",
+                f"so {self.feedback.factor:.2f} x what the hour's forecast leaves is published while the box is open",
+                f"starved for five minutes: {len(self.starved)}",
+            )
+        )
 
     def of_pod(self, sandbox: Sandbox) -> Mapping[str, Any]:
         """`speed_ratio`: how much of the CPU that it wanted it got since the last look; None: it wants none."""

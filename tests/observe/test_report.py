@@ -119,7 +119,8 @@ class Bench:
         self.history, self.part = History(), FakePart()
         self.reconciler = Reconciler()
         self.engine, self.bypass = Engine(), Showing(Bypass)
-        self.interference = Showing(InterferenceWatch, HARM, closed="")
+        speeds = SimpleNamespace(why=lambda: "of 2 that want CPU, 50% below 90%; starved for five minutes: 1")
+        self.interference = Showing(InterferenceWatch, HARM, closed="", speeds=speeds)
         self.kubelets_driver = SimpleNamespace(driver=None)
         self.holds = SimpleNamespace(everybody="", closed="", held=lambda _: self.holds.everybody)  # type: ignore[has-type]
         of_box: Any = SimpleNamespace(contradicted="", state=NOBODY_BOUND)
@@ -760,9 +761,11 @@ def test_why_says_what_is_published_now_and_not_what_was() -> None:
     bench.kubernetes.told = KubernetesStatus(why="kubernetes.io/batch-cpu 1500: the floor; held: memory")
     shown = why.render(bench.endpoints.why(None))
 
-    assert "published" not in without
+    assert "published" not in without and "starved" not in without
     assert "published to Kubernetes\n  kubernetes.io/batch-cpu 1500: the floor\n  held: memory\n" in shown
-    assert "published" not in why.render(bench.endpoints.why(100.0))
+    assert shown.endswith("published\n  of 2 that want CPU, 50% below 90%\n  starved for five minutes: 1\n")
+    then = why.render(bench.endpoints.why(100.0))
+    assert "published" not in then and "starved" not in then
 
 
 def test_what_is_decided_is_there_with_its_modes_from_the_first_tick_on() -> None:

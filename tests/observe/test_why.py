@@ -172,6 +172,22 @@ def test_moment_that_is_none_is_refused_with_the_remedy(text: str) -> None:
         parse_moment(text, WALL)
 
 
+def test_text_says_what_pods_get_below_what_is_published() -> None:
+    speed = "of 2 that want CPU, 50% below 90%, 0% below 50% of what they asked for; starved for five minutes: 0"
+    why = replace(answer(KEPT, None), published="CPU 1.00 cores: the floor", pods_speed=speed)
+    told = """
+published to Kubernetes
+  CPU 1.00 cores: the floor
+
+what offline pods get of the CPU that is published
+  of 2 that want CPU, 50% below 90%, 0% below 50% of what they asked for
+  starved for five minutes: 0
+"""
+    assert render(why).endswith(told)
+    assert from_json(to_json(why)) == why
+    assert "what offline pods get" not in render(replace(why, pods_speed=""))
+
+
 def test_text_has_the_ladders_last_step_before_the_moment() -> None:
     def move(after_s: float, after: Rung, reason: str) -> Move:
         return Move(WALL + after_s, Transition(1.0, "cpu", Rung.OPEN, after, "cpu_pressure", reason))

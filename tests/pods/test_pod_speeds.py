@@ -89,6 +89,31 @@ def test_time_below_shares_of_what_was_asked_is_counted_for_pods_that_want_cpu()
     )
 
 
+def test_why_says_what_pods_get_what_is_aimed_at_and_what_follows() -> None:
+    bench = Bench()
+    for uid in ("slow", "fair", "full", "idle"):
+        bench.runs(uid, 1.0)
+    before = bench.part.why()
+    bench.looks(1800.0, slow=(0.3, 0.7), fair=(0.7, 0.3), full=(1.0, 0.0), idle=(0.001, 0.0))
+
+    assert before == ""
+    assert bench.part.why() == (
+        "of 3 that want CPU, 67% below 90%, 33% below 50% of what they asked for; "
+        "the aim is at most 1% of their time below 50%; "
+        "so 1.19 x what the hour's forecast leaves is published while the box is open; starved for five minutes: 1"
+    )
+
+
+@pytest.mark.parametrize(("ratio", "slow"), [(0.9, "100% below 90%"), (1.0, "100% below 100%, 100% below 90%")])
+def test_why_names_each_share_once(ratio: float, slow: str) -> None:
+    bench = Bench()
+    bench.part.configure(node_settings(f"kubernetes.speed_ratio = {ratio}\n"))
+    bench.runs("a", 1.0)
+    bench.looks(30.0, a=(0.7, 0.3))
+
+    assert f"of 1 that want CPU, {slow} of what" in bench.part.why()
+
+
 def test_pods_that_asked_for_nothing_of_what_is_lent_are_not_looked_at() -> None:
     bench = Bench()
     bench.runs("a", 0.0)
