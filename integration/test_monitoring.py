@@ -1,6 +1,7 @@
 """A real Prometheus scrapes a real criproxy in each way that there is, and has an answer to each expression."""
 
 import contextlib
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from criproxy.vocabulary.names import EXTENDED_SPEC
 from integration.lab import upgrades
-from integration.lab.cgroups import Tree
+from integration.lab.cgroups import Tree, version
 from integration.lab.clean import clean
 from integration.lab.client import Container
-from integration.lab.criproxy import UNJUDGED, python_path
+from integration.lab.criproxy import CHECKOUT, UNJUDGED, python_path
 from integration.lab.directory import claimed
 from integration.lab.node import Node
 from integration.lab.ports import free_ports
@@ -29,15 +31,24 @@ from tests.fakes.authority import Authority
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 SOON_S = 60.0
+ELSEWHERE: Mapping[str, str] = {"criproxy_kubernetes_published": "integration/control_plane/test_node.py"}
+"""What there is only where criproxy publishes, and the test that reads it in what such a criproxy's /metrics says."""
+
 EMPTY: Mapping[str, str] = {
-    "criproxy_kubernetes_published": "nothing is published while kubernetes.enabled is false",
-    "criproxy_slow_pod_seconds": "no pod of this node asks for what it lends",
+    **ELSEWHERE,
     "criproxy_part_failing{…} > 0": "no part fails",
     "criproxy_thread_stuck{…} > 0": "no thread hangs",
     "criproxy_refusals_total": "no request of an offline pod was refused",
     "criproxy_evictions_total": "no offline pod was stopped",
 }
-"""What expressions have that no node like this has an answer to, and why."""
+"""What expressions have that a node like this has no answer to while all is well, and why."""
+
+FAILING = ("criproxy_part_failing{…} > 0",)
+"""Of these, what a fault of this module gives an answer."""
+
+BUSY = ("sh", "-c", "while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.2; done")
+HOG_MIB, BOUND_MIB = 96, 64
+ASKS = json.dumps({"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "100"}}}})
 
 
 def of_the_cluster(expr: str) -> bool:
@@ -55,22 +66,43 @@ class Watched:
     prometheus: Prometheus
     offline: Container
 
+    @property
+    def good(self) -> str:
+        """Its config file, without a fault."""
+        return (self.node.proxy.directory / "good.toml").read_text()
+
+    @contextlib.contextmanager
+    def starts_with(self, fault: str, **env: str) -> Iterator[None]:
+        """criproxy has this fault from its start on: Python that it runs before all else; afterwards, it has none."""
+        proxy, folder = self.node.proxy, self.node.proxy.directory / "fault"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(fault)
+        proxy.stop()
+        try:
+            proxy.start(until_ready=False, env={"PYTHONPATH": f"{folder}:{python_path()}", **env})
+            yield
+        finally:
+            proxy.restart()
+
     def firing(self) -> set[str]:
         return self.prometheus.firing() - OF_THE_MACHINE
 
     def until_firing(self, *names: str) -> None:
-        wait_until(lambda: {*names} <= self.firing(), SOON_S, f"{names} to fire: {self.firing()}")
+        log = self.node.proxy.log
+        wait_until(lambda: {*names} <= self.firing(), SOON_S, f"{names} to fire: {self.firing()}", log)
 
     def until_silent(self, *names: str) -> None:
         wait_until(lambda: not {*names} & self.firing(), SOON_S, f"{names} not to fire")
 
 
 def at_once(folder: Path) -> Path:
-    """The rules and alerts, which fire as soon as they hold."""
+    """The rules and alerts, which fire as soon as they hold: by rates of ten seconds, and above a bound for five."""
     rules = yaml.safe_load((MADE / "prometheus.yaml").read_text())
     for group in rules["groups"]:
         for one in group["rules"]:
             one.pop("for", None)
+            if "alert" in one:
+                one["expr"] = re.sub(r"(rate\([^\[]*)\[\w+\]", r"\1[10s]", one["expr"]).replace("> 60", "> 5")
     file = folder / "rules.yaml"
     file.write_text(yaml.safe_dump(rules))
     return file
@@ -99,7 +131,8 @@ def watched() -> Iterator[Watched]:
             )
         )
         node.run("online")
-        offline = node.run("offline")
+        (lab / "good.toml").write_text(node.proxy.config_file.read_text())
+        offline = node.run("offline", command=BUSY, annotations={EXTENDED_SPEC: ASKS})
         texts = lab / "textfiles"
         texts.mkdir()
         written = _writing(node, texts)
@@ -193,15 +226,106 @@ def test_an_upgrade_keeps_the_ways_in(watched: Watched) -> None:
         watched.until_silent("CriproxyDown")
 
 
+def test_whoever_tries_what_is_not_tried_here_does() -> None:
+    for name, file in ELSEWHERE.items():
+        assert f"{name}{{" in (CHECKOUT / file).read_text(), file
+
+
+STALLED = """
+import asyncio
+from criproxy.pods.control_loop import ControlLoop
+
+async def look(self):
+    await asyncio.Event().wait()
+
+ControlLoop.look = look
+"""
+UNREADABLE = """
+from criproxy.cgroup.box import Box
+
+def usage(*_):
+    raise OSError(5, "Input/output error")
+
+Box._usage = usage
+"""
+PASSED_BY = """
+from pathlib import Path
+from criproxy.daemon.attachment_watch import AttachmentWatch
+
+made = AttachmentWatch.made.__func__
+
+def with_kubelet(cls, ports):
+    one = made(cls, ports)
+    one.root = Path({root!r})
+    return one
+
+AttachmentWatch.made = classmethod(with_kubelet)
+"""
+
+
+def test_box_above_its_bound_fires(watched: Watched) -> None:
+    """By memory that no reclaim takes back, where nobody may be stopped for it."""
+    node = watched.node
+    hog = f"dd if=/dev/zero bs={HOG_MIB}M count=1 2>/dev/null | sleep 2147483647"
+    pod = node.run("offline", command=("sh", "-c", hog)).pod
+    used = node.box.file("memory", "memory.usage_in_bytes" if version() == 1 else "memory.current")
+    wait_until(lambda: int(used.read_text()) > HOG_MIB << 20, SOON_S, "what it holds")
+    static = watched.good.replace("[control]", '[control]\npolicy = "static"') + "\n[cpu]\nstatic_cores = 1\n"
+    try:
+        node.proxy.configure(f"{static}[memory]\nstatic_bytes = {BOUND_MIB << 20}\nmin_bytes = {BOUND_MIB << 20}\n")
+        watched.until_firing("CriproxyBoxAboveBound")
+    finally:
+        node.proxy.configure(watched.good)
+        node.client.stop_and_remove(pod)
+    watched.until_silent("CriproxyBoxAboveBound")
+
+
+def test_loop_that_stands_still_kubelet_that_passes_by_and_bypass_that_is_open_fire(watched: Watched) -> None:
+    proxy = watched.node.proxy
+    root, bypass = proxy.directory / "root", proxy.directory / "bypass"
+    bypass.mkdir()
+    process, unit = root / "proc" / "7", root / "sys/fs/cgroup/system.slice/kubelet.service"
+    for folder in (process, unit):
+        folder.mkdir(parents=True)
+    (process / "comm").write_text("kubelet\n")
+    (process / "cmdline").write_text("kubelet\0--container-runtime-endpoint=unix:///run/another.sock\0")
+    (unit / "cgroup.procs").write_text("7\n")
+    with watched.starts_with(STALLED + PASSED_BY.format(root=str(root)), RUNTIME_DIRECTORY=str(bypass)):
+        in_the_way = proxy.directory / f"{proxy.socket.name}.{proxy.pid}~"  # else criproxy leaves the bypass by itself
+        in_the_way.mkdir()
+        (link := bypass / "link").symlink_to(bypass / "bypass.sock")
+        link.rename(proxy.socket)  # as packaging/criproxy-bypass.sh does
+        watched.until_firing("CriproxyLoopStalled", "CriproxyNotAttached", "CriproxyBypassOpen")
+        in_the_way.rmdir()
+    watched.until_silent("CriproxyLoopStalled", "CriproxyNotAttached", "CriproxyBypassOpen")
+
+
+def test_ticks_that_fail_fire_and_their_part_is_shown(watched: Watched) -> None:
+    failing = [expr for expr in expressions(ONE_NODE) if any(is_of(expr, one) for one in FAILING)]
+    assert len(failing) == len(FAILING)
+    with watched.starts_with(UNREADABLE):
+        watched.until_firing("CriproxyTicksFailing")
+        address = watched.node.proxy.address
+        wait_until(lambda: not unanswered(watched.prometheus, failing, address), SOON_S, "the part that fails")
+    watched.until_silent("CriproxyTicksFailing")
+
+
+def test_online_above_its_prediction_fires(watched: Watched) -> None:
+    """Its peaks grow, each above those that were learned."""
+    grows = "n=1; while :; do i=0; while [ $i -lt $((n * 20000)) ]; do i=$((i+1)); done; sleep 1; n=$((n+1)); done"
+    pod = watched.node.run("online", command=("sh", "-c", grows)).pod
+    wait_until(lambda: "CriproxyPredictionExceeded" in watched.prometheus.firing(), SOON_S, "the alert")
+    watched.node.client.stop_and_remove(pod)
+
+
 def is_of(expr: str, empty: str) -> bool:
     return empty in re.sub(r"\{[^}]*\}", "{…}", expr) or bool(re.search(rf"{re.escape(empty)}\b(?!_)", expr))
 
 
 def test_alerts_fire_in_faults_that_are_real_and_only_then(watched: Watched) -> None:
-    node = watched.node
+    node, good = watched.node, watched.good
     wait_until(lambda: not watched.firing(), SOON_S, "no alert, so soon after a start")
 
-    good = node.proxy.config_file.read_text()
     node.proxy.configure(good + "\n[cpu]\nmin_cores = -1\n")
     watched.until_firing("CriproxyProblems")
     node.proxy.configure(good)

@@ -1,5 +1,6 @@
 """Rules, alerts and dashboards: made of metrics that there are, with a runbook each, and readable as a mixin."""
 
+import ast
 import json
 import re
 
@@ -147,3 +148,35 @@ def test_the_operator_s_objects_find_pods_and_ports_that_there_are_and_give_the_
     assert all(port in pods[name][1] for name, port in served.items())
     assert asked.keys() == {*served.values()}
     assert {f'job="{job}"' for job in asked.values()} == {CLUSTER}
+
+
+FIRED_BY = {
+    "CriproxyDown": "integration/test_monitoring.py",
+    "CriproxyProblems": "integration/test_monitoring.py",
+    "CriproxyNotAttached": "integration/test_monitoring.py",
+    "CriproxyRuntimeNotReady": "integration/test_monitoring.py",
+    "CriproxyBypassOpen": "integration/test_monitoring.py",
+    "CriproxyOfflineUnbounded": "integration/test_monitoring.py",
+    "CriproxyBoxAboveBound": "integration/test_monitoring.py",
+    "CriproxyLoopStalled": "integration/test_monitoring.py",
+    "CriproxyTicksFailing": "integration/test_monitoring.py",
+    "CriproxyOnlineHarmed": "integration/test_interference.py",
+    "CriproxyPredictionExceeded": "integration/test_monitoring.py",
+    "CriproxyNotPublishing": "integration/test_monitoring.py",
+    "CriproxyClusterNoLeader": "cluster/integration/test_monitoring.py",
+    "CriproxyClusterTrouble": "cluster/integration/test_monitoring.py",
+    "CriproxyLedgerNoLeader": "cluster/integration/test_monitoring.py",
+    "CriproxyLedgerAbstains": "cluster/integration/test_monitoring.py",
+    "CriproxyYarnTrouble": "cluster/integration/test_monitoring.py",
+    "CriproxyWebhookFailing": "cluster/integration/test_monitoring.py",
+    "CriproxyWebhookCertificateExpires": "cluster/integration/test_monitoring.py",
+}
+"""Where a real criproxy, or a real part of the cluster's side, has a fault in which each alert fires."""
+
+
+def test_each_alert_fires_in_a_fault_of_what_is_real() -> None:
+    assert FIRED_BY.keys() == {one.name for one in ALERTS}
+    for name, file in FIRED_BY.items():
+        tests = [one for one in ast.parse((ROOT / file).read_text()).body if isinstance(one, ast.FunctionDef)]
+        named = [one.name for one in tests if one.name.startswith("test_") and f"'{name}'" in ast.unparse(one)]
+        assert named, f"no test of {file} waits for {name}"
