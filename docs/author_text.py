@@ -35,7 +35,7 @@ from criproxy.pods.placing import AppliedAdjustment, adjust, unboundable
 from criproxy.pods.service_checks import MOST as MOST_CHECKS
 from criproxy.pods.service_checks import MOST_BYTES
 from criproxy.vocabulary import names
-from criproxy.vocabulary.presets import MARKS, OWN_MARK
+from criproxy.vocabulary.presets import EVERY_MARK, OWN_MARK
 from criproxy.vocabulary.quantities import MOST_CHARACTERS as LONGEST_QUANTITY
 from criproxy.vocabulary.unboundable import MOST_CAPABILITIES
 
@@ -149,7 +149,7 @@ _STAYS: Final = (
 ROWS: Final = (
     AuthorText(
         "label",
-        (OWN_MARK.key, *dict.fromkeys(one.key for marks in MARKS.values() for one in marks if one.of == "label")),
+        tuple(dict.fromkeys(one.key for one in EVERY_MARK if one.of == "label")),
         "all pods",
         (OfflineRules.why,),
         "compared as it is; no more than 80 characters are repeated",
@@ -159,13 +159,13 @@ ROWS: Final = (
     ),
     AuthorText(
         "annotation",
-        tuple(dict.fromkeys(one.key for marks in MARKS.values() for one in marks if one.of == "annotation")),
+        tuple(dict.fromkeys(one.key for one in EVERY_MARK if one.of == "annotation")),
         "all pods",
         (OfflineRules.why,),
         "compared as it is; no more than 80 characters are repeated",
         "nothing: an offline pod comes after all online ones",
         NOBODY,
-        _marks("annotation", *(one.key for marks in MARKS.values() for one in marks if one.of == "annotation")),
+        _marks("annotation", *(one.key for one in EVERY_MARK if one.of == "annotation")),
     ),
     AuthorText(
         "annotation",

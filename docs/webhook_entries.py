@@ -1,11 +1,11 @@
 """What the API server does about marks of offline pods. `docs.generate` writes it, a row for each mark.
 
-`unmarked`: that its author hears of it when a pod means to be offline and has no label that says so. Such a pod asks
-for what nodes lend, or bears another system's annotation, and is not converted.
-With it, `unconverted`: that an author hears of it when a pod got its label after the webhook.
-`webhook`: which pods it sends to the webhook when they are made. `marks`: that a pod's marks, and the webhook's record
-of what it asked for, stay as they were then. A pod that is made without its mark and gets it later would ask for what
-online pods are promised; one that loses it would be placed by what nodes lend, and run outside the box. The API server
+`webhook`: which pods it sends to the webhook when they are made: a label chooses by a selector, an annotation by an
+expression, both in the API server, which sends it no other pod. `unmarked`: that an author hears of it when a pod asks
+for what nodes lend, and has no mark. With it, `unconverted`: that an author hears of it when a pod got its mark after
+the webhook. `marks`: that a pod's marks, and the webhook's record of what it asked for, stay as they were when it was
+made. A pod that is made without its mark and gets it later would ask for what online pods are promised; one that loses
+it would be placed by what nodes lend, and run outside the box. The API server
 checks it by itself, in an admission policy: no update of a pod waits for a webhook, or fails as there is none.
 """
 
@@ -16,14 +16,15 @@ from typing import Final
 import yaml
 
 from criproxy.vocabulary.names import CLASS, OFFLINE, PREFIX, RESOURCES
-from criproxy.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, OWN_MARK, Mark
+from criproxy.vocabulary.presets import EVERY_MARK, MARKS, NAMES, OLDER, OWN_MARK, Mark
 
 _BEGIN: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
 # Marked pods alone reach the webhook: when it is away, they can't be made, as they would use up online's requests; all
-# others start as ever. A selector has no "or", so there is an entry for each mark. The webhook gives all of them our
-# own, whose entry is the last: so it is called again where a webhook that comes later has changed the pod. The API
-# server does so with entries that it has called before, and no others.
+# others start as ever. A selector has no "or", so there is an entry for each label, and knows no annotations, for which
+# an entry has an expression (matchConditions, Kubernetes 1.30 and later). The webhook gives all of them our own mark,
+# whose entry is the last: so it is called again where a webhook that comes later has changed the pod. The API server
+# does so with entries that it has called before, and no others.
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration
 metadata:
@@ -39,11 +40,22 @@ _ENTRY: Final = """\
     reinvocationPolicy: IfNeeded
     timeoutSeconds: 5
     objectSelector:
-      matchLabels: {{{key}: {value}}}
-{but}    rules:
+{chosen}    rules:
       - {{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods], scope: Namespaced}}
     clientConfig: # its caBundle is written by the Job of certificates
       service: {{name: criproxy-cluster, namespace: criproxy-system, path: /convert, port: 443}}
+"""
+
+_BY_LABEL: Final = """\
+      matchLabels: {{{key}: {value}}}
+"""
+
+_BY_ANNOTATION: Final = """\
+    matchConditions:
+      - name: annotation
+        expression: >-
+          [{annotations}].exists(one,
+          object.?metadata.annotations[?one[0]].orValue("") == one[1])
 """
 
 _MARKS: Final = """\
@@ -117,8 +129,9 @@ spec:
   matchConditions:
     - name: {condition}
       expression: >-
-        {has_not}[{labels}].exists(one,
-        object.?metadata.labels[?one[0]].orValue("") == one[1])
+        {has_not}[{marks}].exists(one,
+        {{"labels": object.?metadata.labels.orValue({{}}),
+        "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
     - name: no-mirror
       expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
 {checks}---
@@ -134,25 +147,17 @@ spec:
 
 _OF_UNMARKED: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
-# A pod that means to be offline and has no label that says so is not converted: it may be promised what is online's, or
-# ask for what no node has and wait for ever. Its author gets a warning; with cluster/manifests/marked-only, a refusal.
+# A pod that asks for what nodes lend and has no mark of an offline pod is not converted: it may ask for what no node
+# has, and wait for ever. Its author gets a warning; with cluster/manifests/marked-only, a refusal.
 """
 
 _CHECKS_OF_UNMARKED: Final = """\
   variables:
-    - name: marks
-      expression: >-
-        [{annotations}].filter(one,
-        object.?metadata.annotations[?one[0]].orValue("") == one[1])
     - name: asked
       expression: >-
         [{names}].filter(name,
         object.spec.containers.exists(one, one.?resources.requests[?name].hasValue()))
   validations:
-    - expression: variables.marks.size() == 0
-      messageExpression: >-
-        variables.marks.map(one, "metadata.annotations[" + one[0] + "] = " + one[1]).join(", ") +
-        " alone converts no pod: give it the label {remedy}"
     - expression: variables.asked.size() == 0
       messageExpression: >-
         "it asks for " + variables.asked.join(", ") + ", and has no mark of an offline pod: " +
@@ -161,7 +166,7 @@ _CHECKS_OF_UNMARKED: Final = """\
 
 _OF_UNCONVERTED: Final = """\
 ---
-# A pod that gets its label by a webhook that comes after criproxy's was never sent to it: it asks for what online pods
+# A pod that gets its mark by a webhook that comes after criproxy's was never sent to it: it asks for what online pods
 # are promised.
 """
 
@@ -170,67 +175,68 @@ _CHECKS_OF_UNCONVERTED: Final = """\
     - expression: >-
         {record} in object.?metadata.annotations.orValue({{}})
       message: >-
-        it is marked as an offline pod, and was not converted: whatever gave it the label came after criproxy's webhook.
+        it is marked as an offline pod, and was not converted: whatever gave it the mark came after criproxy's webhook.
         Webhooks are called in the order of their configurations' names: have that one come before criproxy-cluster
 """
-
-
-def unmarked() -> str:
-    """The manifest of the admission policies that speak to authors."""
-
-    def listed(rows: Iterable[object]) -> str:
-        return ",\n        ".join(map(json.dumps, rows))
-
-    every = (*(mark for marks in MARKS.values() for mark in marks), *FOREIGN_MARKS)
-    labels = listed([mark.key, mark.value] for marks in LABELS.values() for mark in marks)
-    of_unmarked = _CHECKS_OF_UNMARKED.format(
-        annotations=listed([mark.key, mark.value] for mark in every if mark.of == "annotation"),
-        names=listed(name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows),
-        remedy=f"{CLASS}={OFFLINE}",
-    )
-    of_unconverted = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES))
-
-    def policy(name: str, condition: str, has_not: str, checks: str) -> str:
-        full = f"{name}.{PREFIX.rstrip('/')}"
-        return _SPEAKS.format(name=full, condition=condition, has_not=has_not, labels=labels, checks=checks)
-
-    return "".join(
-        (
-            _OF_UNMARKED,
-            policy("unmarked", "no-label", "!", of_unmarked),
-            _OF_UNCONVERTED,
-            policy("unconverted", "label", "", of_unconverted),
-        )
-    )
 
 
 def webhook() -> str:
     """The manifest. A pod with our own mark is in its entry alone, one with several others in the first one's, too."""
     text, before = _BEGIN, [OWN_MARK]
-    for preset, marks in LABELS.items():
-        for number, mark in enumerate(marks, 1):
-            if mark != OWN_MARK:
-                name = f"{preset}{f'-{number}' if number > 1 else ''}.{PREFIX.rstrip('/')}"
-                text += _ENTRY.format(name=name, key=_scalar(mark.key), value=_scalar(mark.value), but=_but(before))
-                before.append(mark)
-    own = {"name": f"{OFFLINE}.{PREFIX.rstrip('/')}", "key": OWN_MARK.key, "value": OWN_MARK.value}
-    return text + _ENTRY.format(**own, but="")
+    for preset, marks in MARKS.items():
+        for number, mark in enumerate((one for one in marks if one.of == "label"), 1):
+            by_label = _BY_LABEL.format(key=_scalar(mark.key), value=_scalar(mark.value))
+            text += _entry(f"{preset}{f'-{number}' if number > 1 else ''}", by_label + _but(before))
+            before.append(mark)
+    annotations = _listed(10, ([mark.key, mark.value] for mark in EVERY_MARK if mark.of == "annotation"))
+    text += _entry("annotations", _but(before) + _BY_ANNOTATION.format(annotations=annotations))
+    return text + _entry(OFFLINE, _BY_LABEL.format(key=OWN_MARK.key, value=OWN_MARK.value))
+
+
+def unmarked() -> str:
+    """The manifest of the admission policies that speak to authors."""
+    asked = _listed(8, (name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows))
+    of_unmarked = _CHECKS_OF_UNMARKED.format(names=asked, remedy=f"{CLASS}={OFFLINE}")
+    of_unconverted = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES))
+
+    def policy(name: str, condition: str, has_not: str, checks: str) -> str:
+        full = f"{name}.{PREFIX.rstrip('/')}"
+        return _SPEAKS.format(name=full, condition=condition, has_not=has_not, marks=_every_mark(), checks=checks)
+
+    return "".join(
+        (
+            _OF_UNMARKED,
+            policy("unmarked", "no-mark", "!", of_unmarked),
+            _OF_UNCONVERTED,
+            policy("unconverted", "mark", "", of_unconverted),
+        )
+    )
 
 
 def marks() -> str:
     """The manifest of the admission policy."""
-    every = (OWN_MARK, *(mark for of_preset in MARKS.values() for mark in of_preset))
-    rows = (json.dumps([f"{mark.of}s", mark.key, mark.value]) for mark in every)
-    listed = ",\n        ".join(rows)
     name = f"marks.{PREFIX.rstrip('/')}"
-    return _MARKS.format(name=name, marks=listed, record=json.dumps(RESOURCES), record_key=RESOURCES)
+    return _MARKS.format(name=name, marks=_every_mark(), record=json.dumps(RESOURCES), record_key=RESOURCES)
+
+
+def _every_mark() -> str:
+    return _listed(8, ([f"{mark.of}s", mark.key, mark.value] for mark in EVERY_MARK))
+
+
+def _listed(indent: int, rows: Iterable[object]) -> str:
+    """The items of a list in an expression, a line each."""
+    return f",\n{' ' * indent}".join(map(json.dumps, rows))
+
+
+def _entry(name: str, chosen: str) -> str:
+    return _ENTRY.format(name=f"{name}.{PREFIX.rstrip('/')}", chosen=chosen)
 
 
 def _but(marks: list[Mark]) -> str:
     lines = [
         f"        - {{key: {_scalar(one.key)}, operator: NotIn, values: [{_scalar(one.value)}]}}\n" for one in marks
     ]
-    return "".join(("      matchExpressions:\n", *lines)) if lines else ""
+    return "".join(("      matchExpressions:\n", *lines))
 
 
 def _scalar(text: str) -> str:

@@ -72,6 +72,18 @@ def test_koordinator_s_pod_keeps_its_class_and_a_quantity_that_cannot_be_meant_i
     assert refused.value.code == 422 and "for 0.2 cores write" in str(refused.value)
 
 
+def test_katalyst_s_pod_without_a_label_asks_for_what_nodes_publish(plane, replica):
+    of_katalyst = "resource.katalyst.kubewharf.io/reclaimed"
+    one = pod("katalyst", {f"{of_katalyst}_millicpu": "1500", f"{of_katalyst}_memory": "1000M"}, {})
+    (container,) = one["spec"]["containers"]
+    container["resources"]["limits"] = container["resources"]["requests"]
+    one["metadata"]["annotations"] = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
+    found = plane.call("POST", f"{PODS}?dryRun=All", one)
+    assert found["metadata"]["labels"] == {"colocation.criproxy.io/class": "offline"}
+    assert found["spec"]["containers"][0]["resources"]["requests"] == {CPU: "1500", MEMORY: "1G"}
+    assert found["spec"]["priorityClassName"] == "colocation-offline"
+
+
 def test_a_limit_range_s_defaults_do_not_come_back(plane, replica):
     where = "/api/v1/namespaces/default/limitranges"
     limits = [{"type": "Container", "default": {"cpu": "2"}, "defaultRequest": {"cpu": "1", "memory": "1Gi"}}]

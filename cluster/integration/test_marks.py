@@ -1,4 +1,5 @@
-"""What a real API server lets nobody do to a pod's marks, and what it lets everybody do to all else."""
+"""What a real API server sends to the webhook by a pod's marks; what it lets nobody do to these, and everybody to all
+else."""
 
 import json
 
@@ -7,7 +8,7 @@ import yaml
 
 from cluster.integration.objects import PODS, pod, until
 from criproxy_cluster.vocabulary.names import CLASS, RESOURCES
-from criproxy_cluster.vocabulary.presets import MARKS, OWN_MARK
+from criproxy_cluster.vocabulary.presets import EVERY_MARK
 from integration.lab.cluster_side import MANIFESTS
 from integration.lab.control_plane import ApiError
 from integration.lab.process import LabError
@@ -15,7 +16,26 @@ from integration.lab.process import LabError
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
-EVERY = [OWN_MARK, *(mark for marks in MARKS.values() for mark in marks)]
+
+
+def of_mark(mark):
+    return f"{mark.of} {mark.key}"
+
+
+def metadata(mark, value=None):
+    return {f"{mark.of}s": {mark.key: mark.value if value is None else value}}
+
+
+@pytest.mark.parametrize("mark", EVERY_MARK, ids=of_mark)
+def test_pod_with_the_mark_alone_is_sent_to_the_webhook(plane, mark):
+    """Nobody answers it there: marked pods can't be made, and all others start as ever."""
+    one = pod("sent", labels={})
+    one["metadata"] |= metadata(mark)
+    said = until(lambda: refused(plane, one))
+    assert "failed calling webhook" in said and "colocation.criproxy.io" in said
+    assert refused(plane, pod("sent", labels={})) == ""
+    one["metadata"] |= metadata(mark, "another")
+    assert refused(plane, one) == ""
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +66,9 @@ def refusal(plane, name, metadata, below=""):
     return ""
 
 
-@pytest.mark.parametrize("mark", EVERY, ids=lambda mark: f"{mark.of} {mark.key}")
+@pytest.mark.parametrize("mark", EVERY_MARK, ids=of_mark)
 def test_no_mark_comes_or_goes_on_a_pod_that_there_is_gated_or_not(alone, mark):
-    name = f"of-{EVERY.index(mark)}"
+    name = f"of-{EVERY_MARK.index(mark)}"
     gates = [{"name": "example.com/wait"}]
     where, given = f"{mark.of}s", {mark.key: mark.value}
     assert made_without_webhook(alone, f"{name}-marked", **{where: given}, schedulingGates=gates)
@@ -83,33 +103,26 @@ def test_all_else_of_pods_changes_as_ever(alone):
 
 UNMARKED, UNCONVERTED = "unmarked.colocation.criproxy.io", "unconverted.colocation.criproxy.io"
 WARNED = {
-    "volcano": ({"volcano.sh/qos-level": "BE"}, {"cpu": "1"}, "metadata.annotations[volcano.sh/qos-level] = BE"),
-    "katalyst": (
-        {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"},
-        {"resource.katalyst.kubewharf.io/reclaimed_millicpu": "1000"},
-        "it asks for resource.katalyst.kubewharf.io/reclaimed_millicpu",
-    ),
-    "older-name": ({}, {"koordinator.sh/batch-cpu": "1000"}, "it asks for koordinator.sh/batch-cpu"),
+    "name": "resource.katalyst.kubewharf.io/reclaimed_millicpu",
+    "older-name": "koordinator.sh/batch-cpu",
 }
 
 
-def unmarked(name, annotations, requests):
+def unmarked(name, asked):
     one = pod(name, labels={})
-    one["metadata"]["annotations"] = annotations
-    resources = {"requests": requests, "limits": {} if "cpu" in requests else requests}
-    one["spec"]["containers"][0]["resources"] = resources
+    one["spec"]["containers"][0]["resources"] = {kind: {asked: "1000"} for kind in ("requests", "limits")}
     return one
 
 
 @pytest.mark.parametrize("name", WARNED)
 def test_author_of_a_pod_that_only_means_to_be_offline_is_warned_with_the_remedy(alone, name):
-    annotations, requests, words = WARNED[name]
-    made = json.dumps(unmarked(f"warned-{name}", annotations, requests))
+    made = json.dumps(unmarked(f"warned-{name}", WARNED[name]))
 
     def warned():
         with pytest.raises(LabError) as error:
             alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=made)
-        return words in str(error.value) and f"give it the label {CLASS}=offline" in str(error.value)
+        said = str(error.value)
+        return f"it asks for {WARNED[name]}" in said and f"give it the label {CLASS}=offline" in said
 
     until(warned)
     alone.kubectl("create", "-f", "-", stdin=made)  # a warning, and no more
@@ -117,18 +130,21 @@ def test_author_of_a_pod_that_only_means_to_be_offline_is_warned_with_the_remedy
 
 def test_marked_and_plain_pods_are_not_warned_of(alone):
     for name, labels, annotations in (("plain", {}, {}), ("marked", {CLASS: "offline"}, {RESOURCES: "{}"})):
-        one = {**unmarked(name, annotations, {"cpu": "1"}), "kind": "Pod", "apiVersion": "v1"}
-        one["metadata"]["labels"] = labels
+        one = pod(name, {"cpu": "1"}, labels)
+        one["metadata"]["annotations"] = annotations
         alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=json.dumps(one))
 
 
-def test_author_of_a_pod_that_got_its_label_after_the_webhook_is_warned(alone):
-    made = json.dumps(pod("unconverted", labels={CLASS: "offline"}))
+@pytest.mark.parametrize("mark", EVERY_MARK, ids=of_mark)
+def test_author_of_a_pod_that_got_its_mark_after_the_webhook_is_warned(alone, mark):
+    late = pod(f"unconverted-{EVERY_MARK.index(mark)}", labels={})
+    late["metadata"] |= metadata(mark)
+    made = json.dumps(late)
 
     def warned():
         with pytest.raises(LabError) as error:
             alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=made)
-        return "was not converted: whatever gave it the label came after" in str(error.value)
+        return "was not converted: whatever gave it the mark came after" in str(error.value)
 
     until(warned)
     alone.kubectl("create", "-f", "-", stdin=made)
@@ -152,11 +168,13 @@ def test_with_the_component_such_a_pod_is_refused(alone):
         where = f"{bindings}/{one['target']['name']}"
         alone.call("PATCH", where, yaml.safe_load(one["patch"]), content="application/json-patch+json")
     try:
-        for name, (annotations, requests, _) in WARNED.items():
-            made = unmarked(f"refused-{name}", annotations, requests)
+        for name, asked in WARNED.items():
+            made = unmarked(f"refused-{name}", asked)
             assert "give it the label" in until(lambda made=made: refused(alone, made))
-        late = pod("late", labels={CLASS: "offline"})
-        assert "was not converted" in until(lambda: refused(alone, late))
+        for mark in EVERY_MARK:
+            late = pod("late", labels={})
+            late["metadata"] |= metadata(mark)
+            assert "was not converted" in until(lambda late=late: refused(alone, late))
     finally:
         for name in (UNMARKED, UNCONVERTED):
             alone.merge(f"{bindings}/{name}", {"spec": {"validationActions": ["Warn"]}})

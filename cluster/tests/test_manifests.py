@@ -1,6 +1,7 @@
 """The manifests fit together and fit the code; the rights that they give are all used, and no other is needed."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -28,12 +29,11 @@ from criproxy_cluster.quota.surplus import OVER_S
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
 from criproxy_cluster.vocabulary.names import PRESSURE
-from criproxy_cluster.vocabulary.presets import LABELS, OWN_MARK
+from criproxy_cluster.vocabulary.presets import EVERY_MARK, OWN_MARK
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.app import CONVERT
 from criproxy_cluster.webhook.conversion import ConversionSettings
 
-MARKS = tuple(mark for marks in LABELS.values() for mark in marks)
 _BASE = Path(__file__).parent.parent / "manifests" / "base"
 
 
@@ -51,22 +51,43 @@ def test_every_manifest_is_in_its_kustomization():
         assert {file.name for file in folder.glob("*.yaml")} == {*listed, "kustomization.yaml"}
 
 
+def marks_of(condition):
+    """The annotations by which an entry chooses: keys and values. The real API server reads the expression elsewhere,
+    cluster/integration/test_marks.py."""
+    listed, test = condition["expression"].split("].exists(one, ")
+    assert test == 'object.?metadata.annotations[?one[0]].orValue("") == one[1])'
+    return [tuple(one) for one in json.loads(f"{listed}]")]
+
+
 def test_there_is_an_entry_for_each_mark_and_our_own_is_called_again():
     """It is for what other webhooks add later: the API server calls no entry again that it has not called before."""
     (configuration,) = of_kind("MutatingWebhookConfiguration")
     assert configuration["metadata"]["name"] == CONFIGURATION
-    selectors = [
-        parsed(one["name"], 1, {"selector": one["objectSelector"]}).selector for one in configuration["webhooks"]
+    entries = [
+        (
+            parsed(one["name"], 1, {"selector": one["objectSelector"]}).selector,
+            [marks_of(condition) for condition in one.get("matchConditions", ())],
+        )
+        for one in configuration["webhooks"]
     ]
-    for number in range(2 ** len(MARKS)):
-        labels = {mark.key: mark.value for bit, mark in enumerate(MARKS) if number >> bit & 1}
+
+    def chooses(entry, found):
+        selector, conditions = entries[entry]
+        marked = [any(found["annotation"].get(key) == value for key, value in one) for one in conditions]
+        return selector.selects(found["label"]) and all(marked)
+
+    for number in range(2 ** len(EVERY_MARK)):
+        found: dict[str, dict[str, str]] = {"label": {}, "annotation": {}}
+        for bit, mark in enumerate(EVERY_MARK):
+            if number >> bit & 1:
+                found[mark.of][mark.key] = mark.value
         called = []
-        for entry, selector in enumerate(selectors):
-            if selector.selects(labels):
+        for entry in range(len(entries)):
+            if chooses(entry, found):
                 called.append(entry)
-                labels[OWN_MARK.key] = OWN_MARK.value  # as the webhook does
-        assert len(called) <= 2, labels
-        assert [entry for entry, selector in enumerate(selectors) if selector.selects(labels)] == called[-1:]
+                found["label"][OWN_MARK.key] = OWN_MARK.value  # as the webhook does
+        assert len(called) <= 2, found
+        assert [entry for entry in range(len(entries)) if chooses(entry, found)] == called[-1:]
         assert bool(called) == bool(number)
 
 
@@ -76,7 +97,8 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     deployment = named("Deployment", "criproxy-webhook")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     for one in configuration["webhooks"]:
-        assert one["objectSelector"]["matchLabels"] and one["failurePolicy"] == "Fail"
+        assert one["objectSelector"].get("matchLabels") or one["matchConditions"]
+        assert one["failurePolicy"] == "Fail"
         assert one["rules"][0]["operations"] == ["CREATE"] and one["sideEffects"] == "None"
         found = one["clientConfig"]["service"]
         assert (found["name"], found["path"]) == (SERVICE, CONVERT) == (service["metadata"]["name"], CONVERT)
@@ -85,8 +107,10 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     (policy,) = [one for one in of_kind("NetworkPolicy") if one["spec"].get("ingress")]
     assert policy["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"]
     assert policy["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": container["ports"][0]["name"]}]}]
-    marks = {(mark.key, mark.value) for mark in MARKS}
-    assert not marks & deployment["spec"]["template"]["metadata"]["labels"].items(), "it would wait for itself"
+    own = deployment["spec"]["template"]["metadata"]
+    marks = {(mark.of, mark.key, mark.value) for mark in EVERY_MARK}
+    has = {(of, *one) for of in ("label", "annotation") for one in own.get(f"{of}s", {}).items()}
+    assert not marks & has, "it would wait for itself"
 
 
 def test_a_namespace_that_enforces_the_restricted_standard_takes_all_pods():

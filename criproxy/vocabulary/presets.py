@@ -56,14 +56,18 @@ PRESETS: Final[Mapping[str, Preset]] = {
     # Koordinator's and Volcano's. Source: koordinator-sh/koordinator, apis/extension/resource.go.
     "batch": Preset(names=ExtendedNames("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")),
     "mid": Preset(names=ExtendedNames("kubernetes.io/mid-cpu", "kubernetes.io/mid-memory")),
+    # volcano-sh/volcano: its documentation of colocation. It has the names of "batch".
+    "volcano": Preset((Mark("volcano.sh/qos-level", "BE", "annotation"),)),
     # koordinator-sh/koordinator: apis/extension/constants.go (LabelPodQoS) and qos.go. Its webhook writes the class of
     # a matching ClusterColocationProfile into this same label
     # (pkg/webhook/pod/mutating/cluster_colocation_profile.go), so kubelet sees it on every offline pod.
     "koordinator": Preset((Mark("koordinator.sh/qosClass", "BE"),)),
     # Whole cores. Source: gocrane/crane, pkg/resource/node_resource_manager.go.
     "crane": Preset(names=ExtendedNames("gocrane.io/cpu", "gocrane.io/memory", CORES)),
+    # kubewharf/katalyst-core: its documentation of QoS levels.
     "katalyst": Preset(
-        names=ExtendedNames(
+        (Mark("katalyst.kubewharf.io/qos_level", "reclaimed_cores", "annotation"),),
+        ExtendedNames(
             "resource.katalyst.kubewharf.io/reclaimed_millicpu", "resource.katalyst.kubewharf.io/reclaimed_memory"
         ),
     ),
@@ -93,17 +97,6 @@ OLDER: Final = (ExtendedNames("koordinator.sh/batch-cpu", "koordinator.sh/batch-
 Source: koordinator-sh/koordinator, its documentation of Spark jobs.
 """
 
-FOREIGN_MARKS: Final = (
-    # volcano-sh/volcano: its documentation of colocation.
-    Mark("volcano.sh/qos-level", "BE", "annotation"),
-    # kubewharf/katalyst-core: its documentation of QoS levels.
-    Mark("katalyst.kubewharf.io/qos_level", "reclaimed_cores", "annotation"),
-)
-"""Annotations that are a mark to another system's own scheduler or agent, and none to nodes or the webhook."""
-
 OWN_MARK: Final = Mark(CLASS, OFFLINE)
-LABELS: Final[Mapping[str, tuple[Mark, ...]]] = {
-    "offline": (OWN_MARK,),
-    **{name: found for name, marks in MARKS.items() if (found := tuple(one for one in marks if one.of == "label"))},
-}
-"""Our own mark, and of presets those that are labels: only they can choose what reaches a webhook."""
+EVERY_MARK: Final = (OWN_MARK, *(mark for marks in MARKS.values() for mark in marks))
+"""Each of these brings a new pod to the webhook, which gives it our own."""

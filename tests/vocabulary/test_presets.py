@@ -1,8 +1,9 @@
 """Other systems' marks and names, as those systems have them."""
 
+import pytest
 from msgspec import Struct
 
-from criproxy.vocabulary.presets import LABELS, MARKS, NAMES, PRESETS
+from criproxy.vocabulary.presets import EVERY_MARK, MARKS, NAMES, OWN_MARK
 
 
 class Row(Struct):
@@ -18,11 +19,14 @@ ROWS = {
     "mid": Row(lent={"kubernetes.io/mid-cpu": 1000, "kubernetes.io/mid-memory": 1}),
     "koordinator": Row({"koordinator.sh/qosClass": "BE"}),
     "crane": Row(lent={"gocrane.io/cpu": 1, "gocrane.io/memory": 1}),
+    "volcano": Row({}, {"volcano.sh/qos-level": "BE"}),
     "katalyst": Row(
-        lent={
+        {},
+        {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"},
+        {
             "resource.katalyst.kubewharf.io/reclaimed_millicpu": 1000,
             "resource.katalyst.kubewharf.io/reclaimed_memory": 1,
-        }
+        },
     ),
     "caelus": Row(
         {},
@@ -45,8 +49,9 @@ def found(preset: str) -> Row:
     return Row(marks["label"], marks["annotation"], {name: unit for name, _, unit in names.rows} if names else {})
 
 
-def test_each_preset_is_as_its_system_has_it() -> None:
-    assert {preset: found(preset) for preset in PRESETS} == ROWS
+@pytest.mark.parametrize("preset", ROWS)
+def test_preset_is_as_its_system_has_it(preset: str) -> None:
+    assert found(preset) == ROWS[preset]
 
 
 def test_no_mark_or_name_is_of_two_presets() -> None:
@@ -55,6 +60,5 @@ def test_no_mark_or_name_is_of_two_presets() -> None:
     assert len(set(marks)) == len(marks) and len(set(names)) == len(names)
 
 
-def test_labels_alone_can_choose_what_reaches_the_webhook() -> None:
-    assert LABELS.keys() == {"offline"} | {preset for preset, row in ROWS.items() if row.labels}
-    assert all(mark.of == "label" for marks in LABELS.values() for mark in marks)
+def test_every_mark_is_our_own_and_those_of_the_presets() -> None:
+    assert (OWN_MARK, *(mark for several in MARKS.values() for mark in several)) == EVERY_MARK

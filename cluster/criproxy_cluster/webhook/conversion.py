@@ -66,7 +66,7 @@ from criproxy_cluster.vocabulary.names import (
     REQUIRED_PLUGINS,
     RESOURCES,
 )
-from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, LABELS, MARKS, NAMES, OLDER, ExtendedNames
+from criproxy_cluster.vocabulary.presets import EVERY_MARK, NAMES, OLDER, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
 from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_users, refusal
 
@@ -129,12 +129,12 @@ class ConversionSettings(Struct, frozen=True):
 
 
 def is_offline(pod: Json) -> bool:
-    """Whether a label marks it so. The API's copies of static pods do not count."""
+    """Whether a label or an annotation marks it so. The API's copies of static pods do not count."""
     meta = _table(pod.get("metadata"), "metadata")
-    labels = _table(meta.get("labels"), "metadata.labels")
-    if MIRROR in _table(meta.get("annotations"), "metadata.annotations"):
+    found = {of: _table(meta.get(f"{of}s"), f"metadata.{of}s") for of in ("label", "annotation")}
+    if MIRROR in found["annotation"]:
         return False
-    return any(labels.get(mark.key) == mark.value for marks in LABELS.values() for mark in marks)
+    return any(found[mark.of].get(mark.key) == mark.value for mark in EVERY_MARK)
 
 
 def converted(pod: Json, settings: ConversionSettings) -> Json:
@@ -145,7 +145,7 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
         return {**pod, "metadata": _without_marks(pod["metadata"])}
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
-    meta["labels"] = {**meta["labels"], CLASS: OFFLINE}  # for nodes that know no other label
+    _mark(meta)
     _take_away(meta, OVERFLOW, RAISED)
     if keeps_requests(pod):
         meta["annotations"] = _without_records(meta)
@@ -189,7 +189,7 @@ def left_for_virtual_nodes(pod: Json, why: str, settings: ConversionSettings) ->
     """An offline pod as it should be where it is to overflow. Raises ConversionError."""
     pod = _copied(pod)
     meta, spec = pod["metadata"], pod["spec"]
-    meta["labels"] = {**meta["labels"], CLASS: OFFLINE}
+    _mark(meta)
     _ask_plainly(meta, spec, settings)
     _take_away(meta, RAISED)
     meta["annotations"] = {**_without_records(meta), OVERFLOW: why}
@@ -230,11 +230,21 @@ def _copied_container(container: Any) -> Any:
     return {**container, "resources": dict(container["resources"])}
 
 
+def _mark(meta: Json) -> None:
+    """As a node knows it that knows no other mark."""
+    meta["labels"] = {**_table(meta.get("labels"), "metadata.labels"), CLASS: OFFLINE}
+
+
 def _without_marks(meta: Json) -> Json:
     """The annotations that say what an offline pod asks for are a mark, too."""
-    marks = {(mark.key, mark.value) for marks in LABELS.values() for mark in marks}
-    labels = {key: value for key, value in meta["labels"].items() if (key, value) not in marks}
-    return {**meta, "labels": labels} | ({"annotations": _without_records(meta)} if "annotations" in meta else {})
+    before = {**meta, "annotations": _without_records(meta)} if "annotations" in meta else meta
+    marks = [(f"{mark.of}s", mark.key, mark.value) for mark in EVERY_MARK]
+    tables = {
+        name: {key: value for key, value in before[name].items() if (name, key, value) not in marks}
+        for name in ("labels", "annotations")
+        if before.get(name)
+    }
+    return {**before, **tables}
 
 
 def keeps_requests(pod: Json) -> bool:
@@ -244,7 +254,7 @@ def keeps_requests(pod: Json) -> bool:
 def runs_online(pod: Json) -> bool:
     """Of an offline pod: whether its role has it run online all the same."""
     key, value = SPARK_DRIVER
-    return pod["metadata"]["labels"].get(key) == value and not keeps_requests(pod)
+    return (pod["metadata"].get("labels") or {}).get(key) == value and not keeps_requests(pod)
 
 
 def stays_offline(pod: Json) -> bool:
@@ -289,24 +299,17 @@ def _of_overhead(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:
 
 
 def _unmarked(pod: Json) -> tuple[str, ...]:
-    """Of a pod that means to be offline, and has no label that says so: as the admission policy `unmarked` says it."""
+    """Of a pod that asks for what nodes lend, and has no mark: as the admission policy `unmarked` says it."""
     meta, spec = _table(pod.get("metadata"), "metadata"), _table(pod.get("spec"), "spec")
-    annotations = _table(meta.get("annotations"), "metadata.annotations")
-    if MIRROR in annotations:
+    if MIRROR in _table(meta.get("annotations"), "metadata.annotations"):
         return ()
-    remedy = f"give it the label {CLASS}: {OFFLINE}"
-    found = [
-        f"metadata.annotations[{mark.key}] = {mark.value} alone converts no pod: {remedy}"
-        for mark in (*(one for marks in MARKS.values() for one in marks), *FOREIGN_MARKS)
-        if mark.of == "annotation" and annotations.get(mark.key) == mark.value
-    ]
     asked = {
         name
         for where, container in _containers(spec, "containers")
         for name in _table(_table(container.get("resources"), where).get("requests"), where).keys() & _EXTENDED
     }
-    found += [f"it asks for {name}, and has no mark of an offline pod: {remedy}" for name in sorted(asked)]
-    return tuple(found)
+    remedy = f"give it the label {CLASS}: {OFFLINE}"
+    return tuple(f"it asks for {name}, and has no mark of an offline pod: {remedy}" for name in sorted(asked))
 
 
 # --- resources -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from criproxy_cluster.vocabulary.names import (
     REQUIRED_PLUGINS,
     RESOURCES,
 )
-from criproxy_cluster.vocabulary.presets import FOREIGN_MARKS, MARKS, NAMES, OLDER
+from criproxy_cluster.vocabulary.presets import EVERY_MARK, NAMES, OLDER
 from criproxy_cluster.vocabulary.quantities import amount
 from criproxy_cluster.webhook.conversion import (
     LEAST,
@@ -33,6 +33,8 @@ from criproxy_cluster.webhook.jsonpatch import difference
 
 BATCH = ConversionSettings()
 CPU, MEMORY = BATCH.names.cpu, BATCH.names.memory
+ANNOTATIONS = [mark for mark in EVERY_MARK if mark.of == "annotation"]
+KATALYST = {"millicpu": "1500", "memory": "1Gi"}
 
 
 def pod(*containers, labels=None, annotations=None, owner=None, **spec):
@@ -307,10 +309,11 @@ def test_a_pod_that_keeps_its_requests_is_offline_all_the_same(kept):
     assert found["metadata"]["annotations"][RESOURCES] == '{"containers":{}}', "a mark for the node, and no request"
 
 
-@pytest.mark.parametrize("mark", [{CLASS: "offline"}, {"koordinator.sh/qosClass": "BE"}], ids=["ours", "koordinator's"])
+@pytest.mark.parametrize("mark", EVERY_MARK, ids=lambda mark: f"{mark.of} {mark.key}")
 def test_a_spark_driver_runs_online_with_its_own_requests(mark):
     record = json.dumps({"containers": {"c": {"requests": {"cpu": "256"}}}})
-    meta = {"labels": {"spark-role": "driver", "app": "pi", **mark}, "annotations": {RESOURCES: record, "its": "own"}}
+    meta = {"labels": {"spark-role": "driver", "app": "pi"}, "annotations": {RESOURCES: record, "its": "own"}}
+    meta[f"{mark.of}s"][mark.key] = mark.value
     before = pod(container(requests={"cpu": "1"}), **copy.deepcopy(meta))
     found = converted(before, BATCH)
 
@@ -349,17 +352,35 @@ def test_names_that_a_system_had_before_are_converted(names):
     assert converted(found, BATCH) == found
 
 
-@pytest.mark.parametrize(
-    "mark", [one for one in (*(of for marks in MARKS.values() for of in marks), *FOREIGN_MARKS) if one.of != "label"]
-)
-def test_annotation_that_alone_converts_nothing_is_said_with_the_remedy(mark):
+@pytest.mark.parametrize("mark", ANNOTATIONS, ids=lambda mark: mark.key)
+@pytest.mark.parametrize("labels", [{}, {"labels": {}}, {"labels": {"app": "pi"}}], ids=["none", "empty", "others"])
+def test_pod_that_an_annotation_alone_marks_is_converted(mark, labels):
     before = pod(container(requests={"cpu": "1"}), labels={}, annotations={mark.key: mark.value})
+    del before["metadata"]["labels"]
+    before["metadata"].update(copy.deepcopy(labels))
 
+    found = converted(before, BATCH)
+
+    assert resources(found)["requests"][CPU] == "1000"
+    assert found["metadata"]["labels"] == {**labels.get("labels", {}), CLASS: "offline"}, "nodes know no other mark"
+    assert found["metadata"]["annotations"][mark.key] == mark.value
+    assert converted(found, BATCH) == found
+    assert warnings(before, BATCH) == ()
+    assert left_for_virtual_nodes(before, "why", BATCH)["metadata"]["labels"][CLASS] == "offline"
+
+
+@pytest.mark.parametrize("mark", ANNOTATIONS, ids=lambda mark: mark.key)
+def test_another_value_of_such_an_annotation_is_no_mark(mark):
+    before = pod(container(requests={"cpu": "1"}), labels={}, annotations={mark.key: f"{mark.value}x"})
     assert converted(before, BATCH) == before
-    (words,) = warnings(before, BATCH)
-    assert mark.key in words and f"{CLASS}: offline" in words
-    assert warnings(pod(labels={}, annotations={mark.key: "another"}), BATCH) == ()
-    assert warnings(pod(annotations={mark.key: mark.value}), BATCH) == (), "with the label, it is converted"
+
+
+def test_katalyst_s_pod_asks_for_what_nodes_publish():
+    asked = {f"resource.katalyst.kubewharf.io/reclaimed_{what}": amount for what, amount in KATALYST.items()}
+    marked = {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
+    before = pod(container(requests=asked, limits=asked), labels={}, annotations=marked)
+    wanted = {CPU: "1500", MEMORY: str(1 << 30)}
+    assert resources(converted(before, BATCH)) == {"requests": wanted, "limits": wanted}
 
 
 @pytest.mark.parametrize("name", [name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows])
