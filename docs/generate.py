@@ -1,8 +1,8 @@
 """Makes config.example.toml, docs/metrics.md, docs/log-events.md, docs/author-text.md, a table of docs/refused.md, what
 an API server refuses of a policy (a part of cluster/manifests/base/crd.yaml, and unknown-keys.yaml beside it) and of a
-pod (marks.yaml), or warns of (unmarked.yaml), webhook.yaml, and what Helm refuses of the chart's values. It also writes
-the version, which criproxy/__init__.py alone has, to where a build, kubectl or a reader can't get it from
-(`VERSIONED`).
+pod (marks.yaml), or warns of (unmarked.yaml), webhook.yaml, kube-scheduler.yaml, and what Helm refuses of the chart's
+values. It also writes the version, which criproxy/__init__.py alone has, to where a build, kubectl or a reader can't
+get it from (`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
@@ -22,6 +22,7 @@ from docs.chart_schema import values_schema
 from docs.config_example import render
 from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
+from docs.scheduler_profile import kube_scheduler
 from docs.webhook_entries import marks, unmarked, webhook
 from monitoring.table import Shown, controllers, daemons, ledgers, webhooks
 
@@ -219,6 +220,7 @@ def main() -> int:
         ("cluster/manifests/base/webhook.yaml", webhook()),
         ("cluster/manifests/base/marks.yaml", marks()),
         ("cluster/manifests/base/unmarked.yaml", unmarked()),
+        ("cluster/manifests/scheduler/kube-scheduler.yaml", kube_scheduler()),
         ("packaging/chart/values.schema.json", values_schema()),
         *versioned(),
     ):

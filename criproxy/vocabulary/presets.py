@@ -2,7 +2,8 @@
 
 A new system is a row of `PRESETS`. All else follows from it: the settings `colocation.presets` and `kubernetes.names`,
 what nodes take for offline and publish, what the webhook converts and to what, and, by
-`.venv/bin/python -m docs.generate`, the example of the config, the CRD and the webhook's entries.
+`.venv/bin/python -m docs.generate`, the example of the config, the CRD, the webhook's entries and the
+scheduler's profile.
 """
 
 from collections.abc import Iterator, Mapping
