@@ -58,6 +58,7 @@ _VALUES: Final = _of(
         markedOnly=_BOOL,
         koordinator=_BOOL,
         budget=_BOOL,
+        scheduler=_BOOL,
         metrics=_BOOL,
         queue=_of(enabled=_BOOL, suspend=_BOOL),
         overflow=_of(enabled=_BOOL, remake=_BOOL),

@@ -82,6 +82,7 @@ def of_manifests(plane: ControlPlane, folder: Path) -> dict[tuple[str, str, str]
         ({}, []),
         ({"markedOnly": True}, ["marked-only"]),
         ({"metrics": True}, ["metrics"]),
+        ({"scheduler": True}, ["scheduler"]),
         ({"queue": {"enabled": True}}, ["queue"]),
         ({"overflow": {"enabled": True, "remake": True}}, ["overflow", "overflow-remake"]),
         ({"queue": {"enabled": True, "suspend": True}, "metrics": True}, ["queue", "queue-suspend", "metrics"]),

@@ -39,12 +39,12 @@ def placed(plane, nodes):
         plane.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
 
 
-COMPONENTS = ("metrics", "queue", "queue-suspend", "marked-only")
+COMPONENTS = ("metrics", "queue", "queue-suspend", "marked-only", "scheduler")
 
 
 @pytest.mark.parametrize("order", [COMPONENTS, COMPONENTS[::-1]], ids=["as-listed", "the-other-way"])
 def test_components_go_together_in_any_order(plane, order):
-    made = yaml.safe_load_all(plane.kubectl("kustomize", str(kustomization(plane, *order))))
+    made = list(yaml.safe_load_all(plane.kubectl("kustomize", str(kustomization(plane, *order)))))
     (deployment,) = [one for one in made if one["kind"] == "Deployment" and "controller" in one["metadata"]["name"]]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"][0] == "controller"
@@ -56,9 +56,16 @@ def test_components_go_together_in_any_order(plane, order):
     }
 
 
-def test_scheduler_s_configuration_is_a_config_map(plane):
-    (made,) = yaml.safe_load_all(plane.kubectl("kustomize", str(MANIFESTS / "scheduler")))
-    assert yaml.safe_load(made["data"]["kube-scheduler.yaml"])["profiles"] == PROFILES
+def test_scheduler_s_configuration_is_a_config_map_beside_the_scheduler(plane):
+    before, made = (
+        list(yaml.safe_load_all(plane.kubectl("kustomize", str(kustomization(plane, *components)))))
+        for components in ((), ("scheduler",))
+    )
+    (configuration,) = [one for one in made if one not in before]
+    assert len(made) == len(before) + 1, "all else stays as it was"
+    assert configuration["metadata"] == {"name": "kube-scheduler-lent", "namespace": "kube-system"}
+    assert configuration["data"].keys() == {"kube-scheduler.yaml", "kube-scheduler-1.20.yaml"}
+    assert yaml.safe_load(configuration["data"]["kube-scheduler.yaml"])["profiles"] == PROFILES
 
 
 OFFLINE = {CPU: "1000", MEMORY: "64Mi"}

@@ -27,6 +27,7 @@ ALL: Values = {
         "koordinator": True,
         "budget": True,
         "metrics": True,
+        "scheduler": True,
         "ledger": {"enabled": True},
         "queue": {"enabled": True, "suspend": True},
         "overflow": {"enabled": True, "remake": True},
@@ -72,7 +73,7 @@ def test_chart_has_each_folder_of_manifests():
     folders = {folder.name for folder in (CHECKOUT / "cluster/manifests").iterdir()}
     linked = {link.name for link in (CHART / "files").iterdir() if link.is_symlink()}
     by_values = {"marked-only", "yarn"}
-    assert folders - linked == {*by_values, "scheduler"}, "the last is a file of kube-scheduler's"
+    assert folders - linked == by_values
     assert all(link.resolve().is_dir() for link in (CHART / "files").iterdir())
 
 
@@ -109,6 +110,15 @@ def test_pods_that_were_not_converted_are_refused_where_the_values_say_so(chart,
     bindings = {one["metadata"]["name"]: one for one in made if one["kind"] == "ValidatingAdmissionPolicyBinding"}
     for name in ("unmarked", "unconverted"):
         assert bindings[f"{name}.colocation.criproxy.io"]["spec"]["validationActions"] == [actions]
+
+
+def test_scheduler_s_configuration_is_there_where_the_values_say_so(chart):
+    made = find(render(chart, {"cluster": {"scheduler": True}}), "ConfigMap", "kube-scheduler-lent")
+    folder = CHECKOUT / "cluster/manifests/scheduler"
+    files = {file.name: file.read_text() for file in folder.glob("kube-scheduler*.yaml")}
+    assert len(files) == 2 and made["data"] == files
+    assert made["metadata"]["namespace"] == "kube-system", "kube-scheduler's own"
+    assert "kube-scheduler-lent" not in str(render(chart, {}))
 
 
 def test_the_release_s_own_namespace_is_not_of_the_release(chart):

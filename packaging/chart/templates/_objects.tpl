@@ -1,6 +1,6 @@
 {{/* The objects below files/FOLDER, which are those of cluster/manifests and monitoring: the chart has none of its own
-beside them but for the installer's. `patch` names the template that changes an object by the values, before it is
-written; it sets `leftOut` in one that is not to be there. */}}
+beside them but for the installer's, and a ConfigMap of the scheduler's files. `patch` names the template that changes
+an object by the values, before it is written; it sets `leftOut` in one that is not to be there. */}}
 {{- define "criproxy.objects" -}}
 {{- $root := .root -}}
 {{- $patch := .patch -}}
