@@ -22,7 +22,7 @@ import pytest
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.clean import clean
 from integration.lab.client import CriClient
-from integration.lab.containerd import Containerd
+from integration.lab.containerd import Containerd, programs
 from integration.lab.criproxy import QUICK, Criproxy
 from integration.lab.directory import claimed
 from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, available_bytes, free_bytes, static_pod
@@ -30,7 +30,6 @@ from integration.lab.process import wait_until
 from integration.lab.swap import swap_on
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
-from integration.programs import build
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
@@ -124,16 +123,15 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     where kubelet takes its numbers from.
     """
     manner, _, beside = request.param.partition("-with-")
-    swaps, programs = beside == "swap", None
-    if beside == "stats-of-the-runtime" and not is_throwaway():
-        programs = build.find("containerd").parent  # as 1.6 does not know them
+    swaps = beside == "swap"
+    directory = programs() if beside == "stats-of-the-runtime" else None  # as 1.6 does not know them
     if swaps and not is_throwaway():
         pytest.skip("switches on swap, which it does on a throwaway node alone: ./test node NODE")
     if free_bytes() < ROOM_BYTES + SPARE_BYTES:
         pytest.skip(f"needs {(ROOM_BYTES + SPARE_BYTES) // MIB} MiB of free memory: give a node NODE_MEM=6144")
     with claimed() as lab, swap_on() if swaps else contextlib.nullcontext():
         try:
-            containerd = Containerd(lab, programs=programs)
+            containerd = Containerd(lab, programs=directory)
             containerd.start()
             criproxy = None
             if manner != "absent":

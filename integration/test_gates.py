@@ -28,7 +28,7 @@ import pytest
 from integration.lab.cgroups import hierarchies, of_process, unkept, version
 from integration.lab.clean import clean, leftovers
 from integration.lab.client import CriClient
-from integration.lab.containerd import Containerd
+from integration.lab.containerd import Containerd, containerd_version, programs
 from integration.lab.control_plane import ControlPlane, find_program, wait_for
 from integration.lab.criproxy import QUICK, UNJUDGED, Config, Criproxy
 from integration.lab.directory import claimed
@@ -37,7 +37,6 @@ from integration.lab.kubelet import EVICTION_SIGNALS, Kubelet, known_gates, stat
 from integration.lab.process import LabError, wait_until
 from integration.lab.swap import swap_on
 from integration.lab.throwaway import is_throwaway
-from integration.programs import build
 
 pytestmark = pytest.mark.timeout(1800)  # a group's first test runs both of its kubelets, on slow nodes, too
 
@@ -128,21 +127,6 @@ def control_plane() -> str:
     except LabError as error:
         return f"needs a control plane: {error}"
     return f"needs a control plane: there is no {' and no '.join(missing)}" if missing else ""
-
-
-def programs() -> Path | None:
-    """Those of containerd that is built, where it is; a throwaway node has its own."""
-    return None if is_throwaway() else build.find("containerd").parent
-
-
-@functools.cache
-def containerd_version() -> tuple[int, ...]:
-    directory = programs()
-    program = directory / "containerd" if directory else Path("containerd")
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\bv?(\d+)\.(\d+)\.\d", said)
-    assert found, said
-    return int(found[1]), int(found[2])
 
 
 @functools.cache

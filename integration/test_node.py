@@ -84,6 +84,12 @@ def test_everything_left_out_is_a_test_of_this_checkout_and_a_node_of_the_table(
     assert {node.release for node in table.NODES.values()} == table.PYTHONS.keys()
 
 
+def test_no_file_wants_programs_that_a_node_has_not_but_what_is_left_out_there() -> None:
+    asks = re.compile(r"build\.(find|version)\(\"containerd\"\)")
+    asking = [file for file in suite_files(CHECKOUT) if asks.search((CHECKOUT / file).read_text())]
+    assert [file for file in asking if not all(table.left_out(node, file) for node in table.NODES)] == []
+
+
 @pytest.mark.skipif(not shutil.which("unsquashfs"), reason="needs squashfs-tools")
 def test_disk_has_the_trees_by_number_without_caches_and_with_single_files(tmp_path: Path) -> None:
     source, file = tmp_path / "source", tmp_path / "program"

@@ -24,11 +24,11 @@ from criproxy.commands.sentry import FIRST, NAMES, PLUGINS, plugin_text, run
 from criproxy.fronts.sentry.rules import SentryOrders
 from criproxy.hooks.offline import DEFAULT_RULE
 from integration.lab.client import Container, CriClient, Pod
-from integration.lab.containerd import WITHOUT_VALIDATOR, Containerd
+from integration.lab.containerd import FIRST_VALIDATOR, Containerd, containerd_version, programs
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, static
 from integration.lab.node import Node
 from integration.lab.process import argv_of, descendants, wait_until
-from integration.programs import build
+from integration.lab.throwaway import SLOWER, is_throwaway
 
 RESTARTS = int(os.environ.get("RESTARTS", "50"))
 
@@ -36,15 +36,15 @@ pytestmark = [pytest.mark.by_command, pytest.mark.timeout(3600)]
 
 LAUNCHER, SENTRY = NAMES
 NOT_PLACED = "criproxy has not placed this container"
-WAIT_S = 60.0
+WAIT_S = 300.0 if is_throwaway() else 60.0
 Say = Callable[[str], object]
 
 
 class SentryNode:
-    """A containerd 2.4 with what is in its directory of plugins, and a criproxy of the NRI front."""
+    """A containerd with what is in its directory of plugins, and a criproxy of the NRI front."""
 
     def __init__(self, directory: Path) -> None:
-        self.runtime = Containerd(directory, programs=build.find("containerd").parent, nri_timeout="2s")
+        self.runtime = Containerd(directory, programs=programs(), nri_timeout="2s")
         self.rules, self.handed = directory / "rules", directory / "nri-launcher.sock"
         self.rules.write_bytes(SentryOrders((DEFAULT_RULE,)).encode())
         self.runtime.plugins.mkdir(parents=True)
@@ -54,6 +54,8 @@ class SentryNode:
             self.write(name, plugin_text(rules=str(self.rules), handed=str(self.handed)))
 
     def write(self, name: str, text: str) -> None:
+        if containerd_version() < FIRST["containerd"]:
+            pytest.skip(f"containerd {words(containerd_version())} could end with a plugin that it starts itself")
         file = self.runtime.plugins / name
         file.write_text(text)
         file.chmod(0o755)
@@ -123,6 +125,10 @@ class Creates:
 def _where(client: CriClient, container: Container) -> str:
     """Raises grpc.RpcError."""
     return "OUTSIDE" if "kubepods" in client.cgroup_of_spec(container) else "inside"
+
+
+def words(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def timed(job: Callable[[], object]) -> float:
@@ -209,7 +215,7 @@ def test_a_criproxy_that_hangs_lets_no_offline_container_by(place: SentryNode, s
         os.kill(node.proxy.pid, signal.SIGCONT)
 
     say(f"online creates once the runtime has thrown a frozen criproxy out: {in_words(took_s)}")
-    assert max(took_s) < 1.0
+    assert max(took_s) < 1.0 * SLOWER
 
 
 def test_a_runtime_starts_beside_a_criproxy_that_hangs(place: SentryNode, say: Say) -> None:
@@ -225,13 +231,15 @@ def test_a_runtime_starts_beside_a_criproxy_that_hangs(place: SentryNode, say: S
         os.kill(node.proxy.pid, signal.SIGCONT)
 
     say(f"beside a frozen criproxy containerd starts in {starts_s:.2f} s; online creates {in_words(took_s)}")
-    assert starts_s < 5.0
-    assert max(took_s) < 1.0
+    assert starts_s < 5.0 * SLOWER
+    assert max(took_s) < 1.0 * SLOWER
 
 
 @pytest.mark.parametrize("of_today", [False, True], ids=["Debian's", "2.4"])
 def test_the_verb_goes_by_what_the_runtime_says_of_itself(lab: Path, of_today: bool, say: Say) -> None:
-    runtime = Containerd(lab, programs=build.find("containerd").parent if of_today else None)
+    if of_today and is_throwaway():
+        pytest.skip("this node has one containerd")
+    runtime = Containerd(lab, programs=programs() if of_today else None)
     runtime.start()
     config = lab / "criproxy.toml"
     config.write_text(f'[proxy]\nfront = "nri"\nruntime = "{runtime.socket}"\n')
@@ -247,8 +255,9 @@ def test_the_verb_goes_by_what_the_runtime_says_of_itself(lab: Path, of_today: b
 REQUIRED = {"required-plugins.noderesource.dev": '["criproxy"]'}
 
 
-@pytest.mark.skipif(build.version("containerd") in WITHOUT_VALIDATOR, reason="this containerd has no such validator")
 def test_with_criproxy_and_sentry_gone_the_validator_keeps_offline_alone_out(place: SentryNode) -> None:
+    if containerd_version() < FIRST_VALIDATOR:
+        pytest.skip(f"containerd {words(containerd_version())} has no such validator")
     place.install(*NAMES)
     with place.runs() as node:
         client, kubelet = node.direct, dataclasses.replace(node, client=node.direct)
@@ -290,8 +299,8 @@ def test_whatever_a_plugin_does_at_its_start_the_runtime_serves(place: SentryNod
         node.direct.run_container(online, "main", ["sleep", "1000"])
 
     say(f"containerd starts in {starts_s:.2f} s, online creates {in_words(took_s)}")
-    assert starts_s < 2 * 5.0 + 5.0, "each has 5 s to register"
-    assert max(took_s) < 2.0
+    assert starts_s < 2 * 5.0 + 5.0 * SLOWER, "each has 5 s to register"
+    assert max(took_s) < 2.0 * SLOWER
 
 
 @pytest.mark.parametrize("fault", ["none", "killed", "frozen", "no disk"])
@@ -311,5 +320,5 @@ def test_whatever_becomes_of_the_sentry_online_containers_start(place: SentryNod
 
     slowest = in_words(sorted(took_s)[-3:])
     say(f"{fault}: online creates before {median(before_s):.3f}, then {median(took_s):.3f}, the slowest {slowest}")
-    assert max(took_s) < 2.5, "the runtime waits 2 s for a plugin, once"
-    assert median(took_s) < 0.5
+    assert max(took_s) < 2.0 + 0.5 * SLOWER, "the runtime waits 2 s for a plugin, once"
+    assert median(took_s) < 0.5 * SLOWER

@@ -17,11 +17,11 @@ from criproxy.cgroup.kernel_files import weight_of
 from integration.control_plane.cluster import CLASS, CPU, MEMORY, POD_S, PODS, Cluster, id_of, joined
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import of_process, version
+from integration.lab.containerd import programs
 from integration.lab.control_plane import ApiError, wait_for
 from integration.lab.kubelet import static_pod
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import Cgroup
-from integration.programs import build
 
 pytestmark = pytest.mark.timeout(2400 if is_throwaway() else 1200)
 
@@ -42,7 +42,7 @@ CONTAINERDS = [THE_MACHINES] if is_throwaway() else ["2.4", pytest.param(THE_MAC
 
 @pytest.fixture(scope="module", params=CONTAINERDS)
 def cluster(request: pytest.FixtureRequest, say: Say) -> Iterator[Cluster]:
-    with joined(say, programs=build.find("containerd").parent if request.param == "2.4" else None) as cluster:
+    with joined(say, programs=programs() if request.param == "2.4" else None) as cluster:
         yield cluster
 
 

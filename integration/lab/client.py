@@ -256,6 +256,18 @@ def _pid(info: Mapping[str, str]) -> int:
     return int(json.loads(info["info"])["pid"])
 
 
+class PatientClient(CriClient):
+    """Asks again where criproxy was too slow for an offline pod (the refusal's reason is "late"), as kubelet does."""
+
+    def call(self, method: str, request: Message, timeout_s: float | None = CALL_S) -> Any:
+        while True:
+            try:
+                return super().call(method, request, timeout_s)
+            except grpc.RpcError as error:
+                if "kubelet tries again by itself" not in str(error):
+                    raise
+
+
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 

@@ -1,8 +1,10 @@
 """A private containerd: own root, state, socket and configuration, and everything it leaves can be cleaned up."""
 
 import contextlib
+import functools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,9 +14,13 @@ from integration.lab.client import CriClient
 from integration.lab.directory import socket_path
 from integration.lab.naming import Driver, driver, told_of_spec
 from integration.lab.process import LabError, Process, Service, all_pids, argv_of, descendants, kill_all
+from integration.lab.throwaway import is_throwaway
+from integration.programs import build
 
-WITHOUT_VALIDATOR = ("1.7", "2.1")
-"""The versions of it that let an offline container be made without the plugin that its pod requires."""
+FIRST_VALIDATOR = (2, 2)
+"""The first version that makes no container without the plugin that its pod requires."""
+FIRST_OOM_SCORE_ADJ = (1, 7, 27)
+"""The first version in which a plugin of NRI can set it."""
 
 START_S = 180
 """Enough for an emulated node that others keep busy, too."""
@@ -69,6 +75,26 @@ HOSTS = f"""\
 """
 SUBNET = "10.213.78.0/24"
 ENCLOSE = ("unshare", "--net", "--ipc", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+
+
+def programs() -> Path | None:
+    """Where containerd and its shim are, for tests that Debian's may be too old for: those that are built, of the
+    version that $CONTAINERD names. None: the machine's own, on a throwaway node, which has one.
+
+    Raises LabError when they are not built.
+    """
+    return None if is_throwaway() else build.find("containerd").parent
+
+
+@functools.cache
+def containerd_version() -> tuple[int, ...]:
+    """That of `programs`, as (1, 7, 24)."""
+    directory = programs()
+    program = directory / "containerd" if directory else Path("containerd")
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bv?(\d+)\.(\d+)\.(\d+)", said)
+    assert found, said
+    return tuple(map(int, found.groups()))
 
 
 class Containerd(Service):

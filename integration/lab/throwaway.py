@@ -11,3 +11,7 @@ IMAGE = "localhost/busybox:1"
 
 def is_throwaway() -> bool:
     return AGENT.exists()
+
+
+SLOWER = 15 if is_throwaway() else 1
+"""How many times as long a program takes on such a node, as QEMU emulates its processor."""

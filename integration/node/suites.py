@@ -4,7 +4,8 @@
     suites whole NODE [pytest args]    everything that can run there, or only the files that the arguments name
     suites all                         everything on every node: hours
 
-UPGRADES and RESTARTS are passed on: how many integration/systemd/test_upgrade.py makes (100 upgrades: an hour).
+UPGRADES and RESTARTS are passed on: how many integration/systemd/test_upgrade.py makes (100 upgrades: an hour). So are
+NRI_ROUNDS and NRI_MINUTES, of integration/test_nri.py.
 The nodes, and what can't run on one of them, are in table.py.
 """
 
@@ -48,7 +49,7 @@ WITH_CONTROL_PLANE = ("integration/control_plane/", "integration/test_gates.py")
 TAKE_CONTAINERD = f"""; for program in {CONTAINERD}/*; do mount --bind $program /usr/bin/${{program##*/}}; done
 systemctl restart containerd"""
 """In place of Debian's, with its configuration."""
-PASSED_ON = ("UPGRADES", "RESTARTS")
+PASSED_ON = ("UPGRADES", "RESTARTS", "NRI_ROUNDS", "NRI_MINUTES")
 """Environment variables that tests read."""
 TODAY = [name for name, node in NODES.items() if node.today]
 USUAL = [name for name, node in NODES.items() if not node.cpus]

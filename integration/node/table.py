@@ -77,6 +77,7 @@ LEFT_OUT = (
         r"^integration/test_hardening\.py::test_offline_container_can_not_fill",
         "its probe of the kernel's keys is compiled, and the nodes have no C compiler",
     ),
+    LeftOut("bookworm-.*", r"^integration/test_(nri|sentry)\.py", "containerd 1.6 has no NRI"),
     LeftOut("forky-v2|.*-containerd-2.4", r"v1alpha2", "containerd 2 serves CRI v1 alone"),
 )
 
