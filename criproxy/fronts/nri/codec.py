@@ -86,7 +86,10 @@ class NriPart(Struct):
 
 
 class NriCall:
-    """A `placing.Call` of an event. What is not asked of it is not read."""
+    """A `placing.Call` of an event. What is not asked of it is not read.
+
+    `late`: the runtime was told that it took too long, so what is decided afterwards happens to nobody.
+    """
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class NriCall:
     ) -> None:
         """`resources`: what an update asks for, `overhead`: what of the pod's is for the runtime itself."""
         self.operation = operation
+        self.late = False
         self._sandbox = sandbox
         self._container = container
         self._resources = resources

@@ -24,7 +24,6 @@ from __future__ import annotations  # the messages in them are not imported yet
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from msgspec import Struct, field
@@ -170,8 +169,6 @@ class NriPlugin(Struct, eq=False):
     """Of offline pods, those that were not in the box when the runtime first named them."""
     _told: set[str] = field(default_factory=set)
     """The containers outside the box that the runtime has named."""
-    _refused_late: set[str] = field(default_factory=set)
-    """The sandboxes whose start was refused as it took too long, and is still being decided."""
     _synchronized: bool = False
     _parts: list[nri.SynchronizeRequest] = field(default_factory=list)
     """Of a Synchronize that is too large for one message; pods and containers are cut independently."""
@@ -259,23 +256,15 @@ class NriPlugin(Struct, eq=False):
         """A start is heard of once it is decided: the runtime may have thrown us out meanwhile."""
         begun = self._start(call)
         if isinstance(begun, Pending):
-            return Pending(self._judged_later(call, begun), partial(self._judged_late, call, begun))
+            return Pending(self._judged_later(call, begun), begun.late)
         return self._judged_so(call, begun)
 
-    def _judged_late(self, call: NriCall, begun: Pending, limit_s: float) -> NriAnswer:
-        self._refused_late.add(call.sandbox_id)
-        return begun.late(limit_s)
-
     async def _judged_later(self, call: NriCall, begun: Pending) -> NriAnswer:
-        answer = await begun.outcome
-        if call.sandbox_id not in self._refused_late:
-            return self._judged_so(call, answer)
-        self._refused_late.discard(call.sandbox_id)  # it was refused
-        return answer
+        return self._judged_so(call, await begun.outcome)
 
     def _judged_so(self, call: NriCall, answer: NriAnswer) -> NriAnswer:
         """The runtime takes down a sandbox that is refused, and tells nobody of its end."""
-        if not isinstance(answer, NriRefusal):
+        if not (call.late or isinstance(answer, NriRefusal)):
             self._heard.add(call.sandbox_id)
         return answer
 
@@ -333,11 +322,12 @@ class NriPlugin(Struct, eq=False):
         return self._done(call, await outcome)
 
     def _late(self, call: NriCall, limit_s: float) -> NriAnswer:
+        call.late = True
         return self._verdict(self.placing.late(call, limit_s))
 
     def _done(self, call: NriCall, outcome: PlacingOutcome) -> NriAnswer:
         """What is answered is as good as done: where the runtime fails afterwards, a later listing says so."""
-        if isinstance(outcome, Proceed) and outcome.learns:
+        if isinstance(outcome, Proceed) and outcome.learns and not call.late:
             containers = [(call.container_id, part.container) for part in call.parts] if call.container_id else []
             self.placing.done(call, outcome, Made(call.sandbox_id, containers))
             if call.operation in STARTS and outcome.place is not None and call.pod is not None:

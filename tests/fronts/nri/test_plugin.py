@@ -524,7 +524,23 @@ def test_nothing_is_remembered_of_starts_that_were_refused_as_late() -> None:
     assert isinstance(pending.late(0.45), NriRefusal)
     assert decided(pending) == b""
     assert not bench.plugin._heard
-    assert not bench.plugin._refused_late
+    assert bench.inventory.running_pods == ()
+    assert bench.plugin.started == 0
+    assert bench.box.admitted == [(BOXED, 0)]  # for kubelet's next try
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["of a pod that we know", "whose start we missed"])
+def test_nothing_is_remembered_of_a_container_that_was_refused_as_late(heard: bool) -> None:
+    bench = acting()
+    if heard:
+        bench.run(sandbox())
+    mounts = [{"type": b"bind", "source": b"/srv"}]
+    pending = bench.plugin.call("CreateContainer", event(sandbox(), container(mounts=mounts)))
+    assert isinstance(pending, Pending)
+    assert isinstance(pending.late(0.45), NriRefusal)
+    assert not isinstance(decided(pending), NriRefusal)
+    assert bench.inventory.known("", "c1") is None
+    assert [one.id for one in bench.inventory.running_pods] == ["s1"]  # its sandbox is there
 
 
 # --- what the runtime's lists do not have yet -----------------------------------------------------------------------
