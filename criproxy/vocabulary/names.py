@@ -54,7 +54,8 @@ PLACEMENT: Final = f"{PREFIX}placement"
 
 REQUIRED_PLUGINS: Final = "required-plugins.noderesource.dev"
 """A pod's annotation, read by the runtime's NRI: a JSON list of the plugins without which it makes no container of it.
-Source: containerd/nri, plugins/default-validator.
+With `/pod` after it, it goes before the plain one, and with `/container.NAME` before both.
+Source: containerd/nri, plugins/default-validator; pkg/plugin, GetEffectiveAnnotation.
 """
 
 PLUGIN: Final = "criproxy"

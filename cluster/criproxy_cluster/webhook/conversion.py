@@ -365,17 +365,22 @@ def _record(meta: Json, converted: Json) -> None:
 
 
 def _require_plugin(meta: Json) -> None:
-    """Beside the plugins that the author requires. A list that is none would have the runtime refuse the pod."""
-    annotations = _table(meta.get("annotations"), "metadata.annotations")
-    text = annotations.get(REQUIRED_PLUGINS, "[]")
-    try:
-        required = msgspec.json.decode(str(text), type=list[str])
-    except msgspec.DecodeError as error:
-        where, remedy = f"metadata.annotations[{REQUIRED_PLUGINS}]", 'write a JSON list of names, ["a", "b"], or none'
-        raise ConversionError(where, f"{str(text)[:80]!r} is no list of plugins: {error}", remedy) from error
-    if PLUGIN not in required:
-        required.append(PLUGIN)
-        meta["annotations"] = {**annotations, REQUIRED_PLUGINS: msgspec.json.encode(required).decode()}
+    """Beside the plugins that the author requires, in each list that the runtime may go by. One that is none would have
+    the runtime refuse the pod.
+    """
+    annotations = dict(_table(meta.get("annotations"), "metadata.annotations"))
+    annotations.setdefault(REQUIRED_PLUGINS, "[]")
+    for key, text in annotations.items():
+        if key != REQUIRED_PLUGINS and not key.startswith(f"{REQUIRED_PLUGINS}/"):
+            continue
+        try:
+            required = msgspec.json.decode(str(text), type=list[str])
+        except msgspec.DecodeError as error:
+            where, remedy = f"metadata.annotations[{key}]", 'write a JSON list of names, ["a", "b"], or none'
+            raise ConversionError(where, f"{str(text)[:80]!r} is no list of plugins: {error}", remedy) from error
+        if PLUGIN not in required:
+            annotations[key] = msgspec.json.encode([*required, PLUGIN]).decode()
+    meta["annotations"] = annotations
 
 
 def _without_records(meta: Json) -> Json:

@@ -703,6 +703,20 @@ def test_runtimes_wait_for_the_plugin_where_they_are_to(annotations, required):
     assert converted(found, REQUIRES) == found
 
 
+@pytest.mark.parametrize("scope", ["/pod", "/container.main", "/container.no-such"])
+def test_a_narrower_list_of_plugins_goes_before_the_pods_and_has_ours_too(scope):
+    """By the runtime's validator, which takes the first of a container's, of the pod's, and the plain one."""
+    before = pod(annotations={f"{REQUIRED_PLUGINS}{scope}": '["other"]', f"{REQUIRED_PLUGINS}-not": "[]"})
+    found = converted(before, REQUIRES)
+    annotations = found["metadata"]["annotations"]
+    assert json.loads(annotations[f"{REQUIRED_PLUGINS}{scope}"]) == ["other", PLUGIN]
+    assert json.loads(annotations[REQUIRED_PLUGINS]) == [PLUGIN]
+    assert annotations[f"{REQUIRED_PLUGINS}-not"] == "[]"
+    assert converted(found, REQUIRES) == found
+    with pytest.raises(ConversionError, match=rf"required-plugins.noderesource.dev{scope}\]: '\{{\}}' is no list"):
+        converted(pod(annotations={f"{REQUIRED_PLUGINS}{scope}": "{}"}), REQUIRES)
+
+
 def test_runtimes_wait_for_no_plugin_by_default_and_for_none_with_online_pods():
     assert REQUIRED_PLUGINS not in converted(pod(), BATCH)["metadata"]["annotations"]
     online = pod(labels={})

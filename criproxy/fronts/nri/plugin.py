@@ -41,7 +41,7 @@ from criproxy.pods.admission import kubelets_place
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import Made, Placing, PlacingOutcome, Proceed, RefusedCall
 from criproxy.pods.runtime import ListedSandbox
-from criproxy.vocabulary.names import REQUIRED_PLUGINS
+from criproxy.vocabulary.names import PLUGIN, REQUIRED_PLUGINS
 
 _EVENTS: Final[Mapping[str, int]] = {
     "RunPodSandbox": 1,
@@ -332,7 +332,7 @@ class NriPlugin(Struct, eq=False):
             self.placing.done(call, outcome, Made(call.sandbox_id, containers))
             if call.operation in STARTS and outcome.place is not None and call.pod is not None:
                 self.started += 1
-                self.required += REQUIRED_PLUGINS in call.pod.annotations
+                self.required += _requires_us(call.pod.annotations)
         return self._verdict(outcome)
 
     def _verdict(self, outcome: PlacingOutcome) -> NriAnswer:
@@ -465,6 +465,13 @@ class NriPlugin(Struct, eq=False):
             return place if self.placing.inventory.cgroups.exists(place) else None
         except (ValueError, CgroupError):
             return None
+
+
+def _requires_us(annotations: Mapping[str, str]) -> bool:
+    """Whether the runtime's validator waits for us with each container of a pod: see REQUIRED_PLUGINS."""
+    for_all = annotations.get(f"{REQUIRED_PLUGINS}/pod", annotations.get(REQUIRED_PLUGINS, ""))
+    own = [text for key, text in annotations.items() if key.startswith(f"{REQUIRED_PLUGINS}/container.")]
+    return all(PLUGIN in re.findall(r"[\w-]+", text) for text in (for_all, *own))
 
 
 def _version(said: str) -> tuple[int, ...]:

@@ -460,12 +460,31 @@ def test_a_call_that_takes_too_long_is_refused_and_counted() -> None:
     assert "offline pod batch/job: the node did not make room for it within 0.45 s" in refused.words
 
 
-def test_required_plugins_are_counted() -> None:
+REQUIRED = "required-plugins.noderesource.dev"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "required"),
+    [
+        ({}, 0),
+        ({REQUIRED: '["criproxy"]'}, 1),
+        ({REQUIRED: "[ other, criproxy ]"}, 1),  # the runtime reads YAML
+        ({REQUIRED: '["not-criproxy"]'}, 0),
+        ({REQUIRED: '["criproxy"]', f"{REQUIRED}/pod": "[]"}, 0),
+        ({f"{REQUIRED}/pod": '["criproxy"]'}, 1),
+        ({REQUIRED: '["criproxy"]', f"{REQUIRED}/container.main": "[]"}, 0),
+        ({REQUIRED: '["criproxy"]', f"{REQUIRED}/container.main": '["criproxy"]'}, 1),
+    ],
+)
+def test_pods_that_require_the_plugin_are_counted_as_the_runtime_reads_it(
+    annotations: dict[str, str], required: int
+) -> None:
     bench = acting()
     pod = sandbox()
-    pod.annotations.add(key=b"required-plugins.noderesource.dev", value=b'["criproxy"]')
+    for key, value in annotations.items():
+        pod.annotations.add(key=key.encode(), value=value.encode())
     bench.run(pod)
-    assert (bench.plugin.required, bench.plugin.started) == (1, 1)
+    assert (bench.plugin.required, bench.plugin.started) == (required, 1)
 
 
 def test_a_partition_is_taken_away_by_its_default() -> None:
