@@ -56,6 +56,7 @@ WORDS: Final = {
     "runtime_not_ready": "The runtime does not answer: pods can't be listed or stopped; it is asked again.",
     # Where offline pods run.
     "stray_process": "A process of an offline pod has left the box, though its container is in it: it has no bounds.",
+    "realtime_in_box": "Threads of an offline pod run with a realtime priority, which no limit of the box holds.",
     "kernel_table_full": "A kernel table that no cgroup bounds is nearly full; `pod` may be the cause, if known.",
     "misplaced": "A container that criproxy has placed in the box runs outside it, and so without bounds.",
     "no_longer_misplaced": "A container that ran outside the box is in it now.",

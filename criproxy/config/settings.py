@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks import HookSettings
 from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidth
-from criproxy.hooks.hardening import CAPABILITIES, Hardening, plain
+from criproxy.hooks.hardening import CAPABILITIES, Hardening
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.vocabulary.presets import MARKS, NAMES
-from criproxy.vocabulary.unboundable import HOST_PATHS
+from criproxy.vocabulary.unboundable import HOST_PATHS, plain
 
 if TYPE_CHECKING:  # a type checker knows no Literal that is computed
     MarksName = str
@@ -169,8 +169,9 @@ class Colocation(Struct, frozen=True, kw_only=True):
         Literal["report", "evict"],
         doc(
             "What becomes of a running offline pod that is found outside the box (the runtime put it "
-            "elsewhere, somebody moved it or a process of it, or it started while criproxy was bypassed): the log, the "
-            "metrics and `criproxy status` show it (report), or it is stopped as well, so that it starts anew (evict)."
+            "elsewhere, somebody moved it or a process of it, or it started while criproxy was bypassed), or runs in "
+            "real time where that can't be kept from it (NRI): the log, the metrics and `criproxy status` show it "
+            "(report), or it is stopped as well, so that it starts anew (evict)."
         ),
     ] = "report"
     on_runtime_overload: Annotated[

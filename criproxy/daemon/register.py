@@ -30,6 +30,7 @@ from criproxy.pods.pod_speeds import PodSpeeds
 from criproxy.pods.pod_stops import PodStops
 from criproxy.pods.pod_use import PodUseWatch
 from criproxy.pods.proactive_reclaim import ProactiveReclaim
+from criproxy.pods.realtime import RealtimeWatch
 from criproxy.pods.reconciler import Reconciler
 from criproxy.pods.service_checks import ServiceChecks
 from criproxy.pods.told_weights import ToldWeights
@@ -51,6 +52,7 @@ PARTS: Final[tuple[type[Part], ...]] = (
     OverheadWatch,
     PlacementCheck,
     UnboundedPods,
+    RealtimeWatch,
     KernelTablesWatch,
     PodUseWatch,
     SentryRules,

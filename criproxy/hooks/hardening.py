@@ -32,7 +32,7 @@ from msgspec import Struct
 from criproxy.hooks.offline import Rule
 from criproxy.model import Adjustment, Operation, Pod, PodRequest, Security, Target
 from criproxy.vocabulary import unboundable
-from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, MOST_CAPABILITIES, first_related
+from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, MOST_CAPABILITIES, first_related, plain
 
 CAPABILITIES: Final = (
     "AUDIT_WRITE",
@@ -154,8 +154,3 @@ def _cache_classes(request: PodRequest) -> Iterator[str]:
     elif request.target is not Target.SANDBOX:  # of a pod that is restored, the sandbox's part has them
         return
     yield from (key for key in keys if key in request.annotations)
-
-
-def plain(capability: str) -> str:
-    """As CRI names it: `SYS_NICE`."""
-    return capability.upper().removeprefix("CAP_")

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from criproxy.cgroup.naming import directory_of
 from criproxy.hooks.batch import asked_by, of_pod
-from criproxy.hooks.hardening import plain
 from criproxy.model import (
     PLACEMENT_ANNOTATION,
     STARTS,
@@ -19,7 +18,7 @@ from criproxy.model import (
     Unlimited,
 )
 from criproxy.model.cpulist import format_cpus, parse_cpus
-from criproxy.vocabulary.unboundable import MOST_CAPABILITIES
+from criproxy.vocabulary.unboundable import SYS_NICE, may_run_in_real_time
 
 HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
@@ -30,9 +29,6 @@ _UNIFIED_DROPPED: Final = {
 
 _MACHINE_PERIOD_US: Final = 100_000
 """Source: kubelet, QuotaPeriod."""
-
-SYS_NICE: Final = "SYS_NICE"
-_GIVING: Final = frozenset({SYS_NICE, "ALL"})
 
 
 class PlacementHook(Struct, frozen=True):
@@ -120,18 +116,14 @@ class RealtimeHook(Struct, frozen=True):
     """Drops CAP_SYS_NICE where a container asks for it, by itself or with all others.
 
     A thread under SCHED_FIFO, SCHED_RR or SCHED_DEADLINE goes before all others, and neither cpu.idle nor a weight nor
-    the quota holds it, unless the kernel has RT_GROUP_SCHED, and that not for SCHED_DEADLINE. What is dropped wins over
-    what is added, in containerd and CRI-O. A privileged container has all capabilities, whatever it drops.
-    One that names more than are looked through may have it among the others.
-    Source: sched(7); containerd, internal/cri/opts, WithCapabilities.
+    the quota holds it, unless the kernel has RT_GROUP_SCHED, and that not for SCHED_DEADLINE. A privileged container
+    has all capabilities, whatever it drops. Source: sched(7).
     """
 
     name: ClassVar[str] = "realtime"
 
     def adjust(self, request: PodRequest) -> Iterator[Adjustment]:
-        added = request.security.added_capabilities
-        asked = {plain(name) for name in added}
-        if asked & _GIVING or len(added) > MOST_CAPABILITIES:
+        if may_run_in_real_time(request.security.added_capabilities):
             yield Adjustment("drop_capabilities", SYS_NICE, "a realtime thread would run past every limit of the box")
 
 

@@ -4,7 +4,7 @@ Pure.
 """
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -27,6 +27,10 @@ MOST_CAPABILITIES: Final = 256
 """Names that a container adds. Linux has some forty capabilities, each with two spellings that people use."""
 MOST_CAPABILITY_BYTES: Final = 64
 """No capability's name is so long: of a longer text, so much is read, which is none either."""
+
+SYS_NICE: Final = "SYS_NICE"
+"""The capability to run in real time: neither cpu.idle nor a weight nor a quota holds such a thread."""
+_GIVING: Final = frozenset({SYS_NICE, "ALL"})
 
 SHOWN: Final = 320
 """Characters of a path that an answer repeats."""
@@ -55,6 +59,19 @@ def host_port(port: int, by: str) -> str:
 def capabilities(by: str) -> str:
     """The same of a container that adds more than `MOST_CAPABILITIES`."""
     return _refused(f"more than {MOST_CAPABILITIES} added capabilities in a container", COSTS, by)
+
+
+def may_run_in_real_time(added: Collection[str]) -> bool:
+    """Whether a container that adds these capabilities has `SYS_NICE`, by itself or with all others, so that it is to
+    be dropped: what is dropped wins over what is added. One with more than are looked through may have it among them.
+    Source: containerd, internal/cri/opts, WithCapabilities.
+    """
+    return len(added) > MOST_CAPABILITIES or any(plain(one) in _GIVING for one in added)
+
+
+def plain(capability: str) -> str:
+    """As CRI names it: `SYS_NICE`."""
+    return capability.upper().removeprefix("CAP_")
 
 
 def host_path(path: str, found: str, by: str) -> str:

@@ -26,6 +26,7 @@ from criproxy.pods.memory_relief import MemoryRelief
 from criproxy.pods.overhead import OutsideLoad, OverheadWatch, PodLoad
 from criproxy.pods.part import Part
 from criproxy.pods.placement_check import PlacementCheck
+from criproxy.pods.realtime import RealtimeWatch
 from tests.fakes.part import Showing
 
 JOB = Sandbox("s1", PodRef("u", "batch", "job"), "/offline/podu")
@@ -118,6 +119,15 @@ def test_rows_of_the_status(shows: Part, rows: list[tuple[str, ...]]) -> None:
             id="placement",
         ),
         pytest.param(LOUD, ["it works too much"], {"runtime_overloaded": True}, id="overhead"),
+        pytest.param(
+            part(RealtimeWatch, 4, found={JOB.pod: "thread 7 runs under SCHED_FIFO"}),
+            [
+                "offline pod batch/job: thread 7 runs under SCHED_FIFO, past every limit of the box: "
+                "take CAP_SYS_NICE from it (capabilities.drop)"
+            ],
+            {"realtime_pods": 1},
+            id="real-time",
+        ),
         pytest.param(DISKS, [], {"disk_weight_in_force": {"sda": True, "sdb": False, "sdc": False}}, id="disks"),
         pytest.param(
             part(CpuPinning, 3, pinned={"/offline/podu": frozenset({0})}, failure="there is no cpuset hierarchy"),

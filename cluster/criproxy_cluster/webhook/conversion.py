@@ -68,7 +68,7 @@ from criproxy_cluster.vocabulary.names import (
 )
 from criproxy_cluster.vocabulary.presets import EVERY_MARK, NAMES, OLDER, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
-from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_users, refusal
+from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_users, drop_real_time, refusal
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""
@@ -158,6 +158,7 @@ def converted(pod: Json, settings: ConversionSettings) -> Json:
     _tolerate(spec, settings)
     _keep_away(spec, meta)
     _count_offline_pods_alone(spec)
+    drop_real_time(spec)
     if settings.hardening.own_users and can_have_own_users(spec):
         spec["hostUsers"] = False
     return pod

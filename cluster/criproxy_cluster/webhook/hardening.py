@@ -15,6 +15,7 @@ from criproxy_cluster.vocabulary.unboundable import (
     HOST_NAMESPACES,
     HOST_PATHS,
     MOST_CAPABILITIES,
+    SYS_NICE,
     first_related,
 )
 
@@ -56,6 +57,21 @@ def _refusals(spec: Json) -> Iterator[str]:
             yield unboundable.host_path(path, listed, BY)
 
 
+def drop_real_time(spec: Json) -> None:
+    """Takes from an offline pod's containers, where they add it, the capability to run in real time. Nodes do so, too,
+    but those whose runtime calls criproxy by NRI, which can't. The containers are replaced, as others may have them.
+    """
+    for kind in _LISTS:
+        for number, container in enumerate(spec.get(kind) or ()):
+            if not isinstance(container, dict) or not unboundable.may_run_in_real_time(_added(container)):
+                continue
+            security = container["securityContext"]
+            dropped = security["capabilities"].get("drop") or []
+            if SYS_NICE not in dropped:
+                capabilities = {**security["capabilities"], "drop": [*dropped, SYS_NICE]}
+                spec[kind][number] = {**container, "securityContext": {**security, "capabilities": capabilities}}
+
+
 def can_have_own_users(spec: Json) -> bool:
     """Whether the API server takes `hostUsers: false` for it, and the author has not said otherwise.
 
@@ -66,10 +82,10 @@ def can_have_own_users(spec: Json) -> bool:
     return spec.get("hostUsers") is None and not shares and not devices
 
 
-def _added(container: Json) -> list[Any]:
+def _added(container: Json) -> list[str]:
     """The capabilities that it adds."""
     added = _table(_table(container.get("securityContext")).get("capabilities")).get("add")
-    return added if isinstance(added, list) else []
+    return [str(one) for one in added] if isinstance(added, list) else []
 
 
 def _table(value: Any) -> Json:

@@ -683,6 +683,36 @@ def test_a_record_with_another_name_that_makes_what_is_there_is_not_believed_of_
     assert recorded(converted(before, BATCH))["c"]["requests"] == {"cpu": "1000m", "memory": "4194304"}
 
 
+# --- real time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ({"add": ["SYS_NICE"]}, {"add": ["SYS_NICE"], "drop": ["SYS_NICE"]}),
+        ({"add": ["cap_sys_nice", "KILL"]}, {"add": ["cap_sys_nice", "KILL"], "drop": ["SYS_NICE"]}),
+        ({"add": ["ALL"], "drop": ["KILL"]}, {"add": ["ALL"], "drop": ["KILL", "SYS_NICE"]}),
+        ({"add": ["ALL"], "drop": ["SYS_NICE"]}, {"add": ["ALL"], "drop": ["SYS_NICE"]}),
+        ({"add": ["NET_ADMIN"]}, {"add": ["NET_ADMIN"]}),
+        ({"drop": ["ALL"]}, {"drop": ["ALL"]}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_a_container_that_could_run_in_real_time_has_that_capability_dropped(kind, asked, made):
+    """As nodes do, but those whose runtime calls criproxy by NRI, which can't."""
+    before = pod(**{kind: [container() | {"securityContext": {"runAsUser": 1, "capabilities": asked}}]})
+    found = converted(before, BATCH)
+    assert found["spec"][kind][0]["securityContext"] == {"runAsUser": 1, "capabilities": made}
+    assert converted(found, BATCH) == found
+    assert before["spec"][kind][0]["securityContext"]["capabilities"] == asked
+
+
+@pytest.mark.parametrize("odd", [None, {}, {"capabilities": None}, {"capabilities": {"add": None}}])
+def test_a_container_without_capabilities_of_its_own_stays_as_it_is(odd):
+    before = pod(container() | {"securityContext": odd})
+    assert converted(before, BATCH)["spec"]["containers"][0].get("securityContext") == odd
+
+
 # --- the runtime's plugins -------------------------------------------------------------------------------------------
 
 REQUIRES = ConversionSettings(require_plugin=True)
