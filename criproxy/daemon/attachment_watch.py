@@ -1,6 +1,6 @@
 """Finds out whether kubelet calls criproxy at all: while it does not, its offline pods start without bounds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +17,8 @@ class AttachmentWatch(Part, Struct, eq=False):
 
     `listen`: the socket that kubelet is to use. `found` is kept while no kubelet runs; it is looked for only where
     kubelet is to call and something is published to Kubernetes (`publishes`), which else sends pods here. `front` "":
-    it is not known yet; both are taken up by a restart alone. NRI's front tells of itself.
+    it is not known yet; both are taken up by a restart alone. NRI's front tells of itself; beside it, a kubelet that
+    calls is a problem.
 
     A "yes" of kubelet's files counts at once; all else is known once calls were counted from one look to the next.
     """
@@ -57,8 +58,6 @@ class AttachmentWatch(Part, Struct, eq=False):
             self.publishes = now.config.kubernetes.enabled and self.front == "cri"
 
     async def look(self) -> None:
-        if self.front == "nri":
-            return
         before, self._calls = self._calls, self.counters.status_calls
         if before is not None:
             self.called, self.known = self._calls - before >= self.CALLS, True
@@ -75,6 +74,8 @@ class AttachmentWatch(Part, Struct, eq=False):
     def told(self) -> AttachStatus:
         """How it is now, for a thread, as it reads files of kubelet's."""
         if self.front == "nri":
+            if self.called:
+                return AttachStatus("yes", "it calls")
             return AttachStatus("unknown", 'kubelet need not use criproxy: proxy.front = "nri"')
         from criproxy.kubelet.attachment import attachment  # only who asks needs it
 
@@ -82,6 +83,14 @@ class AttachmentWatch(Part, Struct, eq=False):
         if found.state == "yes" or not self.called:
             return found
         return AttachStatus("yes", f"it calls, whatever is found of its settings: {found.where}")
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.front == "nri" and self.called:
+            yield (
+                'kubelet calls criproxy, and proxy.front = "nri": its calls pass unchanged, the runtime\'s decide; a '
+                'node has one front: `criproxy detach`, or set proxy.front = "cri" and restart criproxy'
+            )
 
     def knows_modes(self) -> bool:
         return self.known or not self.publishes

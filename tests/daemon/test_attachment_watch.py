@@ -143,6 +143,20 @@ def test_on_a_node_of_nri_s_it_is_not_asked_for(node: FakeNode) -> None:
     part.reader.close()
 
 
+def test_kubelet_that_calls_on_a_node_of_nri_s_is_a_problem_with_its_remedy(node: FakeNode) -> None:
+    part = watch(node, 'proxy.front = "nri"')
+    look_twice(part)
+    assert list(part.problems()) == []
+    part.counters.status_calls = 100
+    look(part, structlog.get_logger())
+    (problem,) = part.problems()
+    assert "a node has one front: `criproxy detach`" in problem
+    assert (part.told().state, part.modes()) == ("yes", {})
+    look(part, structlog.get_logger())
+    assert list(part.problems()) == [], "it calls no more"
+    part.reader.close()
+
+
 def test_link_to_the_socket_is_the_socket(node: FakeNode) -> None:
     (node.root / "var").mkdir(exist_ok=True)
     (node.root / "var/run").symlink_to("../run")
