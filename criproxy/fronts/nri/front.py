@@ -2,10 +2,10 @@
 
     dialled or handed over -> registered -> synchronized -> a call for each event -> lost, and dialled anew
 
-**Every call has an answer within `DEADLINE_S`.** The runtime calls its plugins one after the other, under one lock, and
-throws out the one that takes longer than its own limit (2 s): the container is then made as if there were no plugin. An
-offline pod's call that takes longer than ours is refused, and what was begun for it goes on for kubelet's next try. An
-online pod's call is answered before the event loop does anything else.
+**Every call has an answer within `answers_within_s`.** The runtime calls its plugins one after the other, under one
+lock, and throws out the one that takes longer than its own limit (2 s): the container is then made as if there were no
+plugin. An offline pod's call that takes longer than ours is refused, and what was begun for it goes on for kubelet's
+next try. An online pod's call is answered before the event loop does anything else.
 
 **In a hand-over, the connection goes on**: once the new process has taken over, the old one answers the calls that it
 has, and passes the open socket on, between two messages, with what it knows. Nothing registers: while a plugin does,
@@ -42,6 +42,8 @@ INDEX: Final = "95"
 """Late among the runtime's plugins: what others have set is seen."""
 
 DEADLINE_S: Final = 0.45
+_SHORT_S: Final = 0.2
+"""In less, a busy node makes no room for a pod."""
 
 _REGISTERS_S: Final = 10.0
 """From a connection to its first Synchronize. The runtime gives a plugin 5 s to register, and takes them in turn."""
@@ -58,6 +60,12 @@ _NOT_CALLED_S: Final = 30.0
 """A runtime that is restarted is back by then: nothing is lent after that."""
 
 _NOT_TOLD: Final = "the runtime has not answered over CRI yet, which tells its version"
+
+
+def answers_within_s(runtime: RuntimeSeen) -> float:
+    """How long a call may take: `DEADLINE_S`, or half of the runtime's own limit, where it tells a short one."""
+    told_s = runtime.request_timeout_s
+    return min(DEADLINE_S, told_s / 2) if told_s else DEADLINE_S
 
 
 class SaysVersion(Protocol):
@@ -404,6 +412,13 @@ class NriFront(Shows):
     def problems(self) -> Iterator[str]:
         if not self.connected:
             yield f"NRI does not call criproxy, so offline pods start outside the box: {self.problem}"
+        runtime = self.plugin.runtime
+        if answers_within_s(runtime) < _SHORT_S:
+            yield (
+                f"{runtime.name} waits only {runtime.request_timeout_s:g} s for a plugin of NRI, and a busy node "
+                "refuses offline pods then: raise it to 1 s or more (containerd: plugin_request_timeout, CRI-O: "
+                "nri_plugin_request_timeout)"
+            )
 
     def unready(self) -> str | None:
         return None if self.connected else f"NRI: {self.problem}"
@@ -553,9 +568,10 @@ class NriConnection(asyncio.Protocol):
 
     async def _answer_later(self, call: Called, pending: Pending) -> None:
         deciding = asyncio.ensure_future(pending.outcome)
-        await asyncio.wait((deciding,), timeout=DEADLINE_S)
+        within_s = answers_within_s(self._plugin.runtime)
+        await asyncio.wait((deciding,), timeout=within_s)
         if not deciding.done():
-            self._answer(call, pending.late(DEADLINE_S))
+            self._answer(call, pending.late(within_s))
             with contextlib.suppress(Exception):
                 await deciding
             return

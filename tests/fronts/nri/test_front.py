@@ -337,6 +337,29 @@ async def test_a_container_whose_start_the_old_one_was_late_for_waits_for_the_ne
 
 
 @pytest.mark.parametrize(
+    ("told_s", "deadline_s", "problems"),
+    [(0.0, 0.45, 0), (2.0, 0.45, 0), (60.0, 0.45, 0), (0.5, 0.25, 0), (0.4, 0.2, 0), (0.3, 0.15, 1)],
+)
+async def test_an_answer_comes_in_half_of_the_time_that_the_runtime_has_for_it(
+    tmp_path: Path, told_s: float, deadline_s: float, problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "DEADLINE_S", 0.45)
+    async with rig(tmp_path) as one:
+        runtime = await one.registered()
+        one.bench.plugin.runtime = RuntimeSeen("containerd", "2.4.2", request_timeout_s=told_s)
+        assert len(list(one.front.problems())) == problems
+        stuck = asyncio.Event()
+
+        async def admit(*_: Any, **__: Any) -> None:
+            await stuck.wait()
+
+        one.bench.box.admit = admit  # type: ignore[method-assign]
+        answer = await runtime.ask(5, "RunPodSandbox", event(sandbox()))
+        assert f"did not make room for it within {deadline_s:g} s" in answer.response.status.message.decode()
+        stuck.set()
+
+
+@pytest.mark.parametrize(
     ("info", "says"),
     [
         (None, "over CRI"),
