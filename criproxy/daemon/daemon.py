@@ -59,6 +59,7 @@ from criproxy.fronts.engine import NoInterceptor
 from criproxy.fronts.event_loop import EventLoop
 from criproxy.fronts.nri.front import NriFront
 from criproxy.fronts.nri.plugin import EVENTS_ASKED, NriPlugin
+from criproxy.fronts.sentry.rules import SentryRules
 from criproxy.fronts.socket import ListenSocket, SocketError
 from criproxy.model import Sandbox
 from criproxy.model.shown import Shows
@@ -318,16 +319,19 @@ class Daemon:
         )
 
     def _make_nri(self, config: Config, predecessor: Predecessor | None) -> NriFront:
-        return NriFront(
+        nri = NriFront(
             NriPlugin(self._placing, self._log),
             Path(config.proxy.nri_path),
             Path(config.proxy.listen_path).parent,
             one_of(self._round.parts, Reconciler).connected,
             self._link,
+            sentry=one_of(self._round.parts, SentryRules),
             clock=self._ports.shared.clock,
             log=self._log,
             awaits=predecessor is not None and predecessor.nri_events == EVENTS_ASKED,
         )
+        nri.configure(config)
+        return nri
 
     def _make_reporter(self, config: Config, driver: CgroupDriver, answering: Sequence[Shows]) -> Reporter:
         """What knows the state of all parts; `answering`: what shows how calls are answered."""
@@ -422,6 +426,8 @@ class Daemon:
         self._guard.configure(of.guard(settings))
         self._ports.shared.holds.configure(settings.stops_by)
         self._round.configure(settings)
+        if self._nri is not None:
+            self._nri.configure(settings.config)
         self._bypass.configure(settings.config.proxy.bypass)
         self._kubernetes.configure(settings.config)
 

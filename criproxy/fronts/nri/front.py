@@ -28,11 +28,13 @@ from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock
+from criproxy.config import Config
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import messages
 from criproxy.fronts.nri.handed import NAME, Handed, HandedListener
 from criproxy.fronts.nri.mux import WireError
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending, PluginMemory, RuntimeSeen
+from criproxy.fronts.nri.promises import NOT_BOUNDED, gaps, unmet
 from criproxy.fronts.nri.session import Called, Registered, Session
 from criproxy.model.modes import Mode
 from criproxy.model.shown import Gauge, Shows
@@ -84,6 +86,13 @@ class KnowsRuntime(Protocol):
     def info(self) -> SaysVersion | None: ...
 
 
+class KnowsSentry(Protocol):
+    """`state`: "on" while the runtime has one."""
+
+    @property
+    def state(self) -> str: ...
+
+
 class NriConnectionStatus(Struct, frozen=True):
     """The front's section of /status. `by`: "socket", or "launcher"; "": there is no connection."""
 
@@ -115,6 +124,8 @@ class NriFront(Shows):
     `connected` is awaited after each registration while it acts; it lists the runtime's pods. `run_dir`: where the
     launcher finds us. `link` tells which runtime it is, before it is dialled: there are some that a plugin can lock up.
 
+    `sentry` says whether it keeps out what gets past us.
+
     `awaits`: the process before this one passes its connection on, to `take`, and until then it is
     the one that is called. `pass_on`, set before `drain`: the process after this one takes ours.
     """
@@ -137,6 +148,7 @@ class NriFront(Shows):
         connected: Callable[[], Awaitable[None]],
         link: KnowsRuntime,
         *,
+        sentry: KnowsSentry,
         clock: Clock,
         log: FilteringBoundLogger,
         awaits: bool = False,
@@ -155,6 +167,8 @@ class NriFront(Shows):
             self._taken.set()
         self._has_connected = connected
         self._link = link
+        self._sentry = sentry
+        self._unmet: tuple[str, ...] = ()
         self._clock = clock
         self._log = log
         self._launcher = HandedListener(run_dir / NAME, self._serve_handed, log)
@@ -179,6 +193,10 @@ class NriFront(Shows):
     @property
     def missed(self) -> int:
         return self.plugin.missed
+
+    def configure(self, config: Config) -> None:
+        """From now on this holds."""
+        self._unmet = unmet(config)
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
@@ -420,6 +438,12 @@ class NriFront(Shows):
                 "nri_plugin_request_timeout)"
             )
 
+        if self._unmet:
+            yield (
+                f'{", ".join(self._unmet)}: no effect with proxy.front = "nri" (docs/nri.md): take it out, or attach '
+                'kubelet with proxy.front = "cri"'
+            )
+
     def unready(self) -> str | None:
         return None if self.connected else f"NRI: {self.problem}"
 
@@ -458,7 +482,10 @@ class NriFront(Shows):
             if self.lost
             else []
         )
-        yield "front", told, *lost, f"required plugin: {now.required_plugins}"
+        there = gaps(self.plugin.runtime, launcher=now.by == "launcher", sentry=self._sentry.state == "on")
+        past = [f"at the runtime's start: {there.at_start}; while criproxy is away: {there.away}"] if now.by else []
+        yield "front", told, *lost, *past, f"required plugin: {now.required_plugins}"
+        yield "not bounded", f"by NRI: {', '.join(NOT_BOUNDED)}"
 
 
 class NriConnection(asyncio.Protocol):

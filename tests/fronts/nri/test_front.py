@@ -22,6 +22,7 @@ from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.nri.plugin import RuntimeSeen
 from criproxy.model.modes import Mode
 from tests.fakes.nri import BOXED, KUBELET, ONLINE, AsyncNri, AsyncPlugins, call, container, event, registered, sandbox
+from tests.fakes.part import node_settings
 from tests.fakes.waiting import until
 from tests.fronts.nri.test_plugin import PluginBench
 
@@ -42,6 +43,7 @@ class NriRig:
         self.path = directory / "nri.sock"
         self.bench = PluginBench()
         self.listed = 0
+        self.state = "off"
         self.info: RuntimeSeen | None = RuntimeSeen("containerd", "2.4.2")
         self.front = NriFront(
             self.bench.plugin,
@@ -49,6 +51,7 @@ class NriRig:
             directory,
             self.list,
             self,
+            sentry=self,
             clock=Clock(),
             log=structlog.get_logger(),
             awaits=awaits,
@@ -105,6 +108,21 @@ async def test_it_registers_and_answers_and_pods_are_listed_then(tmp_path: Path)
         await until(lambda: one.listed == 1)
         shown = one.front.section()["nri"]
         assert (shown.connected, shown.by, shown.runtime, shown.lost) == (True, "socket", "containerd 2.4", 0)
+
+
+async def test_the_status_says_what_this_front_does_not_do(tmp_path: Path) -> None:
+    async with rig(tmp_path) as one:
+        await one.registered()
+        past = "at the runtime's start: {}; while criproxy is away: {}"
+        front, not_bounded = one.front.rows()
+        assert past.format(*["closed for pods that require the plugin"] * 2) in front
+        assert not_bounded[0] == "not bounded"
+        one.state = "on"
+        assert past.format("closed", "closed") in next(one.front.rows())
+        one.front.configure(node_settings('[hardening]\ncapabilities = ["NET_RAW"]\n').config)
+        assert [text.partition(" (")[0] for text in one.front.problems()] == [
+            'hardening.capabilities: no effect with proxy.front = "nri"'
+        ]
 
 
 async def test_a_runtime_that_comes_later_and_goes_is_dialled_anew(tmp_path: Path) -> None:

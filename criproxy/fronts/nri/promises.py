@@ -1,0 +1,53 @@
+"""What this front promises less than the CRI front, for the status: what it does not bound, which settings it can't
+follow, and what gets past it while nobody asks criproxy. Pure; docs/nri.md says the same, and why.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from criproxy.config import Config
+from criproxy.config.settings import HardeningTable
+from criproxy.fronts.nri.plugin import RuntimeSeen
+
+NOT_BOUNDED: Final = (
+    "sandboxes' own processes",
+    "virtual machines",
+    "capabilities",
+    "procMount",
+    "host ports",
+    "classes of the cache",
+    "seccomp profiles",
+    "bandwidth by CNI",
+)
+
+CLOSED: Final = "closed"
+REQUIRED: Final = "closed for pods that require the plugin"
+OPEN: Final = "open, found"
+"""A container may be made outside the box. It is found, and handled by `colocation.on_unbounded`."""
+
+
+class Gaps(Struct, frozen=True):
+    """What becomes of offline containers, at the runtime's start and while criproxy is away or frozen."""
+
+    at_start: str
+    away: str
+
+
+def gaps(runtime: RuntimeSeen, *, launcher: bool, sentry: bool) -> Gaps:
+    """As of a runtime that calls criproxy. REQUIRED counts where the runtime's default validator is on, which it does
+    not tell. `launcher`, `sentry`: whether the runtime has started them.
+    """
+    without = REQUIRED if runtime.may_require_plugins else OPEN
+    return Gaps(CLOSED if launcher or sentry else without, CLOSED if sentry else without)
+
+
+def unmet(config: Config) -> tuple[str, ...]:
+    """The settings that ask for what a plugin of NRI can't bring about."""
+    network = config.network
+    asked = {
+        "network.max_egress_bits_per_s": network.max_egress_bits_per_s is not None,
+        "network.max_ingress_bits_per_s": network.max_ingress_bits_per_s is not None,
+        "hardening.capabilities": config.hardening.capabilities != HardeningTable().capabilities,
+    }
+    return tuple(key for key, is_asked in asked.items() if is_asked)
