@@ -4,7 +4,7 @@ import math
 import posixpath
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -33,9 +33,12 @@ class Trace(Struct, frozen=True, dict=True):
 
     @cached_property
     def step_s(self) -> float:
-        """The usual time from one sample to the next; 0 with fewer than two samples."""
-        times = self.times_s
-        return median(later - earlier for earlier, later in pairwise(times)) if len(times) > 1 else 0.0
+        return usual_step_s(self.times_s)
+
+
+def usual_step_s(times_s: Sequence[float]) -> float:
+    """The median time from one sample to the next; 0 with fewer than two samples."""
+    return median(later - earlier for earlier, later in pairwise(times_s)) if len(times_s) > 1 else 0.0
 
 
 # --- what was wrong with the input ------------------------------------------------------------------------------------

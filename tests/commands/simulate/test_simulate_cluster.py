@@ -43,6 +43,22 @@ def some_nodes(hours=12, cpu=2.0, memory=8 * GIB, ids=("a", "b")):
     return "\n".join(["id,t,cpu,memory", *rows]) + "\n"
 
 
+def some_answers(folder, *, cores="8", memory_at=lambda i: START_S + 300 * i, samples=24, metrics=None, warnings=()):
+    """A folder of Prometheus' answers; `cores` is what each node has, `metrics` are the labels of its series."""
+    metrics = [{"node": "a"}, {"node": "b"}] if metrics is None else metrics
+    values = {
+        "cpu": [[START_S + 300 * i, "2"] for i in range(24)],
+        "memory": [[memory_at(i), str(8 * GIB)] for i in range(samples)],
+        "cpu_capacity": [[START_S, cores]],
+        "memory_capacity": [[START_S, str(32 * GIB)]],
+    }
+    for name, of in values.items():
+        data = {"resultType": "matrix", "result": [{"metric": metric, "values": of} for metric in metrics]}
+        answer = {"status": "success", "data": data, "warnings": [*warnings]}
+        (folder / f"{name}.json").write_text(json.dumps(answer))
+    return folder
+
+
 def refused(folder):
     with pytest.raises(SimulateError) as error:
         read(folder)
@@ -245,6 +261,55 @@ def test_on_grid_means_and_holds_and_ends_in_a_gap():
     values = on_grid([60.0, 90.0, 180.0], [2.0, 4.0, 5.0], grid)
     assert [round(v, 1) for v in values[1:6]] == [3.0, 3.0, 5.0, 5.0, 5.0]
     assert [math.isnan(v) for v in values] == [True, False, False, False, False, False, True, True]
+
+
+def test_on_grid_leaves_out_what_lies_outside():
+    grid = Grid(0.0, 60.0, 10)
+    times = [-120.0 + 60.0 * i for i in range(12)]
+    assert list(on_grid(times, [100.0, 100.0] + [1.0] * 10, grid)) == [1.0] * 10
+    assert list(on_grid([-1.0, *times[2:], 600.0], [100.0] + [1.0] * 10 + [100.0], grid, last=True)) == [1.0] * 10
+
+
+def test_on_grid_holds_a_value_for_three_steps_of_its_own():
+    values = on_grid([300.0 * i for i in range(5)] + [3600.0], [1.0] * 6, Grid(0.0, 60.0, 61))
+    assert [math.isnan(v) for v in values] == [False] * 35 + [True] * 25 + [False]
+
+
+def test_memory_recorded_before_and_after_cpu_is_left_out_and_noted(tmp_path):
+    folder = some_answers(tmp_path, memory_at=lambda i: START_S - 120 + 300 * i, samples=26)
+    cluster = read(folder)
+    assert cluster.notes == ("4 usages of memory are before or after all of CPU's record, and are left out",)
+    for node in cluster.nodes:
+        found = foresee(NodeOnGrid(node, cluster.grid))
+        assert list(found.memory) == [8 * GIB] * 24
+
+
+def test_memory_of_another_time_than_cpus_is_refused(tmp_path):
+    folder = some_answers(tmp_path, memory_at=lambda i: START_S - 86400 + 300 * i)
+    assert "are times the same?" in refused(folder)
+
+
+def test_node_of_a_longer_step_stays_on_record_and_is_noted(tmp_path):
+    def placed(steps, folder):
+        rows = [
+            f"n{at},{START_S + step * i},{2 + math.sin(step * i / 9000):.3f}"
+            for at, step in enumerate(steps)
+            for i in range(12 * 3600 // step)
+        ]
+        folder.mkdir()
+        capacity = "id,cpu\nn0,8\nn1,8\nn2,8\n"
+        cluster = read(a_folder(folder, "\n".join(["id,t,cpu", *rows]) + "\n", capacity))
+        nodes = tuple(foresee(NodeOnGrid(node, cluster.grid)) for node in cluster.nodes)
+        counted = replay(NodesByLaw("criproxy", cluster.grid, nodes, None, (1,)))
+        return 100.0 * counted.figures(finite=False)["placed_ratio"], cluster.notes
+
+    alike, nothing = placed((60, 60, 60), tmp_path / "alike")
+    other, notes = placed((60, 60, 300), tmp_path / "other")
+    assert nothing == ()
+    assert notes == (
+        "1 series have a longer step than cells of 60 s; each value holds until the next (CPU of n2: 300 s)",
+    )
+    assert other == pytest.approx(alike, abs=2.0)
 
 
 def test_foresee_is_the_products_prediction_and_law():

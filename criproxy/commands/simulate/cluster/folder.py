@@ -7,6 +7,7 @@ with the file, the line, the value and what to write instead.
 import csv
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,10 @@ _MOST_CORES: Final = 8192.0
 """As many CPUs as a kernel can have."""
 _LEAST_CORES: Final = 0.001
 """That a pod may ask for: Kubernetes counts no finer."""
+_LONGER_RATIO: Final = 1.5
+"""Of a cell: what comes less often is of another step, not late."""
+_NAMED: Final = 3
+"""Nodes, or series, that a note names."""
 _MOST_ABOVE_RATIO: Final = 0.05
 """More usages above the capacity than this are no peaks, but a wrong unit."""
 
@@ -78,7 +83,7 @@ def read(folder: Path) -> RecordedCluster:
     if grid.cells < 2:
         raise SimulateError(f"{source}: has one moment only; give a record of hours, and better of days")
     _refuse_wrong_unit(findings, source, sum(len(node.cpu.times_s) for node in nodes) * (2 if has_memory else 1))
-    notes = [*findings.lines()]
+    notes = [*findings.lines(), *_of_memory(nodes, grid, source), *_of_steps(nodes, grid)]
     jobs = None
     if (file := _file(folder, JOBS)) is not None:
         jobs = tuple(_jobs(file, grid, findings, has_memory=has_memory))
@@ -90,6 +95,33 @@ def read(folder: Path) -> RecordedCluster:
                 )
             notes.append(f"{late} jobs arrive after the record of the nodes ends, and are left out ({file})")
     return RecordedCluster(nodes, jobs, tuple(notes))
+
+
+def _of_memory(nodes: Sequence[RecordedNode], grid: Grid, source: Path) -> Iterator[str]:
+    """How much of memory's record lies outside CPU's. Raises SimulateError where all of it does."""
+    times = [node.memory.times_s for node in nodes if node.memory is not None]
+    end_s = grid.start_s + grid.duration_s
+    inside = sum(bisect_left(one, end_s) - bisect_left(one, grid.start_s) for one in times)
+    if times and not inside:
+        raise SimulateError(f"{source}: all of memory's record is before or after CPU's; are times the same?")
+    if outside := sum(map(len, times)) - inside:
+        yield f"{outside} usages of memory are before or after all of CPU's record, and are left out"
+
+
+def _of_steps(nodes: Sequence[RecordedNode], grid: Grid) -> Iterator[str]:
+    """Whose values come less often than cells."""
+    longer = [
+        f"{what} of {node.id}: {trace.step_s:g} s"
+        for node in nodes
+        for what, trace in (("CPU", node.cpu), ("memory", node.memory))
+        if trace is not None and trace.step_s > _LONGER_RATIO * grid.cell_s
+    ]
+    if longer:
+        more = ", ..." if len(longer) > _NAMED else ""
+        yield (
+            f"{len(longer)} series have a longer step than cells of {grid.cell_s:g} s; each value holds until the next "
+            f"({', '.join(longer[:_NAMED])}{more})"
+        )
 
 
 def _file(folder: Path, name: str) -> Path | None:

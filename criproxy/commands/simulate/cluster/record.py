@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.trace import GAP_STEPS, Trace
+from criproxy.commands.simulate.trace import GAP_STEPS, Trace, usual_step_s
 
 LEAST_CELL_S: Final = 30.0
 
@@ -63,12 +63,12 @@ class Grid(Struct, frozen=True):
         return int(warm_s // self.cell_s)
 
     def cell_of(self, t_s: float) -> int:
-        """Which cell a moment lies in, a thousandth of a cell early at most."""
-        return int((t_s - self.start_s) / self.cell_s + 1e-3)
+        """Which cell a moment lies in, a thousandth of a cell early at most; below 0 and from `cells` on: outside."""
+        return math.floor((t_s - self.start_s) / self.cell_s + 1e-3)
 
 
 def grid_of(nodes: Sequence[RecordedNode]) -> Grid:
-    """From the first sample of all to the last, in cells of the usual step, and of 30 s at least.
+    """From the first sample of CPU of all to the last, in cells of the usual step, and of 30 s at least.
 
     Raises SimulateError for more cells than can be replayed: mostly, one time is wrong.
     """
@@ -88,12 +88,16 @@ def grid_of(nodes: Sequence[RecordedNode]) -> Grid:
 
 
 def on_grid(times_s: Sequence[float], values: Sequence[float], grid: Grid, *, last: bool = False) -> "array[float]":
-    """The mean, or with `last` the last, of the values in each cell. A cell without one has that of the cell before;
-    NaN where no value is on record: before the first, and from the third empty cell of a gap on.
+    """The mean, or with `last` the last, of the values in each cell; what lies outside the grid is left out. A cell
+    without a value has that of the cell before. NaN where no value is on record: before the first, and in a gap from
+    the third empty cell on, or from the third usual step of the values, where that is longer.
     """
+    held_cells = GAP_STEPS * max(1.0, usual_step_s(times_s) / grid.cell_s)
     sums, counts = array("d", bytes(8 * grid.cells)), array("l", bytes(array("l").itemsize * grid.cells))
     for t_s, value in zip(times_s, values, strict=True):
         cell = grid.cell_of(t_s)
+        if not 0 <= cell < grid.cells:
+            continue
         if last:
             sums[cell], counts[cell] = value, 1
         else:
@@ -102,5 +106,5 @@ def on_grid(times_s: Sequence[float], values: Sequence[float], grid: Grid, *, la
     found, held, empty = array("f"), math.nan, 0
     for total, count in zip(sums, counts, strict=True):
         held, empty = (total / count, 0) if count else (held, empty + 1)
-        found.append(held if empty < GAP_STEPS else math.nan)
+        found.append(held if empty < held_cells else math.nan)
     return found
