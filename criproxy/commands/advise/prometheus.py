@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from criproxy import __version__
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.readers import matrix
+from criproxy.commands.simulate.readers import matrix, warnings
 
 TIMEOUT_S: Final = 120.0
 """Prometheus itself gives up after 120 s by default."""
@@ -211,10 +211,9 @@ def _warnings(text: bytes) -> list[str]:
     if b'"warnings"' not in text:  # parsing takes long
         return []
     try:
-        found = json.loads(text).get("warnings")
-    except (ValueError, AttributeError, RecursionError):
+        return warnings(json.loads(text))
+    except (ValueError, RecursionError):
         return []
-    return [" ".join(str(one)[:300].split()) for one in found] if isinstance(found, list) else []
 
 
 def _token(file: str) -> str:

@@ -22,8 +22,10 @@ _FAMILY: Final = "family"
 MOST_LINE: Final = 1 << 20
 """Characters of a line of CSV."""
 
-MOST_ANSWER: Final = 64 << 20
-"""Characters of a JSON file, which is read as a whole, and takes some ten times as much memory."""
+MOST_ANSWER: Final = 256 << 20
+"""Characters of a JSON file, which is read as a whole and takes eight times as much memory: two days of 10,000 nodes
+with a value each 5 minutes, and 2 GiB.
+"""
 
 MOST_TEXT: Final = 512 << 20
 """Characters of a file, unpacked: a few hundred kilobytes of gzip may hold as much."""
@@ -93,7 +95,7 @@ def _capacity_file(path: str, unit: str) -> dict[str, tuple[float, str]]:
             known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
         else:
             known = read_capacities(text.splitlines(keepends=True), unit)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         why = repr(error)[:300]
         raise SimulateError(f"--capacity {path}: is neither a number nor a file of id,capacity ({why})") from error
     for node_id, (capacity, _) in known.items():
@@ -106,7 +108,7 @@ def _number(value: object) -> float:
     """NaN for what is no number; Prometheus, too, writes values as text."""
     try:
         return float(value) if isinstance(value, str | int | float) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return math.nan
 
 
@@ -204,6 +206,8 @@ _EXPORTED: Final = frozenset({"metric", "values", "timestamps"})
 def read_json(text: str, reading: TableReading) -> None:
     """Add the values of JSON: rows, or range-query answers, one or several. Raises SimulateError for anything else."""
     found = _values(text, reading.name)
+    for one in (said for answer in found for key in ("warnings", "infos") for said in warnings(answer, key)):
+        reading.rows.findings.note(Flaw.WARNED, f"{reading.name}: {one}")
     rows = found[0] if len(found) == 1 and isinstance(found[0], list) else found
     if are_rows(rows):
         read_objects(rows, reading)
@@ -237,7 +241,15 @@ def _read_matrix(found: Sequence[Mapping[str, Any]], reading: TableReading) -> N
     for one, metric, known in zip(found, labels, _ids(labels), strict=True):
         node_id = rows.node_of_file(name) if known is None else known
         group = metric.get(family or _FAMILY, "")
-        for number, value in enumerate(one.get("values") or ()):
+        values = one.get("values") or []
+        if not isinstance(values, list):
+            raise SimulateError(
+                f"{name}:{node_id}: has {str(values)[:40]} for values, which are no list; give the whole answer of "
+                "/api/v1/query_range"
+            )
+        if not values:
+            rows.findings.note(Flaw.NO_VALUES, f"{name}:{node_id}")
+        for number, value in enumerate(values):
             if isinstance(value, list) and len(value) == 2:
                 rows.add(node_id, group, _number(value[0]), _number(value[1]), number)
             else:
@@ -269,6 +281,12 @@ def matrix(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
     if not data:
         raise SimulateError(f"{name}: the query's result is empty; check its selector and its time range")
     return data
+
+
+def warnings(answer: Any, key: str = "warnings") -> list[str]:
+    """What the answer says beside its data, a line each; nothing where it is no answer."""
+    said = answer.get(key) if isinstance(answer, dict) else None
+    return [" ".join(str(one)[:300].split()) for one in said] if isinstance(said, list) else []
 
 
 def _ids(labels: Sequence[Mapping[str, str]]) -> Iterable[str | None]:

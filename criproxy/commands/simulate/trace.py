@@ -59,9 +59,12 @@ class Flaw(StrEnum):
     ABOVE_CAPACITY = "usages above the capacity cut down to it: if they are many, is it too small?"
     UNSORTED = "rows out of order in time, sorted"
     GAP = "gaps of more than 3 steps, in which nothing is scored"
+    WARNED = "warnings of Prometheus: its answers may not be whole or right"
+    NO_VALUES = "series left out: they have no values"
     CUT_OFF = "files end too early; what came before is used"
     OTHER_COLUMN = "columns ignored"
     NO_CAPACITY = "series left out: no capacity is given for them"
+    NO_USAGE = "nodes left out: they have a capacity, and no usage on record"
     TOO_SHORT = "series not scored: nothing is left after the warm-up"
 
 
@@ -104,10 +107,13 @@ class _NodeSeries(Struct):
 
 
 class Rows:
-    """Takes rows and notes what is wrong with them. `place_of` of a source names one of its rows, by id and number."""
+    """Takes rows and notes what is wrong with them. `place_of` of a source names one of its rows, by id and number.
 
-    def __init__(self, findings: Findings) -> None:
-        self.findings = findings
+    `unnamed` is the node of rows that name none; "": that of each file has the file's name.
+    """
+
+    def __init__(self, findings: Findings, unnamed: str = "") -> None:
+        self.findings, self._unnamed = findings, unnamed
         self._sources: list[Callable[[str, int], str]] = []
         self._nodes: dict[str, _NodeSeries] = {}
         self._files: dict[str, str] = {}
@@ -144,7 +150,9 @@ class Rows:
         node.places.append((len(self._sources) - 1) << _ROW_BITS | number)
 
     def node_of_file(self, path: str) -> str:
-        """The node of a file that names none: the file's own name. Raises SimulateError where another has that, too."""
+        """The node of a file that names none. Raises SimulateError where another file has the same name."""
+        if self._unnamed:
+            return self._unnamed
         node_id = posixpath.basename(path).partition(".")[0]
         other = self._files.setdefault(node_id, path)
         if other != path:

@@ -119,6 +119,50 @@ def test_a_number_that_nothing_can_have_is_named_with_its_line(tmp_path, file, r
     assert f"{file}.csv{named}; write " in refused(folder)
 
 
+@pytest.mark.parametrize("cores", ["16000", "1e308"])
+def test_capacity_answer_in_another_unit_than_cores_is_named_with_its_node(tmp_path, cores):
+    why = refused(some_answers(tmp_path, cores=cores))
+    assert why.startswith(f"{tmp_path / 'cpu_capacity.json'}: a has {float(cores):g} cores")
+
+
+def test_capacity_answer_of_more_bytes_than_any_node_has_is_named(tmp_path):
+    folder = some_answers(tmp_path)
+    file = folder / "memory_capacity.json"
+    file.write_text(file.read_text().replace(str(32 * GIB), "1e19"))
+    assert refused(folder).startswith(f"{file}: a has 1e+19 bytes")
+
+
+def test_columns_that_are_needed_are_named_once(tmp_path):
+    why = refused(a_folder(tmp_path, some_nodes(), "id,cpu\na,8\n"))
+    assert "needed are id,cpu,memory, and no others" in why
+
+
+def test_warnings_and_capacities_without_usage_are_noted(tmp_path):
+    folder = some_answers(tmp_path, warnings=["no store   matches"])
+    for name in ("cpu_capacity.json", "memory_capacity.json"):
+        answer = json.loads((folder / name).read_text())
+        answer["data"]["result"].append({"metric": {"node": "away"}, "values": [[START_S, "8"]]})
+        (folder / name).write_text(json.dumps(answer))
+    notes = read(folder).notes
+    assert "1 nodes left out: they have a capacity, and no usage on record (away)" in notes
+    warned = next(note for note in notes if note.startswith("4 warnings of Prometheus"))
+    assert f"{folder / 'cpu.json'}: no store matches" in warned
+
+
+def test_nan_in_an_answer_is_left_out_and_noted(tmp_path):
+    folder = some_answers(tmp_path)
+    file = folder / "cpu.json"
+    file.write_text(file.read_text().replace('"2"', '"NaN"', 1))
+    cluster = read(folder)
+    assert len(cluster.nodes[0].cpu.times_s) == 23
+    assert cluster.notes == (f"1 rows left out: time or usage is not a finite number ({file}:a[0])",)
+
+
+def test_series_without_labels_is_one_node_in_all_files(tmp_path):
+    cluster = read(some_answers(tmp_path, metrics=[{}]))
+    assert [(node.cpu.capacity, node.memory.capacity) for node in cluster.nodes] == [(8.0, 32.0 * GIB)]
+
+
 def test_an_answer_of_prometheus_is_one_line_however_long(tmp_path):
     values = [[START_S + 30 * i, "2.5"] for i in range(50_000)]
     for name, of in (("cpu", values), ("cpu_capacity", [[START_S, "8"]])):
@@ -131,9 +175,9 @@ def test_an_answer_of_prometheus_is_one_line_however_long(tmp_path):
 
 def test_an_answer_that_is_more_than_is_read_ends_there(tmp_path):
     with gzip.open(tmp_path / "cpu.json.gz", "wb", 1) as out:
-        for _ in range(65):
+        for _ in range(257):
             out.write(b"[]," * ((1 << 20) // 3 + 1))
-    assert "more than 64 MiB" in refused(tmp_path)
+    assert "more than 256 MiB" in refused(tmp_path)
 
 
 def flat(law, *, cpu=(2.0,), lent=(4.0,), cells=40, cores=8.0, memory=None, lent_memory=None, size=32 * GIB):

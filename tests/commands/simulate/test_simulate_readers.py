@@ -213,12 +213,22 @@ def test_prometheus_series_are_named_by_what_differs(metrics, ids, read):
     assert list(courses) == ids
 
 
+def test_prometheus_warnings_and_series_without_values_are_counted_and_named(read):
+    whole = answer(({"node": "a"}, A), ({"node": "b"}, []), ({"node": "c"}, None))
+    whole |= {"warnings": ["no store   matches"], "infos": ["is x a counter?"]}
+    _, flaws, _ = read(json.dumps(whole), name="answer.json")
+    assert flaws == {
+        Flaw.WARNED: (2, ["answer.json: no store matches", "answer.json: is x a counter?"]),
+        Flaw.NO_VALUES: (2, ["answer.json:b", "answer.json:c"]),
+    }
+
+
 def test_prometheus_bad_values_are_counted_and_named(read):
-    values = [[0, "1"], [60, "NaN"], [120, "+Inf"], [180], "x", [240, None], [300, "2"]]
+    values = [[0, "1"], [60, "NaN"], [120, "+Inf"], [180], "x", [240, None], [300, "2"], [360, 10**400]]
     courses, flaws, _ = read(json.dumps(answer(({"node": "a"}, values))), name="answer.json")
     assert courses == {"a": [(0, 1), (300, 2)]}
     assert flaws == {
-        Flaw.NOT_A_NUMBER: (3, ["answer.json:a[1]", "answer.json:a[2]", "answer.json:a[5]"]),
+        Flaw.NOT_A_NUMBER: (4, ["answer.json:a[1]", "answer.json:a[2]", "answer.json:a[5]"]),
         Flaw.NOT_A_ROW: (2, ["answer.json:a[3]", "answer.json:a[4]"]),
     }
 
@@ -233,9 +243,10 @@ def test_prometheus_bad_values_are_counted_and_named(read):
         ("[1, 2]", "no result of a range query"),
         ('{"status": ', "is no JSON"),
         (json.dumps(answer(({"node": "a"}, []))), "no usable row"),
-        (json.dumps(answer(({"node": "a"}, None))), "no usable row"),
+        (json.dumps(answer(({"node": "a"}, None))), "no usable row: 1 series left out: they have no values"),
+        (json.dumps(answer(({"node": "a"}, 5))), "json:a: has 5 for values, which are no list"),
     ],
-    ids=["error", "vector", "empty", "other", "list", "cut-off", "no-values", "null-values"],
+    ids=["error", "vector", "empty", "other", "list", "cut-off", "no-values", "null-values", "number-for-values"],
 )
 def test_prometheus_answer_of_no_use_is_one_clear_error(content, told, read):
     with pytest.raises(SimulateError, match=told):
@@ -294,7 +305,8 @@ def test_capacity_file_may_name_families_and_leave_nodes_out(read, tmp_path):
     [
         ("0", "above 0"), ("-1", "above 0"), ("nan", "above 0"), ("inf", "above 0"), ("nowhere", "No such file"),
         ("id,cap\na,1\n", "neither a number nor a file of id,capacity"), ('{"a": 0}', "above 0"),
-        ('{"a": "x"}', "neither a number"), ("[1]", "neither a number"), ("{", "neither a number"),
+        ('{"a": "x"}', "neither a number"), ('{"a": 1' + 400 * "0" + "}", "neither a number"),
+        ("[1]", "neither a number"), ("{", "neither a number"),
     ],
 )  # fmt: skip
 def test_capacity_that_is_none_is_one_clear_error(capacity, told, read, tmp_path):

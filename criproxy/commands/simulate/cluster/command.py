@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from criproxy import __version__
 from criproxy.commands.simulate import SimulateError
@@ -21,9 +21,6 @@ from criproxy.commands.simulate.cluster.laws import ABLATIONS, LAWS, Law
 from criproxy.commands.simulate.cluster.record import Grid
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.report import write_json
-
-if TYPE_CHECKING:
-    pass
 
 SEED: Final = 20260131
 

@@ -30,7 +30,9 @@ CPU_CAPACITY_ANSWER, MEMORY_CAPACITY_ANSWER = "cpu_capacity.json", "memory_capac
 EXAMPLE: Final = Path(__file__).with_name("example")
 """The folder that ships."""
 
-_REFUSED: Final = (Flaw.NOT_A_ROW, Flaw.NOT_A_NUMBER, Flaw.DUPLICATE, Flaw.NEGATIVE, Flaw.CUT_OFF)
+_REFUSED: Final = (Flaw.NOT_A_ROW, Flaw.DUPLICATE, Flaw.NEGATIVE, Flaw.CUT_OFF)
+_UNNAMED: Final = "node"
+"""The one node of answers whose only series names none."""
 _MOST: Final = 1e18
 """Of anything that is counted: bytes, seconds, pods."""
 _MOST_CORES: Final = 8192.0
@@ -62,7 +64,7 @@ def read(folder: Path) -> RecordedCluster:
     if not os.path.isdir(folder):
         raise SimulateError(f"{folder}: is no folder; give one with {NODES} and {CAPACITY} (or leave it out: example)")
     findings = Findings()
-    cpu_rows, memory_rows = Rows(findings), Rows(findings)
+    cpu_rows, memory_rows = Rows(findings, _UNNAMED), Rows(findings, _UNNAMED)
     source = _file(folder, NODES)
     if source is not None:
         has_memory = _read_nodes(source, cpu_rows, memory_rows, findings)
@@ -76,6 +78,8 @@ def read(folder: Path) -> RecordedCluster:
     _refuse(findings)
     nodes = _nodes(source, cpu_rows, memory_rows if has_memory else None, capacities)
     _refuse(findings)
+    for node_id in sorted(capacities.keys() - {node.id for node in nodes}):
+        findings.note(Flaw.NO_USAGE, node_id)
     try:
         grid = grid_of(nodes)
     except SimulateError as error:
@@ -283,7 +287,8 @@ def _capacities(folder: Path, findings: Findings, *, has_memory: bool) -> _Sizes
     if file is None:
         return _capacity_answers(folder, findings, has_memory=has_memory)
     found = dict[str, tuple[float, float]]()
-    for place, row in _rows(file, ("id", "cpu", *(("memory",) if has_memory else ())), ("memory",), findings):
+    needed, other = (("id", "cpu", "memory"), ()) if has_memory else (("id", "cpu"), ("memory",))
+    for place, row in _rows(file, needed, other, findings):
         node_id = _id(place, row["id"])
         if node_id in found:
             raise SimulateError(f"{place}: id is {node_id!r} for the second time; remove one of both rows")
@@ -300,22 +305,23 @@ def _capacity_answers(folder: Path, findings: Findings, *, has_memory: bool) -> 
             f"{folder}: has neither {CAPACITY} (id,cpu,memory) nor {CPU_CAPACITY_ANSWER} and {MEMORY_CAPACITY_ANSWER}; "
             "write what each node has, in cores and bytes"
         )
-    cores = _last_values(file, findings)
+    cores = _last_values(file, findings, "cores", _MOST_CORES)
     if not has_memory or other is None:
         return {node_id: (value, 1.0) for node_id, value in cores.items()}
-    sizes = _last_values(other, findings)
+    sizes = _last_values(other, findings, "bytes", _MOST)
     if missing := sorted(cores.keys() ^ sizes.keys()):
         raise SimulateError(f"{other}: {missing[0]} is only in one of both files of capacities; ask for the same nodes")
     return {node_id: (value, sizes[node_id]) for node_id, value in cores.items()}
 
 
-def _last_values(file: Path, findings: Findings) -> dict[str, float]:
-    rows = Rows(findings)
-    read_json(whole_text(str(file), findings), TableReading(str(file), rows))
+def _last_values(file: Path, findings: Findings, unit: str, most: float) -> dict[str, float]:
+    """By a node's id. Raises SimulateError for a capacity that no node has."""
+    rows = Rows(findings, _UNNAMED)
+    read_json(whole_text(str(file), findings), TableReading(str(file), rows, unit=unit))
     found = {trace.id: trace.usages[-1] for trace in rows.traces(lambda _id: (math.inf, ""))}
     for node_id, value in found.items():
-        if not value > 0.0:
-            raise SimulateError(f"{file}: {node_id} has {value:g}; a capacity is above 0")
+        if not 0.0 < value <= most:
+            raise SimulateError(f"{file}: {node_id} has {value:g} {unit}; ask for {unit}, above 0 and {most:g} at most")
     return found
 
 
