@@ -271,6 +271,8 @@ GOOD_ROW = f"a,{START_S},1,1"
         pytest.param(some_nodes(), None, "arrival,cpu,memory,duration,count\n", ("jobs.csv", "no row"), id="no job"),
         pytest.param(some_nodes(), None, f"arrival,cpu,duration\n{START_S + 10**7},1,60\n",
                      ("jobs.csv", "after the record"), id="all jobs late"),
+        pytest.param(some_nodes(), None, f"arrival,cpu,duration\n{START_S - 10**7},1,60\n{START_S - 1},1,60\n",
+                     ("jobs.csv", "before the record", "are times the same?"), id="all jobs early"),
         pytest.param("id,t,cpu\na,0,1\na,300,1\n", "id,cpu\na,8\n", "arrival,cpu,memory,duration\n0,1,5,60\n",
                      ("jobs.csv:2", "memory is 5"), id="memory that nobody recorded"),
     ],
@@ -281,6 +283,17 @@ def test_folder_that_is_understood_in_part_is_refused(tmp_path, nodes, capacity,
         read(folder)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_jobs_outside_the_record_are_noted_and_only_those_that_come_are_counted(tmp_path):
+    times = {START_S - 3600: 2, START_S + 60: 3, START_S + 12 * 3600: 5, START_S + 10**7: 7}
+    rows = "".join(f"{at},1,60,{count}\n" for at, count in times.items())
+    cluster = read(a_folder(tmp_path, some_nodes(), jobs=f"arrival,cpu,duration,count\n{rows}"))
+    assert [job.count for job in cluster.jobs] == [2, 3]
+    assert cluster.notes == (
+        f"2 jobs arrive before the record of the nodes begins, and wait from its begin on ({tmp_path / 'jobs.csv'})",
+        f"12 jobs arrive after the record of the nodes ends, and are left out ({tmp_path / 'jobs.csv'})",
+    )
 
 
 def test_folder_that_is_not_there_or_empty_is_refused_with_what_is_needed(tmp_path):
@@ -488,6 +501,29 @@ def test_scheduler_takes_the_node_that_has_most_free_and_lets_what_fits_by():
     counted = replayed("criproxy", big, small, jobs=jobs)
     assert counted.waiting == 1  # 7 cores fit nowhere
     assert counted.figures(finite=True)["placed_core_hours"] == pytest.approx(3.0 * 30 / 12)
+
+
+def test_job_from_before_the_record_waits_from_its_begin_on():
+    node = flat("tke", lent=(0.0,) * 20 + (4.0,) * 20)
+    found = replayed("tke", node, jobs=(job(arrival_s=-1e6),)).figures(finite=True)
+    assert found["wait_p50_s"] == pytest.approx(6300.0, abs=60.0)  # what is lent from 6000 s on is known 300 s later
+
+
+def test_pods_that_still_wait_count_with_their_wait_so_far():
+    """Of six pods two begin after 6300 s, two never had room, and two come after the last look of the scheduler."""
+    node = flat("tke", lent=(0.0,) * 20 + (4.0,) * 20)
+    jobs = (job(cpu=2.0, count=2, duration_s=9e5), job(cpu=2.0, count=2), job(count=2, arrival_s=11_990.0))
+    counted = replayed("tke", node, jobs=jobs)
+    waits = {step: count for step, count in enumerate(counted.waits) if count}
+    assert waits == {0: 2, 105: 2, 200: 2}
+    assert (counted.waiting, counted.waiting_work_h) == (4, pytest.approx((2 * 2 + 2) * 600.0 / 3600.0))
+
+
+def test_evicted_pod_that_waits_again_counts_with_its_first_wait_alone():
+    memory, lent = (8.0 * GIB,) * 20 + (31.0 * GIB,) * 20, (20.0 * GIB,) * 20 + (0.0,) * 20
+    node = flat("criproxy", memory=memory, lent_memory=lent)
+    counted = replayed("criproxy", node, jobs=(job(arrival_s=3000.0, memory=8 * GIB, duration_s=9e5),))
+    assert (counted.evictions, counted.waiting, sum(counted.waits)) == (1, 1, 1)
 
 
 def test_gap_lends_nothing_and_counts_nothing():

@@ -35,5 +35,5 @@ def test_nothing_waits_that_would_fit_and_nothing_is_placed_where_there_is_no_ro
     assert (free.free_cpu >= -1e-6).all()
     assert (free.free_memory >= -1.0).all()
     begun = 0 if placed is None else len(placed.node)
-    assert begun + queue.waiting()[0] == len(jobs)
+    assert begun + queue.waiting(0.0).jobs == len(jobs)
     assert queue.place(30.0, free) is None

@@ -35,7 +35,7 @@ from criproxy.commands.simulate.cluster.figures import (
 )
 from criproxy.commands.simulate.cluster.forecast import HARD, OPEN_BOX, Foreseen
 from criproxy.commands.simulate.cluster.laws import BY_NAME, CHANGE_RATIO, Law
-from criproxy.commands.simulate.cluster.queue import Backlog, Bools, Endless, Floats, Placed, Room
+from criproxy.commands.simulate.cluster.queue import Backlog, Bools, Endless, Floats, Ints, Placed, Room
 from criproxy.commands.simulate.cluster.record import Grid, PodsToCome
 from criproxy.config.settings import Config
 from criproxy.control.interference.ladder import Budget
@@ -193,7 +193,10 @@ class _Replay:
                     offline / self.grid.cell_s,
                 )
             )
-        self.counted.waiting, self.counted.waiting_work_h = self.queue.waiting()
+        waiting = self.queue.waiting(self.grid.duration_s)
+        self.counted.waiting, self.counted.waiting_work_h = waiting.jobs, waiting.core_hours
+        not_begun = np.array(waiting.not_begun).reshape(-1, 2)
+        self._count_waits(self.grid.duration_s, not_begun[:, 0], not_begun[:, 1].astype(np.int64))
         self.counted.slowdowns, self.counted.waits = self.slowdowns.tolist(), self.waits.tolist()
         return self.counted
 
@@ -390,15 +393,18 @@ class _Replay:
         if placed is None:
             return
         if counts and self.queue.finite:
-            first = np.isnan(placed.born_s)
-            steps = np.minimum((t_s - placed.arrival_s[first]) / WAIT_STEP_S, WAIT_STEPS - 1)
-            self.waits += np.bincount(np.maximum(steps, 0.0).astype(np.int64), minlength=WAIT_STEPS)
+            self._count_waits(t_s, placed.arrival_s[np.isnan(placed.born_s)], 1)
         count = len(self.cores)
         self.asked += np.bincount(placed.node, placed.cpu, count)
         self.pods_of += np.bincount(placed.node, minlength=count)
         if self.has_memory:
             self.held += np.bincount(placed.node, placed.memory, count)
         self.pods.begin(placed, self.work, t_s)
+
+    def _count_waits(self, t_s: float, arrival_s: Floats, count: int | Ints) -> None:
+        """So many jobs of each arrival have waited until now; from the record's begin on, if they came before it."""
+        steps = np.minimum((t_s - np.maximum(arrival_s, 0.0)) / WAIT_STEP_S, WAIT_STEPS - 1)
+        np.add.at(self.waits, steps.astype(np.int64), count)
 
     def _run(self, used: Floats, known: Bools, *, counts: bool) -> float:
         """Returns the core-seconds that offline used on nodes on record."""

@@ -90,15 +90,24 @@ def read(folder: Path) -> RecordedCluster:
     notes = [*findings.lines(), *_of_memory(nodes, grid, source), *_of_steps(nodes, grid)]
     jobs = None
     if (file := _file(folder, JOBS)) is not None:
-        jobs = tuple(_jobs(file, grid, findings, has_memory=has_memory))
+        listed = tuple(_jobs(file, grid, findings, has_memory=has_memory))
         _refuse(findings)
-        if late := sum(job.count for job in jobs if job.arrival_s > grid.duration_s):
-            if late == sum(job.count for job in jobs):
-                raise SimulateError(
-                    f"{file}: every job arrives after the record of the nodes ends; are times the same?"
-                )
+        early = [job for job in listed if job.arrival_s < 0.0]
+        jobs = tuple(job for job in listed if job.arrival_s < grid.duration_s)
+        if len(early) == len(listed) or not jobs:
+            when = "before the record of the nodes begins" if early else "after the record of the nodes ends"
+            raise SimulateError(f"{file}: every job arrives {when}; are times the same?")
+        if early:
+            notes.append(
+                f"{_pods(early)} jobs arrive before the record of the nodes begins, and wait from its begin on ({file})"
+            )
+        if late := _pods(listed) - _pods(jobs):
             notes.append(f"{late} jobs arrive after the record of the nodes ends, and are left out ({file})")
     return RecordedCluster(nodes, jobs, tuple(notes))
+
+
+def _pods(jobs: Sequence[PodsToCome]) -> int:
+    return sum(job.count for job in jobs)
 
 
 def _of_memory(nodes: Sequence[RecordedNode], grid: Grid, source: Path) -> Iterator[str]:

@@ -5,12 +5,13 @@ oldest job, fills what fits, and where not all nodes are needed takes those that
 pod a node at a time, as kube-scheduler's LeastAllocated on what is lent does.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from criproxy.commands.simulate.cluster.record import PodsToCome
@@ -77,6 +78,14 @@ class Placed(Struct):
     born_s: Floats
 
 
+class Waiting(Struct):
+    """How many pods wait, how many core-hours of work they are, and of those that never began, s and how many came."""
+
+    jobs: int = 0
+    core_hours: float = 0.0
+    not_begun: list[tuple[float, int]] = field(default_factory=list)
+
+
 class Endless:
     """Pods of one core and no memory that never end to come, of 10 minutes on average, exponentially distributed."""
 
@@ -102,8 +111,8 @@ class Endless:
     def back(self, gone: Placed) -> None:
         """Pods that were evicted: others come in their place, as there is no end of them."""
 
-    def waiting(self) -> tuple[int, float]:
-        return 0, 0.0
+    def waiting(self, t_s: float) -> "Waiting":
+        return Waiting()
 
 
 class _Lot(Struct):
@@ -129,11 +138,7 @@ class Backlog:
         self._rng = rng
 
     def place(self, t_s: float, room: Room) -> Placed | None:
-        while self._to_come and self._to_come[0].arrival_s <= t_s:
-            job = self._to_come.popleft()
-            number = self._numbers[job.cpu, job.memory]
-            self._lots[number].append(_Lot(job.arrival_s, job.duration_s, np.nan, job.count))
-            self._oldest_s[number] = self._lots[number][0].arrival_s
+        self._arrive(t_s)
         placed = []
         waiting = np.argsort(self._oldest_s, kind="stable")[: np.count_nonzero(np.isfinite(self._oldest_s))]
         waiting = self._that_fit(waiting, room)
@@ -144,6 +149,13 @@ class Backlog:
             else:
                 waiting = self._that_fit(waiting, room)
         return joined(placed)
+
+    def _arrive(self, t_s: float) -> None:
+        while self._to_come and self._to_come[0].arrival_s <= t_s:
+            job = self._to_come.popleft()
+            number = self._numbers[job.cpu, job.memory]
+            self._lots[number].append(_Lot(job.arrival_s, job.duration_s, np.nan, job.count))
+            self._oldest_s[number] = self._lots[number][0].arrival_s
 
     def _that_fit(self, shapes: Ints, room: Room) -> Ints:
         return shapes[room.holds(self._cpu[shapes], self._memory[shapes])] if len(shapes) else shapes
@@ -210,14 +222,17 @@ class Backlog:
             self._lots[number].appendleft(_Lot(float(arrival_s), float(duration_s), float(born_s), 1))
             self._oldest_s[number] = arrival_s
 
-    def waiting(self) -> tuple[int, float]:
-        """How many pods wait, and how many core-hours of work they are."""
-        jobs, hours = 0, 0.0
+    def waiting(self, t_s: float) -> Waiting:
+        """What waits at this time, which is that of the last look or later."""
+        self._arrive(t_s)
+        found = Waiting()
         for (cpu, _), lots in zip(self._shapes, self._lots, strict=True):
             for lot in lots:
-                jobs += lot.count
-                hours += lot.count * cpu * lot.duration_s / 3600.0
-        return jobs, hours
+                found.jobs += lot.count
+                found.core_hours += lot.count * cpu * lot.duration_s / 3600.0
+                if math.isnan(lot.born_s):
+                    found.not_begun.append((lot.arrival_s, lot.count))
+        return found
 
 
 def joined(parts: Sequence[Placed]) -> Placed | None:

@@ -35,7 +35,9 @@ class RecordedNode(Struct, frozen=True):
 
 
 class PodsToCome(Struct, frozen=True):
-    """`count` equal pods that arrive together: s from the record's start, cores, bytes, s at full speed."""
+    """`count` equal pods that arrive together: s from the record's start (below 0: before it), cores, bytes, s at full
+    speed.
+    """
 
     arrival_s: float
     cpu: float
