@@ -338,7 +338,7 @@ def test_memory_recorded_before_and_after_cpu_is_left_out_and_noted(tmp_path):
     assert cluster.notes == ("4 usages of memory are before or after all of CPU's record, and are left out",)
     for node in cluster.nodes:
         found = foresee(NodeOnGrid(node, cluster.grid))
-        assert list(found.memory) == [8 * GIB] * 24
+        assert found.memory == array("f", [8 * GIB] * 24)
 
 
 def test_memory_of_another_time_than_cpus_is_refused(tmp_path):
@@ -524,6 +524,23 @@ def test_evicted_pod_that_waits_again_counts_with_its_first_wait_alone():
     node = flat("criproxy", memory=memory, lent_memory=lent)
     counted = replayed("criproxy", node, jobs=(job(arrival_s=3000.0, memory=8 * GIB, duration_s=9e5),))
     assert (counted.evictions, counted.waiting, sum(counted.waits)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "gap", "placed"),
+    [
+        pytest.param(1.0, False, 30 * 1.0, id="short"),
+        # The job before the first counted cell ends in it; the last one, and that before the gap, lack 10 s.
+        pytest.param(110.0, True, 30 * 110.0 + 10.0 - 10.0 - 10.0, id="end in a gap"),
+    ],
+)
+def test_course_and_sum_have_the_same_work_of_pods_that_end_within_a_step(duration_s, gap, placed):
+    cpu = (2.0,) * 15 + ((math.nan,) if gap else (2.0,)) + (2.0,) * 24
+    jobs = tuple(job(arrival_s=100.0 * i, duration_s=duration_s) for i in range(40))
+    grid = Grid(0.0, 100.0, 40)
+    counted = replay(NodesByLaw("criproxy", grid, (flat("criproxy", cpu=cpu),), jobs, (1,)))
+    assert counted.placed == pytest.approx(placed)
+    assert sum(cell[3] for cell in counted.course[grid.warm_cells :]) * grid.cell_s == pytest.approx(placed)
 
 
 def test_gap_lends_nothing_and_counts_nothing():

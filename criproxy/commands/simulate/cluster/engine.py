@@ -253,19 +253,17 @@ class _Replay:
 
     def _end(self, t_s: float, *, counts: bool) -> None:
         pods = self.pods
-        work = self.work[pods.node]
-        ended = pods.ends <= work
+        ended = pods.ends <= self.work[pods.node]
         if not ended.any():
             return
-        node = pods.node[ended]
-        over = work[ended] - pods.ends[ended]
         if counts:
+            node = pods.node[ended]
+            over = self.work[node] - pods.ends[ended]
             lasted = t_s - over / self.speed[node] - pods.born_s[ended]
             steps = np.log(np.maximum(lasted / pods.duration_s[ended], 1.0)) / math.log(SLOWDOWN_RATIO)
             steps = np.minimum(np.rint(steps), SLOWDOWN_STEPS - 1).astype(np.int64)
             self.slowdowns += np.bincount(steps, minlength=SLOWDOWN_STEPS)
             self.counted.ended += len(node)
-            self.counted.placed -= float((over * pods.cpu[ended]).sum())
         self._leave(ended)
         pods.keep(~ended)
 
@@ -407,7 +405,7 @@ class _Replay:
         np.add.at(self.waits, steps.astype(np.int64), count)
 
     def _run(self, used: Floats, known: Bools, *, counts: bool) -> float:
-        """Returns the core-seconds that offline used on nodes on record."""
+        """Returns the core-seconds that offline used on nodes on record, of its work alone."""
         free = np.maximum(self.cores - used, 0.0)
         may = free
         if self.law.suppress_ratio is not None:
@@ -417,10 +415,16 @@ class _Replay:
         self.work += self.speed * self.step_s
         self.run_s += self.pods_of * self.step_s
         self.slow_s += np.where(self.speed < OPEN_BOX.speed_ratio, self.pods_of, 0.0) * self.step_s
-        placed = float((self.asked * self.speed)[known].sum()) * self.step_s
+        placed = float((self.asked * self.speed)[known].sum()) * self.step_s - self._beyond(known)
         if counts:
             self._count(used, free, known, placed)
         return placed
+
+    def _beyond(self, known: Bools) -> float:
+        """The core-seconds of the step on nodes on record that pods had beyond their work."""
+        pods = self.pods
+        over = np.where(known, self.work, 0.0)[pods.node] - pods.ends
+        return float(np.maximum(over, 0.0) @ pods.cpu)
 
     def _count(self, used: Floats, free: Floats, known: Bools, placed: float) -> None:
         counted, step_s = self.counted, self.step_s
