@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from criproxy.commands.simulate import SimulateError
-from criproxy.commands.simulate.tables import TableReading, are_rows, read_capacities, read_csv, read_objects
+from criproxy.commands.simulate.tables import (
+    CapacityRow,
+    TableReading,
+    are_rows,
+    read_capacities,
+    read_csv,
+    read_objects,
+)
 from criproxy.commands.simulate.trace import Findings, Flaw, Rows, Trace
 
 Capacities = Callable[[str], tuple[float, str] | None]
@@ -86,22 +93,38 @@ def capacities(text: str, unit: str = "cores") -> Capacities:
 
 
 def _capacity_file(path: str, unit: str) -> dict[str, tuple[float, str]]:
-    text = whole_text(path, Findings())
+    text, name = whole_text(path, Findings()), f"--capacity {path}"
     try:
         if text.lstrip()[:1] in ("{", "["):
-            content = json.loads(text)
-            if isinstance(content, dict):
-                content = [{"id": node_id, "capacity": value} for node_id, value in content.items()]
-            known = {str(row["id"]): (float(row["capacity"]), str(row.get("family") or "")) for row in content}
+            rows = list(_json_capacities(text, name))
         else:
-            known = read_capacities(text.splitlines(keepends=True), unit)
+            rows = list(read_capacities(text.splitlines(keepends=True), unit, name))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         why = repr(error)[:300]
-        raise SimulateError(f"--capacity {path}: is neither a number nor a file of id,capacity ({why})") from error
-    for node_id, (capacity, _) in known.items():
-        if not 0.0 < capacity < math.inf:
-            raise SimulateError(f"--capacity {path}: {node_id} has {capacity}, which must be above 0")
+        raise SimulateError(f"{name}: is neither a number nor a file of id,capacity ({why})") from error
+    known = dict[str, tuple[float, str]]()
+    for row in rows:
+        if row.node_id in known:
+            other = known[row.node_id][0]
+            raise SimulateError(
+                f"{row.place}: {row.node_id!r} is there for the second time, with {row.capacity:g} after {other:g}; "
+                "remove one of both"
+            )
+        if not 0.0 < row.capacity < math.inf:
+            raise SimulateError(f"{row.place}: {row.node_id} has {row.capacity}, which must be above 0")
+        known[row.node_id] = row.capacity, row.family
     return known
+
+
+def _json_capacities(text: str, name: str) -> Iterator[CapacityRow]:
+    """Of a list of objects with id, capacity and perhaps family, or of one that has a capacity for each id."""
+    if text.lstrip().startswith("{"):
+        content = [{"id": key, "capacity": value} for key, value in json.loads(text, object_pairs_hook=list)]
+    else:
+        content = json.loads(text)
+    for number, row in enumerate(content, 1):
+        node_id, capacity = str(row["id"]), float(row["capacity"])
+        yield CapacityRow(f"{name}: entry {number}", node_id, capacity, str(row.get("family") or ""))
 
 
 def _number(value: object) -> float:

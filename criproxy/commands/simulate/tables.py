@@ -202,27 +202,39 @@ def read_objects(objects: Sequence[Mapping[str, object]], reading: TableReading)
     _read(keys, records, reading, [", ".join(keys)])
 
 
-def read_capacities(lines: Sequence[str], unit: str) -> dict[str, tuple[float, str]]:
-    """By id, the capacity in `unit` and the family, of a table of these. Raises ValueError and SimulateError."""
-    plain = [line for line in lines if line.strip() and not line.startswith(("#", "sep="))]
-    separator = _separator(plain[:_SAMPLE])
-    rows = [fields for line in plain if (fields := _fields(line, separator))]
-    titles = [unit_of(title.strip())[0].lower() for title in rows[0]] if rows else []
+class CapacityRow(Struct, frozen=True):
+    """A node's capacity and its family or "", and where in the file they stand."""
+
+    place: str
+    node_id: str
+    capacity: float
+    family: str
+
+
+def read_capacities(lines: Sequence[str], unit: str, name: str) -> Iterator[CapacityRow]:
+    """The rows of a table of capacities, in `unit`. Raises ValueError without its columns, and SimulateError."""
+    plain = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.startswith(("#", "sep="))]
+    separator = _separator([line for _, line in plain[:_SAMPLE]])
+    rows = [(number, fields) for number, line in plain if (fields := _fields(line, separator))]
+    header = rows[0][1] if rows else []
+    titles = [unit_of(title.strip())[0].lower() for title in header]
     places = {**_known(titles, None), **{title: titles.index(title) for title in ("capacity",) if title in titles}}
     if not places.keys() >= {"id", "capacity"}:
         raise ValueError(f"it has the columns {_listed(titles)}")
-    of_capacity = unit_of(rows[0][places["capacity"]].strip())[1]
-    commas = has_decimal_commas((fields[places["capacity"]] for fields in rows[1:]), "the file")
-    reading = TableReading("the file", Rows(Findings()), unit=unit)
-    known = {}
-    for number, fields in enumerate(rows[1:], 2):
+    for number, fields in rows[1:]:
+        if len(fields) < len(titles):
+            raise SimulateError(f"{name}:{number}: has {len(fields)} of the {len(titles)} columns; write them all")
+    of_capacity = unit_of(header[places["capacity"]].strip())[1]
+    commas = has_decimal_commas((fields[places["capacity"]] for _, fields in rows[1:]), name)
+    reading = TableReading(name, Rows(Findings()), unit=unit)
+    for number, fields in rows[1:]:
         text = fields[places["capacity"]]
         found = amount(text, commas, of_capacity)
         if found.of is None or found.of == PERCENT or not math.isfinite(found.value):
-            raise ValueError(f"{text.strip()[:40]!r} is no capacity")
+            raise SimulateError(f"{name}:{number}: {text.strip()[:40]!r} is no capacity; write it as 16 or 64 GiB")
         family = fields[places[_FAMILY]].strip() if _FAMILY in places else ""
-        known[fields[places["id"]].strip()] = (reading.in_unit(found, text, number), family)
-    return known
+        capacity = reading.in_unit(found, text, number)
+        yield CapacityRow(f"{name}:{number}", fields[places["id"]].strip(), capacity, family)
 
 
 def are_rows(objects: Sequence[object]) -> bool:

@@ -213,6 +213,27 @@ def test_capacities_that_are_none_are_refused(content, tmp_path):
         load([str(tmp_path / "nodes.csv")], str(tmp_path / "capacity.csv"), None)
 
 
+@pytest.mark.parametrize(
+    ("content", "place", "told"),
+    [
+        ("id,capacity\na,16\nb,8\n\n# as measured\na,32\n", ":6", "'a' is there for the second time, with 32 after 16"),
+        ('{"a": 16, "a": 32}', ": entry 2", "'a' is there for the second time, with 32 after 16"),
+        ('[{"id": "a", "capacity": 16}, {"id": "a", "capacity": 16}]', ": entry 2", "with 16 after 16"),
+        ("id,capacity,family\na,16,x\n\nb,8\n", ":4", "has 2 of the 3 columns; write them all"),
+        ("capacity,id\n8\n", ":2", "has 1 of the 2 columns; write them all"),
+        ("id,capacity\na,many\n", ":2", "'many' is no capacity; write it as"),
+        ("id,capacity\na,16\nb,0\n", ":3", "b has 0.0, which must be above 0"),
+    ],
+)  # fmt: skip
+def test_capacity_that_is_not_clear_is_refused_with_its_line(content, place, told, tmp_path):
+    (tmp_path / "capacity").write_text(content)
+    (tmp_path / "nodes.csv").write_text("id,t,u\na,0,1\n")
+    with pytest.raises(SimulateError) as raised:
+        load([str(tmp_path / "nodes.csv")], str(tmp_path / "capacity"), None)
+    assert str(raised.value).startswith(f"--capacity {tmp_path}/capacity{place}: ")
+    assert told in str(raised.value)
+
+
 def test_node_of_percentages_and_of_cores_is_refused(tmp_path):
     (tmp_path / "1.csv").write_text("id,t,u\na,0,5%\n")
     (tmp_path / "2.csv").write_text("id,t,u\na,60,5\n")
