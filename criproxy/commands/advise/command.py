@@ -17,7 +17,7 @@ from criproxy.commands.advise.prometheus import Prometheus, PrometheusAddress
 from criproxy.commands.advise.study import Advice, study
 from criproxy.commands.simulate import SimulateError
 from criproxy.commands.simulate.cells import CPU_UNITS
-from criproxy.commands.simulate.cluster.command import require_numpy
+from criproxy.commands.simulate.cluster.command import NUMPY, require_numpy
 from criproxy.commands.simulate.cluster.folder import EXAMPLE
 from criproxy.commands.simulate.cluster.folder import read as read_folder
 from criproxy.commands.simulate.cluster.record import RecordedNode
@@ -150,9 +150,8 @@ def _without_numpy() -> str:
         require_numpy()
     except SimulateError:
         return (
-            "How long offline jobs would have lived is not said: that needs numpy. Make the page on "
-            "another machine, from "
-            "`criproxy page --save` of this node, or install it: `pip install numpy`."
+            "How long offline jobs would have lived is not said: that needs numpy. Make the page in a checkout "
+            f"that has it (`{NUMPY}`), from `criproxy page --save` of this node."
         )
     return ""
 

@@ -117,4 +117,5 @@ def test_on_a_node_without_numpy_the_running_criproxy_is_asked(tmp_path, capsys,
     assert "Too early to say: the record has 1.0 days" in told
     assert "32 cores" in told
     assert "How long offline jobs would have lived is not said: that needs numpy." in told
+    assert "`python3 -m venv .venv && .venv/bin/pip install '.[cluster]'`" in told
     assert "ran to its end" not in told

@@ -26,6 +26,8 @@ from criproxy.commands.simulate.replay import Plan, predict
 from criproxy.commands.simulate.trace import Trace
 from criproxy.control.publication import by_open_box
 
+DOCS = Path(__file__).parents[3] / "docs"
+
 GIB = 2**30
 START_S = 1_760_000_000
 NAMES = [law.name for law in LAWS]
@@ -615,7 +617,10 @@ def test_command_without_numpy_says_how_to_get_it(tmp_path, monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert command.require_numpy.__module__.endswith("cluster.command")
     assert main(["--cluster", str(tmp_path)]) == 1
-    assert "pip install 'criproxy[cluster]'" in capsys.readouterr().err
+    said, remedy = capsys.readouterr().err, "python3 -m venv .venv && .venv/bin/pip install '.[cluster]'"
+    assert "criproxy's packages have none" in said and f"in a checkout, {remedy}" in said
+    assert sys.executable not in said
+    assert remedy in (DOCS / "simulate.md").read_text() and remedy in (DOCS / "advise.md").read_text()
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ SEED: Final = 20260131
 
 CHILDREN_END_S: Final = 5.0
 
+NUMPY: Final = "python3 -m venv .venv && .venv/bin/pip install '.[cluster]'"
+"""How numpy is installed beside criproxy, in a checkout of it."""
+
 PART_NODES: Final = 500
 """So many nodes with an endless queue are replayed at a time, which bounds memory, and fills all CPUs."""
 
@@ -85,7 +88,7 @@ def require_numpy() -> None:
     except (ImportError, RuntimeError) as error:  # its wheels refuse old CPUs with a RuntimeError
         why = " ".join(str(error).split())
         raise SimulateError(
-            f"--cluster needs numpy ({why}): install it with {sys.executable} -m pip install 'criproxy[cluster]'"
+            f"--cluster needs numpy ({why}), and criproxy's packages have none: in a checkout, {NUMPY}"
         ) from error
 
 
