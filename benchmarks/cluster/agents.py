@@ -84,7 +84,9 @@ class Plan(Struct):
 
 
 class Figures(Struct):
-    """`late_s`: from when the law would publish a number that is lower by more than 10 % until the API server had it.
+    """`late_s`: from when a sample of the course would lower a number by more than 10 % until the API server had that.
+
+    Nodes whose number is off at the end count with their time until then.
 
     `held_up_s`: how late this process's own timers were; when that is much, the figures are its, not the cluster's.
     `heard`: of each policy's name, how many nodes have it, and when the last one had it (CLOCK_MONOTONIC).
@@ -195,7 +197,10 @@ class _Past:
 class Counter:
     """What all nodes did since the last `taken`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.off_since_s: dict[str, float] = {}
+        """Of nodes whose number on the Node is too high by more than 10 %, by CLOCK_BOOTTIME."""
         self.heard: dict[str, tuple[int, float]] = {}
         self.troubles: list[str] = []
         self._begin()
@@ -214,13 +219,14 @@ class Counter:
         self.heard[policy] = self.heard.get(policy, (0, 0.0))[0] + 1, time.monotonic()
 
     def taken(self) -> Figures:
+        now_s = self._clock.boottime_s()
         figures = Figures(
             time.monotonic() - self._began_s,
             self.published,
             self.reports,
             self.lists,
             self.failed,
-            self.late_s,
+            [*self.late_s, *(now_s - since_s for since_s in self.off_since_s.values())],
             self.publish_s,
             self.held_up_s,
             self.heard,
@@ -261,11 +267,9 @@ class Agent:
         self._counter = counter
         self._past: Asks | None = _Past()
         self._settings = PublishSettings()
-        self._begins_s = 0.0
+        self._begins_s = self._followed_s = self._there_s = 0.0
         self._told: dict[str, int] = {}
         self._want: dict[str, int] = {}
-        self._off_since_s: float | None = None
-        self._offered: Offer | None = None
         self._policy: str | None = None
         self._named = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -281,7 +285,7 @@ class Agent:
         past = self._past
         assert isinstance(past, _Past)
         self._clock.back_s = past_s
-        self._begins_s = self._clock.boottime_s()
+        self._begins_s = self._followed_s = self._clock.boottime_s()
         while self._clock.back_s > 0.0:
             await self._publisher.look()
             self._clock.back_s = max(self._clock.back_s - PAST_STEP_S, 0.0)
@@ -292,6 +296,9 @@ class Agent:
         """Returns once the node is watched."""
         self._tasks = [asyncio.create_task(self._watch.run())]
         await self._seen.wait()
+        self._there_s = self._clock.boottime_s()
+        if self.name in self._counter.off_since_s:
+            self._counter.off_since_s[self.name] = self._there_s
         self._tasks.append(asyncio.create_task(self._publisher.run()))
 
     def body(self, number: int, status: dict[str, Any]) -> bytes:
@@ -317,15 +324,21 @@ class Agent:
 
     def offer(self) -> tuple[float, Offer]:
         now_s = self._clock.boottime_s()
+        self._follow(now_s)
         offered = self._load.offer(now_s - self._begins_s)
-        if offered is not self._offered:
-            self._offered, self._want = offered, wanted(offered, self._settings)
-            off = any(falls(amount, self._told.get(name, 0)) for name, amount in self._want.items())
-            if not off:
-                self._off_since_s = None
-            elif self._off_since_s is None:
-                self._off_since_s = now_s
+        self._want = wanted(offered, self._settings)
         return now_s, offered
+
+    def _follow(self, now_s: float) -> None:
+        """Since when the number on the Node is off, by the samples since the last look."""
+        off_since_s = self._counter.off_since_s
+        for t_s, offered in self._load.changes(self._followed_s - self._begins_s, now_s - self._begins_s):
+            amounts = wanted(offered, self._settings).items()
+            if any(falls(amount, self._told.get(name, 0)) for name, amount in amounts):
+                off_since_s.setdefault(self.name, max(self._begins_s + t_s, self._there_s))
+            else:
+                off_since_s.pop(self.name, None)
+        self._followed_s = now_s
 
     async def ask(self, request: ApiRequest) -> ApiAnswer:
         if self._past is not None:
@@ -378,9 +391,9 @@ class Agent:
 
     def _published(self) -> None:
         self._told = dict(self._want)
-        if self._off_since_s is not None and self._past is None:
-            self._counter.late_s.append(self._clock.boottime_s() - self._off_since_s)
-        self._off_since_s = None
+        since_s = self._counter.off_since_s.pop(self.name, None)
+        if since_s is not None and self._past is None:
+            self._counter.late_s.append(self._clock.boottime_s() - since_s)
 
 
 class Creator:
@@ -410,7 +423,7 @@ class Fleet:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._counter = Counter()
+        self._counter = Counter(NodeClock())
         self._agents: list[Agent] = []
         self._rng = random.Random(plan.seed)
         self._issuer = Issuer(Path(plan.directory), plan.port)

@@ -2,7 +2,7 @@
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,6 +87,22 @@ class NodeLoad:
             self._seen = seen
             self._offer = self._made(t_s, dict(zip(self._of, seen, strict=True)))
         return self._offer
+
+    def changes(self, after_s: float, until_s: float) -> Iterator[tuple[float, Offer]]:
+        """When each sample after `after_s` begins, up to `until_s`, and what is on offer from then on."""
+        spans = {
+            name: (one.at(self._begins_s[name] + after_s), one.at(self._begins_s[name] + until_s))
+            for name, one in self._of.items()
+        }
+        seen = {name: first for name, (first, _) in spans.items()}
+        for t_s, name, index in sorted(
+            (index * self._of[name].step_s - self._begins_s[name], name, index)
+            for name, (first, last) in spans.items()
+            for index in range(first + 1, last + 1)
+        ):
+            seen[name] = index
+            self._seen, self._offer = tuple(seen.values()), self._made(t_s, seen)
+            yield t_s, self._offer
 
     def _made(self, t_s: float, seen: dict[str, int]) -> Offer:
         samples, predictions = {}, {}

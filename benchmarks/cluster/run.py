@@ -281,14 +281,8 @@ class Run:
         self._add("… requests that failed", seen.failed, "", 0)
         self._add("… lists of a node's pods before a patch that may lower", seen.lists / seen.seconds, "/s")
         self._add("staleness: age of what is published, p99 of nodes", quantile(ages, 0.99), "s", figures.REPORT_S)
-        late = sorted(seen.late_s)
-        if late:
-            self._add(
-                f"… number off by more than 10 %, until mended, p99 of {len(late)}",
-                quantile(late, 0.99),
-                "s",
-                figures.OFF_S,
-            )
+        for one in figures.lateness(seen.late_s):
+            self._add(one.what, one.value, one.unit, one.most)
         self._add("API server's CPU per 1,000 nodes", cores["api"] * 100 / thousands, "% of a core")
         self._add("etcd's CPU per 1,000 nodes", cores["etcd"] * 100 / thousands, "% of a core")
         self._add("leading replica's CPU", cores["replica"] * 100, "% of a core")
