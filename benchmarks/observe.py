@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from benchmarks.node import backend, labs
 from benchmarks.wire import Client
@@ -26,7 +26,10 @@ _SETTLE_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Medians over the rounds, in ms; the ratio is of each round's own pair. `answers`: to the clients, a second."""
+    """Medians over the rounds, in ms; the ratio is of each round's own pair.
+
+    `answers_per_s` are to the clients, from their start on until the last call is answered.
+    """
 
     clients: int
     p50_alone_ms: float
@@ -48,6 +51,26 @@ def ask_forever(address: str) -> None:
             sys.stdout.flush()
 
 
+class Asking:
+    """Clients that ask for /metrics for as long as it is entered; `answers_per_s` is known afterwards."""
+
+    def __init__(self, clients: int, address: str) -> None:
+        self._clients = clients
+        self._command = (sys.executable, "-m", "benchmarks.observe", "--ask", address)
+        self.answers_per_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._began_s = time.monotonic()
+        self._asking = [subprocess.Popen(self._command, stdout=subprocess.PIPE) for _ in range(self._clients)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._began_s
+        for process in self._asking:
+            process.kill()
+        self.answers_per_s = sum(len(process.communicate()[0]) for process in self._asking) / seconds
+
+
 def _calls_ms(client: Client) -> list[float]:
     taken = []
     for request in client.requests(_VERSION, (b"",) * _CALLS):
@@ -67,16 +90,13 @@ def measure(clients: int, rounds: int) -> Cost:
         client = ends.enter_context(Client(proxy.socket))
         time.sleep(_SETTLE_S)
         _calls_ms(client)
-        alone, beside, answers = [], [], []
+        alone, beside, answers_per_s = [], [], []
         for _ in range(rounds):
             alone.append(_calls_ms(client))
-            command = [sys.executable, "-m", "benchmarks.observe", "--ask", proxy.address]
-            asking = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(clients)]
-            time.sleep(_SETTLE_S)
-            beside.append(_calls_ms(client))
-            for process in asking:
-                process.kill()
-            answers.append(sum(len(process.communicate()[0]) for process in asking))
+            with Asking(clients, proxy.address) as asking:
+                time.sleep(_SETTLE_S)
+                beside.append(_calls_ms(client))
+            answers_per_s.append(asking.answers_per_s)
     p99 = [[times[int(len(times) * 0.99)] for times in side] for side in (alone, beside)]
     return Cost(
         clients=clients,
@@ -85,7 +105,7 @@ def measure(clients: int, rounds: int) -> Cost:
         p99_alone_ms=statistics.median(p99[0]),
         p99_ms=statistics.median(p99[1]),
         p99_ratio=statistics.median(b / a for a, b in zip(*p99, strict=True)),
-        answers_per_s=statistics.median(answers) / _SETTLE_S,
+        answers_per_s=statistics.median(answers_per_s),
     )
 
 
