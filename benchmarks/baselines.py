@@ -20,7 +20,7 @@ from msgspec import Struct
 from criproxy.commands.simulate import report
 from criproxy.commands.simulate.command import Options, carry_out, parse, read, replay, tell
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
-from criproxy.commands.simulate.replay import Plan, Trial, highest_ahead
+from criproxy.commands.simulate.replay import Plan, Trial, highest_ahead, limit
 from criproxy.commands.simulate.score import Score, Summary, first_scored, score, summarise
 from criproxy.commands.simulate.trace import Trace
 from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, LevelHistogram
@@ -181,7 +181,8 @@ def judge(trial: Trial, sizes: Mapping[Candidate, float]) -> dict[Candidate, Sco
         for margin in baseline.margins:
             candidate = Candidate(baseline.name, margin)
             predictions = with_margin(forecast, trace.capacity, margin, sizes[candidate])
-            found[candidate] = score(trace, predictions, predictions, highest, plan.watermark_ratio)
+            limits = limit(trace, predictions, plan)
+            found[candidate] = score(trace, predictions, limits, highest, plan.watermark_ratio)
     return found
 
 

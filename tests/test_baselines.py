@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.baselines import BASELINES, CANDIDATES, judge, main, margins, needed_margins, tuned, with_margin
-from criproxy.commands.simulate.replay import Plan, Trial
+from criproxy.commands.simulate.replay import Plan, Trial, limit
 from criproxy.commands.simulate.score import outlook, score
 from criproxy.commands.simulate.trace import Trace, example
 
@@ -111,7 +111,8 @@ def test_judged_last_value_is_what_scoring_it_by_hand_gives():
     one = next(one for one in CANDIDATES if (one.baseline, one.margin) == ("last value", "of capacity"))
     found = judge(Trial(course, (PLAN,)), dict.fromkeys(CANDIDATES, 0.05))[one]
     predictions = [min(usage + 0.05 * 16.0, 16.0) for usage in course.usages]
-    assert found == score(course, predictions, predictions, outlook(course, 90.0, whole=False), 0.9)
+    limits = limit(course, array("d", predictions), PLAN)
+    assert found == score(course, predictions, limits, outlook(course, 90.0, whole=False), 0.9)
 
 
 def test_command_tells_the_tuned_baselines_best_first(capsys, tmp_path):
