@@ -6,9 +6,11 @@ redial at kubelet's pace, or at gRPC's own. Needs root, for the box.
 
 import argparse
 import contextlib
+import math
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,7 +35,7 @@ _STAYS_S = 10.0
 class Row:
     """In ms: from the opening of the bypass to the first answer, and from criproxy's return to its first answer.
 
-    NaN: it does not come back. `failed`: calls that failed as criproxy came back, in all rounds.
+    inf: it does not come back. `failed`: calls that failed as criproxy came back, in all rounds.
     """
 
     bypass_leads_to: str
@@ -119,10 +121,9 @@ def one_round(node: Node, way: Way, pace: str, outage_s: float) -> Round:
         return Round(recovery_s, back_s, len(failed))
 
 
-def row(node: Node, way: Way, pace: str, outage_s: float, rounds: int) -> Row:
-    done = [one_round(node, way, pace, outage_s) for _ in range(rounds)]
-    recovery = [one.recovery_s * 1000 for one in done]
-    back = [float("nan") if one.back_s is None else one.back_s * 1000 for one in done]
+def row(way: Way, pace: str, outage_s: float, rounds: Sequence[Round]) -> Row:
+    recovery = [one.recovery_s * 1000 for one in rounds]
+    back = [math.inf if one.back_s is None else one.back_s * 1000 for one in rounds]
     return Row(
         way,
         pace,
@@ -131,8 +132,20 @@ def row(node: Node, way: Way, pace: str, outage_s: float, rounds: int) -> Row:
         max(recovery),
         statistics.median(back),
         max(back),
-        sum(one.failed for one in done),
+        sum(one.failed for one in rounds),
     )
+
+
+def measure(node: Node, rounds: int) -> list[Row]:
+    """As many rounds of each way as of the other, in turns, so that what else the machine does meets all alike."""
+    ways: tuple[Way, ...] = ("forwarder", "runtime")
+    done: dict[tuple[Way, str, float], list[Round]] = {
+        (way, pace, outage_s): [] for pace in PACES for outage_s in (2.0, 10.0) for way in ways
+    }
+    for _ in range(rounds):
+        for case, found in done.items():
+            found.append(one_round(node, *case))
+    return [row(*case, found) for case, found in sorted(done.items())]
 
 
 def report(rounds: int) -> None:
@@ -140,13 +153,7 @@ def report(rounds: int) -> None:
         node = Node(directory)
         try:
             node.start()
-            ways: tuple[Way, ...] = ("forwarder", "runtime")
-            rows = [
-                row(node, way, pace, outage_s, rounds if way == "forwarder" else 1)
-                for way in ways
-                for pace in PACES
-                for outage_s in (2.0, 10.0)
-            ]
+            rows = measure(node, rounds)
             node.end()
         finally:
             clean(directory)
