@@ -4,17 +4,21 @@
 
 | name | repository and commit | SOURCE | gives |
 |---|---|---|---|
-| planetlab | github.com/Cloudslab/cloudsim 476ceef | .../workload/planetlab/DAY: a file for each VM, 288 lines of CPU % | nodes, 1 day |
+| planetlab | github.com/Cloudslab/cloudsim 476ceef | modules/cloudsim-examples/src/main/resources/workload/planetlab/DAY: a file for each VM, 288 lines of CPU % | nodes, 1 day |
 | bitbrains | github.com/JessieRayeBauer/Time-Series-Forecasting- 0901a0d | rnd/2013-7, -8 or -9: a CSV file for each VM | nodes with memory, 1 month |
 | alibaba-tasks | github.com/PriyadarshiniDas/Workload-Prediction-of-Alibaba-Cluster-Dataset 53aa3e8 | batch_task.csv | jobs, 12 h and more |
 
 VMs are summed up to nodes of 32 cores and 128 GiB, 20 to a node, in the order of their names, which are as large as
-makes their 99.9th percentile four fifths of the node's. The shape of each file is checked, a wrong one ends it, and
-the SHA-256 of all that was read is printed, so that figures can name what they were made from.
+makes their 99.9th percentile four fifths of the node's. In a clone of the repository, each file is compared with the
+commit's, byte by byte, and another one, one too many or one too few ends it; elsewhere the shape of each file is all
+that can be checked, which is said. The SHA-256 of all that was read is printed, so that figures can name what they were
+made from.
 """  # noqa: E501
 
 import csv
 import hashlib
+import math
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +30,11 @@ VMS: Final = 20
 STEP_S: Final = 300
 SAMPLES_A_DAY: Final = 288
 PEAK_RATIO: Final = 0.8
+
+COMMITS: Final = {"planetlab": "476ceef", "bitbrains": "0901a0d", "alibaba-tasks": "53aa3e8"}
+
+_BITBRAINS_S: Final = range(1_372_550_400, 1_380_672_001)
+"""From 30 June to 2 October 2013."""
 
 _BITBRAINS: Final = ("Timestamp [ms]", "CPU usage [MHZ]", "Memory usage [KB]")
 _TASK_FIELDS: Final = 8
@@ -52,12 +61,15 @@ def bitbrains(file: Path) -> Usage:
         if not set(_BITBRAINS) <= set(titles):
             raise Wrong(f"{file}:1: has not the columns {', '.join(_BITBRAINS)}; give rnd/2013-7, -8 or -9")
         t, cpu, memory = (titles.index(title) for title in _BITBRAINS)
-        # The times are seconds, whatever their title says.
-        return {
-            int(float(row[t])) // STEP_S * STEP_S: (float(row[cpu]), float(row[memory]))
-            for row in rows
-            if len(row) == len(titles)
-        }
+        usage = Usage()
+        for row in rows:
+            if len(row) == len(titles):
+                found = _numbers(f"{file}:{rows.line_num}", row[t], row[cpu], row[memory])
+                at_s = int(found[0])  # whatever the title of the times says
+                if at_s not in _BITBRAINS_S:
+                    raise Wrong(f"{file}:{rows.line_num}: {at_s} is no time in July to September 2013, in seconds")
+                usage[at_s // STEP_S * STEP_S] = found[1], found[2]
+        return usage
 
 
 def alibaba_tasks(file: Path) -> Iterator[tuple[int, float, int, int]]:
@@ -66,9 +78,23 @@ def alibaba_tasks(file: Path) -> Iterator[tuple[int, float, int, int]]:
         for number, row in enumerate(csv.reader(text), 1):
             if len(row) != _TASK_FIELDS:
                 raise Wrong(f"{file}:{number}: has {len(row)} fields, not {_TASK_FIELDS}; give batch_task.csv")
-            begin, end, _, _, instances, status, cpu, _ = row
-            if status == "Terminated" and cpu and float(cpu) > 0.0 and int(end) > int(begin):
-                yield int(begin), float(cpu) / 100.0, int(end) - int(begin), int(instances)
+            if row[5] == "Terminated" and row[6]:
+                begin, end, instances, cpu = _numbers(f"{file}:{number}", row[0], row[1], row[4], row[6])
+                if cpu > 0.0 and end > begin:
+                    yield int(begin), cpu / 100.0, int(end - begin), int(instances)
+
+
+def _numbers(place: str, *texts: str) -> list[float]:
+    """Raises Wrong where one is no number from 0 on."""
+    found = []
+    for text in texts:
+        try:
+            found.append(float(text))
+        except ValueError:
+            found.append(math.nan)
+        if not 0.0 <= found[-1] < math.inf:
+            raise Wrong(f"{place}: {text.strip()[:40]!r} is no number from 0 on; give the file as it was published")
+    return found
 
 
 # --- nodes, and what is written ---------------------------------------------------------------------------------------
@@ -76,7 +102,7 @@ def alibaba_tasks(file: Path) -> Iterator[tuple[int, float, int, int]]:
 
 def write_nodes(read: Callable[[Path], Usage], source: Path, folder: Path, *, memory: bool) -> int:
     """Returns how many nodes were written."""
-    files = sorted(file for file in source.iterdir() if file.is_file())
+    files = _files(source)
     if len(files) < VMS:
         raise Wrong(f"{source}: has {len(files)} files, fewer than the {VMS} of a node")
     count = len(files) // VMS
@@ -117,30 +143,61 @@ def write_jobs(source: Path, folder: Path) -> int:
     return len(jobs)
 
 
+# --- what was put there -----------------------------------------------------------------------------------------------
+
+
+def _files(source: Path) -> list[Path]:
+    """The file, or a folder's files by their names."""
+    return [source] if source.is_file() else sorted(file for file in source.iterdir() if file.is_file())
+
+
 def digest(source: Path) -> str:
-    """The SHA-256 of the file, or of a folder's files by their names."""
+    """The SHA-256 of all files, with their names."""
     found = hashlib.sha256()
-    for file in [source] if source.is_file() else sorted(one for one in source.iterdir() if one.is_file()):
+    for file in _files(source):
         found.update(f"{file.name}\n".encode() + file.read_bytes())
     return found.hexdigest()
 
 
+def compared(source: Path, commit: str) -> str:
+    """With what the files were compared. Raises Wrong where they are not those that the commit has there."""
+    folder = source.parent if source.is_file() else source
+    listing = subprocess.run(
+        ["git", "-C", folder, "ls-tree", "-z", commit], capture_output=True, text=True, check=False
+    )
+    if listing.returncode:
+        return f"{folder} is in no clone that has the commit {commit}, so that the shape alone was checked"
+    entries = [entry.split("\t") for entry in listing.stdout.split("\0") if entry]
+    known = {name: of.split()[2] for of, name in entries if of.split()[1] == "blob"}
+    files = {file.name: file for file in _files(source)}
+    for name in sorted(files.keys() if source.is_file() else files.keys() | known.keys()):
+        if name not in known or name not in files:
+            there = "only here" if name in files else "missing here"
+            raise Wrong(f"{folder / name}: is {there}, by the commit {commit}; check it out as it is")
+        content = files[name].read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+        if blob.hexdigest() != known[name]:
+            raise Wrong(f"{files[name]}: differs from that of the commit {commit}; check it out as it is")
+    return f"as the commit {commit} has it"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status."""
-    if len(arguments) != 3 or arguments[0] not in ("planetlab", "bitbrains", "alibaba-tasks"):
+    if len(arguments) != 3 or arguments[0] not in COMMITS:
         sys.stderr.write(__doc__ or "")
         return 2
     name, source, folder = arguments[0], Path(arguments[1]), Path(arguments[2])
     try:
         if not (source.is_file() if name == "alibaba-tasks" else source.is_dir()):
             raise Wrong(f"{source}: is not there; see `python -m benchmarks.traces --help` for what to put where")
+        how = compared(source, COMMITS[name])
         folder.mkdir(parents=True, exist_ok=True)
         if name == "alibaba-tasks":
             written = f"{write_jobs(source, folder)} jobs"
         else:
             read = planetlab if name == "planetlab" else bitbrains
             written = f"{write_nodes(read, source, folder, memory=name == 'bitbrains')} nodes"
-        sys.stdout.write(f"{folder}: {written}; SHA-256 of what was read: {digest(source)}\n")
+        sys.stdout.write(f"{folder}: {written}; SHA-256 of what was read: {digest(source)}; {how}\n")
     except (Wrong, ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
