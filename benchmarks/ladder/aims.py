@@ -1,7 +1,7 @@
 """What the ladder should do, and whether it did: `python -m benchmarks.ladder.aims FIGURES.json`, of `--json`'s file.
 
 An aim goes by all rows of its scenarios together, seed by seed and cell by cell: counts are added up, and of medians
-the worst is taken, so that no good row hides a bad one.
+the worst is taken, so that no good row hides a bad one. A row without its figure does not meet the aim.
 """
 
 import argparse
@@ -27,7 +27,15 @@ class Aim:
 
 
 def worst(column: str) -> Callable[[Sequence[Played]], float]:
-    return lambda rows: max((row[column] for row in rows if not math.isnan(row[column])), default=math.nan)
+    """NaN, which meets no aim, where a row has none. A single phase may: it may end amid a probe, with nothing held."""
+
+    def of_all(rows: Sequence[Played]) -> float:
+        values = [(row.get(column, math.nan), row.get("phases", 0)) for row in rows]
+        if any(math.isnan(value) and phases != 1 for value, phases in values):
+            return math.nan
+        return max((value for value, _ in values if not math.isnan(value)), default=math.nan)
+
+    return of_all
 
 
 def mean(column: str) -> Callable[[Sequence[Played]], float]:
@@ -44,15 +52,23 @@ def share(percent: str, of: str) -> Callable[[Sequence[Played]], float]:
 
 
 INNOCENT, GUILTY = ("innocent",), ("guilty, 10 min", "guilty, 30 s", "guilty, always")
+
+# Harm in an hour of guilt, by the law's own terms: 4 s of each new phase, and up to 3 s of each probe, which come 5,
+# 10, 20 and 40 s after the cure and then each 90 s. So 40 probes and a phase are 124 s; six phases of ten minutes with
+# nine probes each are 186 s; 120 phases of half a minute with two each are 1,200 s.
 AIMS = (
     Aim("innocent episodes that convict, %", INNOCENT, share("false %", "episodes"), 1.0),
     Aim("the same, of the worst cell", INNOCENT, worst("false %"), 1.0),
     Aim("pods stopped on an innocent node, a day", INNOCENT, worst("pods/day"), 0.0),
+    Aim("convictions of an innocent box outside of episodes, a day", INNOCENT, worst("stray/day"), 1.0),
     Aim("an innocent box's loss, %, mean", INNOCENT, mean("lost %"), 1.0),
     Aim("the same, of the worst cell", INNOCENT, worst("lost %"), 1.0),
     Aim("misses of a fully guilty box, %", GUILTY, share("missed %", "phases"), 1.0),
     Aim("harm before the cure, s, median", GUILTY, worst("harm s p50"), 4.0),
     Aim("all is back after the guilt, s, p90", GUILTY, worst("back s p90"), 100.0),
+    Aim("harm by 10 min of guilt each 20, s an hour of guilt", GUILTY[:1], worst("harm s/guilty h"), 200.0),
+    Aim("harm by 30 s of guilt each 330, the same", GUILTY[1:2], worst("harm s/guilty h"), 1200.0),
+    Aim("harm by guilt without an end, the same", GUILTY[2:], worst("harm s/guilty h"), 125.0),
     Aim("by memory: misses, %", ("guilty, memory",), share("missed %", "phases"), 1.0),
     Aim("by memory: all is back, s, p90", ("guilty, memory",), worst("back s p90"), 100.0),
     Aim("60 % guilty: misses, %", ("60 %",), share("missed %", "phases"), 1.0),
