@@ -613,6 +613,27 @@ def test_example_that_ships_is_small_and_sound():
     assert sum(file.stat().st_size for file in EXAMPLE.iterdir()) < 60_000
 
 
+MOST_REPORTS_AN_HOUR = 11.0
+"""Of a node: what 10,000 nodes ask of an API server, 30 patches a second."""
+
+
+def test_nodes_of_the_example_report_no_more_often_than_aimed_at():
+    cluster = read(EXAMPLE)
+    nodes = tuple(foresee(NodeOnGrid(node, cluster.grid)) for node in cluster.nodes)
+    counted = replay(NodesByLaw("criproxy", cluster.grid, nodes, cluster.jobs, (1,)))
+    assert 9.0 < counted.figures(finite=True)["reports_per_node_hour"] <= MOST_REPORTS_AN_HOUR
+
+
+@pytest.mark.parametrize(("step_min", "above"), [(60, False), (30, False), (20, True)])
+def test_falls_of_more_than_a_tenth_are_within_the_aim_up_to_some_two_an_hour(step_min, above):
+    """What is lent falls in seven steps, again and again. Beyond, the law goes by what pods lose, not by the aim."""
+    cells = 720
+    lent = [10.0 * 0.85 ** (cell // step_min % 8) for cell in range(cells + 16 * 30)]
+    nodes = [flat("without_feedback", cores=20.0, cells=cells, lent=lent[30 * i :]) for i in range(16)]
+    counted = replay(NodesByLaw("without_feedback", Grid(0.0, 60.0, cells), tuple(nodes), (), (1,)))
+    assert (counted.figures(finite=True)["reports_per_node_hour"] > MOST_REPORTS_AN_HOUR) == above
+
+
 def test_command_without_numpy_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert command.require_numpy.__module__.endswith("cluster.command")
