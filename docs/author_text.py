@@ -143,7 +143,8 @@ def _answer(text: str) -> object:
 _PLACED: Final = "The weight is among the pods of the box alone, which comes after all online pods."
 
 _STAYS: Final = (
-    "others go in its place that give back a tenth of what is needed; else online bears its harm, within the limits"
+    "others go in its place that give back a tenth of what is needed, or of what it uses; else online bears its harm, "
+    "within the limits"
 )
 
 ROWS: Final = (

@@ -19,7 +19,8 @@ Where memory is scarce, none is given any time, and nobody waits. In an emergenc
 which pod may go, and that one's processes are killed then: kubelet's way or the runtime's takes seconds, in which the
 kernel would swap out online's memory, or kubelet evict online pods. No mark of its author protects a pod then.
 
-Of memory, who gives back less than `WORTH_RATIO` of what the box has above its limit stays.
+Who would give back next to nothing stays (`control.interference.victim.worth`), but where pods starve: there nothing is
+given back, and the one goes that loses least.
 """
 
 import asyncio
@@ -65,9 +66,6 @@ VICTIMS: Final = 5
 
 LEAST: Final[Mapping[str, float]] = {MEMORY: 1 << 20, CPU: 0.01, IO: 4096.0}
 """A pod that uses less has nothing to give back. Of CPU, at its floor, many have little each: see `_least`."""
-
-WORTH_RATIO: Final = 0.1
-"""A pod is worth one of the few evictions that gives back so much of what the box has too much of memory."""
 
 _NOT_EVICTED: Final = "Kubernetes has evicted none of the offline pods that it was asked for"
 _PASSED: Final = "; disruption budgets keep those that come before it"
@@ -137,8 +135,8 @@ class PodEviction(Struct):
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
         self._kept = {one: until_s for one, until_s in self._kept.items() if now_s < until_s}
         try:
-            least = WORTH_RATIO * excess_bytes if order.resource == MEMORY else 0.0
-            return await self._evict(order, setting, now_s, least, chosen)
+            excess = excess_bytes if order.resource == MEMORY else 0.0
+            return await self._evict(order, setting, now_s, excess, chosen)
         except (CgroupError, ConnectionError, TimeoutError, ValueError) as error:
             reason = str(error) or "the runtime did not list its pods in time"
             self.shared.log.error("not_relieved", resource=order.resource, reason=reason)
@@ -149,14 +147,14 @@ class PodEviction(Struct):
         order: EvictionOrder,
         setting: str,
         now_s: float,
-        least: float,
+        excess: float,
         chosen: Callable[[tuple[str, ...]], object],
     ) -> tuple[str, ...] | None:
         at_once = order.resource == MEMORY and bool(order.signal)
         if not at_once and self._is_one_leaving():
             return None
         sandboxes, candidates = await self._candidates(order)
-        least = worth(candidates, least)
+        least = 0.0 if order.starved else worth(candidates, excess)
         covers = self.shared.holds.hold_offs.covers
         free = [one for one in candidates if not covers(one.pod)]
         kept = [] if at_once else [one for one in free if sandboxes[one.pod.uid].id in self._kept]

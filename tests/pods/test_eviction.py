@@ -226,6 +226,28 @@ def test_innocents_do_not_go_in_the_stead_of_one_whose_owner_is_barred() -> None
     assert bench.stopped == []
 
 
+@pytest.mark.parametrize("spared_by", ["owner", "mark", "hold-off"])
+@pytest.mark.parametrize(
+    ("resource", "signal"), [(CPU, "cpu_pressure"), (IO, "io_pressure"), (MEMORY, "memory_pressure")]
+)
+def test_innocents_do_not_go_in_the_stead_of_the_one_that_harms_without_an_excess(
+    resource: str, signal: str, spared_by: str
+) -> None:
+    """Where an experiment has convicted the box, it need not be above any limit."""
+    marks = {"owner": {"job-name": "sort"}, "mark": {EVICTION_ENABLED: "false"}, "hold-off": {}}
+    bench = Bench(
+        memory={"/offline/podu1": 30 * MIB, "/offline/podu2": 4096 * MIB},
+        cores={"/offline/podu1": 0.3, "/offline/podu2": 4.0},
+        disk_bytes_per_s={"/offline/podu1": MIB, "/offline/podu2": 100 * MIB},
+        labels={"s2": marks[spared_by]},
+    )
+    if spared_by == "hold-off":
+        bench.holds.hold_offs = held_off(bench.clock, LARGE.pod.uid)
+    order = replace(ORDER, resource=resource, signal=signal, barred=frozenset({"batch/job-name=sort"}))
+
+    assert (bench.evict(order), bench.stopped) == (None, [])
+
+
 @pytest.mark.parametrize(("emergency", "gone"), [(True, ["s2"]), (False, ["s1"])])
 def test_no_mark_of_its_author_protects_a_pod_in_an_emergency(emergency: bool, gone: list[str]) -> None:
     bench = Bench(labels={"s2": {"koordinator.sh/eviction-enabled": "false"}})

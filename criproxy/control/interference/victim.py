@@ -71,6 +71,9 @@ OWNERS: Final = (
 documentation, Well-Known Labels; Spark on Kubernetes; the ReplicaSet's hash is its own within a namespace.
 """
 
+WORTH_RATIO: Final = 0.1
+"""A pod is worth one of the few evictions that gives back so much of what the box has too much of; see `worth`."""
+
 LONGEST_OWNER: Final = 63
 """Characters of such a label's value. Source: apimachinery, util/validation, LabelValueMaxLength."""
 
@@ -138,11 +141,14 @@ def rank(one: Candidate) -> tuple[bool, int, int, float, float, str]:
     return one.mid, one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
 
 
-def worth(candidates: Iterable[Candidate], needed: float) -> float:
-    """What a pod has to give back at least to be worth an eviction: so much as is needed, or as the largest of them
-    gives back, where no pod has as much.
+def worth(candidates: Iterable[Candidate], excess: float = 0.0) -> float:
+    """What a pod has to give back at least to be worth an eviction, in the unit of the scarce resource.
+
+    It is `WORTH_RATIO` of the excess, or what the largest of them has, where none has as much; without an excess (0),
+    `WORTH_RATIO` of what the largest has. Those that may not go now count, too, as no other goes in their stead.
     """
-    return min(needed, max((one.use for one in candidates), default=0.0))
+    largest = max((one.use for one in candidates), default=0.0)
+    return min(WORTH_RATIO * excess, largest) if excess > 0.0 else WORTH_RATIO * largest
 
 
 def choose(
