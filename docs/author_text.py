@@ -184,7 +184,8 @@ ROWS: Final = (
         "all pods",
         (is_mid,),
         "compared as it is",
-        "where `colocation.tiers` is on, more of the box's CPU than pods of the lower tier, and to go after them",
+        "where `colocation.tiers` is on, more of the box's CPU than pods of the lower tier, and to go after those of "
+        "its own priority",
         "offline pods of the lower tier have less of the box, and go first",
         _marks("label", names.TIER, names.KOORDINATOR_CLASS),
     ),

@@ -193,7 +193,8 @@ class Colocation(Struct, frozen=True, kw_only=True):
         bool,
         doc(
             "Offline pods are in two tiers: mid ones (label colocation.criproxy.io/tier = mid, or koordinator.sh/"
-            "priority-class = koord-mid) get CPU and, on cgroup v2, keep memory before all others, and go after them."
+            "priority-class = koord-mid) get CPU and, on cgroup v2, keep memory before all others, and go after those "
+            "of the same priority."
         ),
     ] = False
     presets: Annotated[

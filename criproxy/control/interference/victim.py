@@ -2,11 +2,11 @@
 
 | first | what                                                                                          |
 |-------|-----------------------------------------------------------------------------------------------|
-| 1     | the lower tier, where there are two (`colocation.tiers`)                                      |
-| 2     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one,   |
+| 1     | the lowest eviction priority: annotation `koordinator.sh/eviction-priority`, 0 without one,   |
 |       | and at most                                                                                   |
-| 3     | the lowest priority: Kubernetes', 0 where it is not known; or that of the annotation          |
+| 2     | the lowest priority: Kubernetes', 0 where it is not known; or that of the annotation          |
 |       | `colocation.criproxy.io/priority`, or of the label `koordinator.sh/priority`, if it is lower  |
+| 3     | the lower tier, where there are two (`colocation.tiers`): its label is the author's, too      |
 | 4     | the most relief of the scarce resource: what it uses above its fair share                     |
 | 5     | the youngest                                                                                  |
 
@@ -136,9 +136,9 @@ def _number(marks: Mapping[str, str], key: str) -> int | None:
     return number if -(2**31) <= number < 2**31 else None
 
 
-def rank(one: Candidate) -> tuple[bool, int, int, float, float, str]:
+def rank(one: Candidate) -> tuple[int, int, bool, float, float, str]:
     """The lowest goes first. The uid makes it certain which, whatever the order in which they come."""
-    return one.mid, one.eviction_priority, one.priority, -one.relief, -one.started_s, one.pod.uid
+    return one.eviction_priority, one.priority, one.mid, -one.relief, -one.started_s, one.pod.uid
 
 
 def worth(candidates: Iterable[Candidate], excess: float = 0.0) -> float:
@@ -172,12 +172,13 @@ def _may_go(one: Candidate, barred: frozenset[str], least: float, *, emergency: 
 
 def _why(first: Candidate, second: Candidate) -> str:
     """By which rank it came before the next one."""
-    if first.mid < second.mid:
-        return "the others are of the higher tier"
     if first.eviction_priority < second.eviction_priority:
         return f"its eviction priority {first.eviction_priority} is the lowest"
     if first.priority < second.priority:
         return f"its priority {first.priority} is the lowest"
+    among = f"of those with priority {first.priority}"
+    if first.mid < second.mid:
+        return f"{among}, the others are of the higher tier"
     if first.relief > second.relief:
-        return f"of those with priority {first.priority}, it gives back most"
-    return f"of those with priority {first.priority} that give back as much, it is the youngest"
+        return f"{among}, it gives back most"
+    return f"{among} that give back as much, it is the youngest"
