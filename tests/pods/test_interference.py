@@ -1100,6 +1100,16 @@ def test_victim_is_found_beside_a_pod_that_waits_as_much_by_itself() -> None:
     assert {one.transition.signal for one in found if one.transition.after.value == "squeezed"} == {"pod_pressure"}
 
 
+@pytest.mark.parametrize(("waits_s", "asked"), [(0.12, True), (0.08, False)], ids=["60-%", "40-%"])
+def test_own_limits_are_read_from_half_of_a_pods_bar_on(waits_s: float, asked: bool) -> None:
+    """Its bar is 20 % of its time. The sum of all pods waits for nothing."""
+    bench = Bench()
+    bench.outside = {"s9": Pod(PodRef("u9", "shop", "web"))}
+    bench.node.pod_waits = {"u9": lambda shares: waits_s}
+    bench.looks(4)
+    assert bench.node.readings[-1] is asked
+
+
 def test_pod_that_waits_by_itself_is_tried_ever_more_seldom() -> None:
     bench = Bench()
     waiting_for_itself(bench)

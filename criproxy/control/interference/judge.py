@@ -5,7 +5,8 @@
     what online executes -> cpi -----+
     pods' own waiting -> pod_waits --+
 
-The time for which online's own limits stop it is read while a signal for CPU is above half of its bar, or is judged
+The time for which online's own limits stop it is read while a signal for CPU, that of a single pod too, is above half
+of its bar, or judged
 (`asks_own_limits`): it takes two readings to say how much they explain.
 
 Of IO no experiment is made while there is no disk of whose IO the box does a large part.
@@ -193,13 +194,14 @@ class Judge(Struct, eq=False):
         known = [one for one in found if one.name in levels]
         seen = {one.name: observed(one, levels[one.name]) for one in known}
         cpu = [one for one in known if one.name in CPU_SIGNALS and one.most is not None]
+        waits = [*cpu, *(one for one in known if one.name == POD_PRESSURE)]
         self.asks_own_limits = any(
-            seen[one.name][1] or responder.answers(one.name) or (one.most or 0.0) > bars[one.name] / 2.0 for one in cpu
+            seen[one.name][1] or responder.answers(one.name) or (one.most or 0.0) > bars[one.name] / 2.0
+            for one in waits
         )
         if any(seen[one.name][0] is not None for one in cpu):
             self._cpu_seen_s = look.t_s
         shown = {name: value for name, (value, _) in seen.items() if value is not None}
-        self.asks_own_limits |= POD_PRESSURE in seen and seen[POD_PRESSURE][1]
         harmed = shown.get(POD_PRESSURE, 0.0) > bars.get(POD_PRESSURE, 0.0)
         innocent = not harmed and any(self._is_innocent(one, seen[one.name][0], levels[one.name]) for one in cpu)
         return self._without_others_io(shown), innocent
