@@ -650,9 +650,9 @@ class Interference(Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=2.0, le=30.0),
         doc(
-            "Seconds of each phase of an experiment (squeeze, give back, squeeze again) for what online services say "
-            "of themselves, which comes seconds apart. For the kernel's signals a phase takes 1 to 2 s, of memory 10 "
-            "to 12."
+            "The fewest seconds of a phase of an experiment (squeeze, give back, squeeze again) for what online "
+            "services say of themselves, which comes about a second apart; a phase takes up to twice as long, at "
+            "random. For the kernel's signals a phase takes 1 to 2 s, of memory 10 to 12."
         ),
     ] = 3.0
     give_back_after_most_s: Annotated[

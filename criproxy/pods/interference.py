@@ -334,7 +334,6 @@ class InterferenceWatch(Shows, Struct, eq=False):
         wall_s = self.shared.clock.wall_s()
         self._moves = (*self._moves, *(Move(wall_s, one) for one in decision.transitions))[-_MOVES:]
         self._close(decision.closed)
-        self.services.ask_often(judged.accuser)
         if decision.eviction is not None:
             self._ask_for(decision.eviction)
         if decision.transitions or decision.eviction is not None:
@@ -414,7 +413,6 @@ class InterferenceWatch(Shows, Struct, eq=False):
     def _rest(self, why: str) -> None:
         """Nothing is restricted."""
         self._forget(why)
-        self.services.ask_often("")
         self._close("")
         self.disks.rest(DisksUse.LIFTED if self.settings.disks is DisksUse.HELD else self.settings.disks)
         self.seen, self._judged = NOTHING_SEEN, None

@@ -1,17 +1,17 @@
 """Asks online services how they fare, as their pods' annotations say (see `control.interference.service_checks`).
 
-It is bounded: at most `MOST` services of a node have a check, `AT_ONCE` of them at a time, each as often and for as
-long as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Of those that are
-due, the one that has waited longest comes first, so that some that never answer keep no other waiting. Nobody waits for
-an answer, and there are no checks while no offline pod runs: there is no harm to be seen then.
+It is bounded: at most `MOST` services of a node have a check, one at a time each, as often and for as long as its check
+says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Nobody waits for an answer, and there
+are no checks while no offline pod runs: there is no harm to be seen then.
 
-While an experiment waits for a service's word, which is over within seconds, it has a check each second (`ask_often`),
-also while `AT_ONCE` others are under way.
+The pace is one always, with a random pause of up to `PAUSE_S` before each request: whether an experiment waits for a
+service's word, and when others are asked, is nothing that the service could tell by its requests.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -40,15 +40,20 @@ from criproxy.pods.part import AsksServices, NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 MOST: Final = 20
-AT_ONCE: Final = 4
 MOST_BYTES: Final = 16 * 1024
 PUT_OFF_S: Final = 300.0
 EVERY_S: Final = 1.0
+PAUSE_S: Final = EVERY_S / 2
 _NEVER_WELL: Final = "it has not been well since it was first asked"
 
 
+def random_pause_s() -> float:
+    """How long a request waits before it is made; nobody can foresee it."""
+    return random.SystemRandom().uniform(0.0, PAUSE_S)
+
+
 class TooLargeError(Exception):
-    """An answer of more than `MOST_BYTES`."""
+    """An answer that is too much to read: what of it, as `has more than 16384 bytes`."""
 
 
 class NotAskedError(Exception):
@@ -84,7 +89,8 @@ class ServiceStatus(PodRef, frozen=True):
 class ServiceChecksSettings(Struct, frozen=True):
     """`active`: offline pods are ours to act on; else there are no checks. `rules` tell which pods are offline.
 
-    `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long is not asked.
+    `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long, or is asked more
+    rarely, proves nothing, and is not asked.
     `queries`: PromQL by the names that checks may use.
     """
 
@@ -119,10 +125,10 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
     shared: PodsShared
     asks: AsksServices
     settings: ServiceChecksSettings | None = None
+    pause_before_s: Callable[[], float] = random_pause_s
     _services: Mapping[str, AskedService] = {}
     """By sandbox. Replaced as a whole: the status reads it from its thread."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _asked_often: str = ""
     _anew: bool = True
     """Whether there may be pods with a check that are not among `_services`."""
     _known_well: frozenset[str] = frozenset()
@@ -158,10 +164,6 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
             and one.percent is not None
             and now_s - one.read_s <= 2.0 * one.check.every_s + one.check.timeout_s + EVERY_S
         )
-
-    def ask_often(self, pod_uid: str) -> None:
-        """An experiment waits for this one's word; "": none does (any more)."""
-        self._asked_often = pod_uid
 
     @property
     def well(self) -> frozenset[str]:
@@ -202,22 +204,16 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         for id, service in self._services.items():
             if id in wanted and id not in asked:
                 service.problem, service.percent = f"{MOST} services of this node are asked already", None
-        for id, service in sorted(self._services.items(), key=lambda place: place[1].due_s):
+        for id, service in self._services.items():
             if id not in asked:
                 continue
             if service.check is not None and (why := unprovable(service.check, settings.measured_s)):
                 service.problem, service.percent = why, None
                 continue
-            often = self._is_asked_often(service)
-            due = often or (now_s >= service.due_s and len(self._asking) < AT_ONCE)
-            if service.check is not None and due and id not in self._asking:
-                service.due_s = now_s + service.check.every_s
+            if service.check is not None and now_s >= service.due_s and id not in self._asking:
+                service.due_s = now_s + service.check.every_s - EVERY_S / 2.0  # the look that is nearest to it
                 self._asking[id] = task = asyncio.create_task(self._ask(id, service, service.check))
                 task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
-
-    def _is_asked_often(self, service: AskedService) -> bool:
-        """One whose word is not known, as its answers are too large, is not."""
-        return service.pod.uid == self._asked_often and service.percent is not None
 
     def _new(self, id: str, pod: Pod, queries: Mapping[str, str]) -> AskedService | None:
         try:
@@ -233,14 +229,15 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         )
 
     async def _ask(self, id: str, service: AskedService, check: ServiceCheck) -> None:
+        await self.shared.clock.sleep(self.pause_before_s())
         asked_s = self.shared.clock.boottime_s()
         try:
             async with asyncio.timeout(check.timeout_s):
                 outcome = await self.asks.ask(check, id, self._container(id, check))
-        except TooLargeError:
+        except TooLargeError as error:
             service.due_s = self.shared.clock.boottime_s() + PUT_OFF_S
             service.percent = None
-            service.problem = f"its answer has more than {MOST_BYTES} bytes: it is asked again in {PUT_OFF_S:.0f} s"
+            service.problem = f"its answer {error}: it is asked again in {PUT_OFF_S:.0f} s"
             return
         except NotAskedError as error:
             service.problem = f"it could not be asked: {error}"

@@ -6,8 +6,7 @@
     pods' own waiting -> pod_waits --+
 
 The time for which online's own limits stop it is read while a signal for CPU, that of a single pod too, is above half
-of its bar, or judged
-(`asks_own_limits`): it takes two readings to say how much they explain.
+of its bar, or judged (`asks_own_limits`): it takes two readings to say how much they explain.
 
 Of IO no experiment is made while there is no disk of whose IO the box does a large part.
 
@@ -79,14 +78,12 @@ class Look(Struct, frozen=True):
 class JudgedLook(Struct, frozen=True):
     """What a look means. `innocent`: online waits for CPU, and it is known that the box is not why.
 
-    `accuser`: the service, by its pod's uid, whose next word an experiment waits for; "": none. `calm_at_disks`: what
-    the disks do now hurts nobody, as far as is known. `innocent_of_io`: the box's IO was found not to be what harmed,
-    or is given back in an experiment, as it was before.
+    `calm_at_disks`: what the disks do now hurts nobody, as far as is known. `innocent_of_io`: the box's IO was found
+    not to be what harmed, or is given back in an experiment, as it was before.
     """
 
     decision: LadderDecision
     innocent: bool = False
-    accuser: str = ""
     calm_at_disks: bool = False
     innocent_of_io: bool = False
 
@@ -147,11 +144,9 @@ class Judge(Struct, eq=False):
             self._pods.explain(look.t_s, decision.explained[POD_PRESSURE])
         if SERVICE_CHECK in decision.exonerated:
             self._services = exempt(look.services, self._services, self._responder.detectors[SERVICE_CHECK].rest)
-        tried = self._responder.trial_counts_from_s(SERVICE_CHECK) is not None
         return JudgedLook(
             replace(decision, shares=self._spared(decision.shares)),
             innocent,
-            self._services.accuser if tried else "",
             self._is_calm_at_disks(),
             self._is_innocent_of_io(decision),
         )

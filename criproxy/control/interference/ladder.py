@@ -28,12 +28,13 @@ squeezed; that it comes back when the box does, and goes again, proves much:
     after `most_returns`, `guilty_ratio` alone decides: half, and a little for what lags behind the squeeze
 
 A phase takes a random time within the resource's bounds, so that no harm with a period of its own keeps step with it,
-and what is seen in the first `settle_s` of a squeeze does not count. CPU and disks come back at once, and phases take 1
-to 2 s. Memory comes back slowly: pages that online lost must be read again before the signal can fall, so that a
-squeeze takes 10 to 12 s, of which the first 5 do not count; and the box fills again what it gave back before the signal
-can rise, so that a return is waited for up to 20 s longer. Where it does not come back within that, the box does no
-harm now, and an alarm to come opens a new case. A detector whose values come seconds apart has `slow_phase_s` at least
-for a phase.
+nor anybody who knows the law; likewise pauses, and waits for probes, end sooner by up to `early_ratio` of them, and
+`early_most_s`. What is seen in the first `settle_s` of a squeeze does not count. CPU and disks come back at once, and
+phases take 1 to 2 s. Memory comes back slowly: pages that online lost must be read again before the signal can fall, so
+that a squeeze takes 10 to 12 s, of which the first 5 do not count; and the box fills again what it gave back before the
+signal can rise, so that a return is waited for up to 20 s longer. Where it does not come back within that, the box does
+no harm now, and an alarm to come opens a new case. A detector whose values come seconds apart has `slow_phase_s` to
+twice of that for a phase.
 
 One experiment runs at a time, and none for a detector that has convicted a resource, until harm at the floor of that
 was tested. It does not begin while another resource is on its way to the floor, probed, or tested, since nobody could
@@ -215,6 +216,8 @@ class LadderSettings(Struct, frozen=True):
     deaf_s: float = 10.0
     innocents: int = 2
     sure_relapses: int = 3
+    early_ratio: float = 0.25
+    early_most_s: float = 6.0
     relieved_ratio: float = 0.8
     to_floor_s: float = 5.0
     ease_s: float = 30.0
@@ -243,14 +246,14 @@ class Phases(Struct, frozen=True):
 
 
 def phases(resource: LadderResource, detector: Detector | None, settings: LadderSettings) -> Phases:
-    """Those of a detector whose values come seconds apart take longer."""
+    """Those of a detector whose values come seconds apart take longer, each of them for some of its values."""
     shortest_s, longest_s = resource.phase_s or 0.0, max(resource.phase_s or 0.0, resource.longest_phase_s)
     if detector is None or not detector.slow:
         return Phases(shortest_s, longest_s, resource.settle_s, resource.return_s, resource.probe_s)
     slow_s = settings.slow_phase_s
     return Phases(
         max(slow_s, shortest_s),
-        max(slow_s, longest_s),
+        max(2.0 * slow_s, longest_s),
         max(1.0, resource.settle_s),
         resource.return_s + slow_s,
         resource.probe_s + slow_s,
@@ -356,10 +359,10 @@ class Hold(Struct, frozen=True):
     `level` is known to be good and `bad` not to be, `at` is where it stands. `age_s`: for how long it has been in this
     mode, of which a test takes `long_s`. `harm` and `harm_s`: the harm since it was last quiet, in this mode; `seen`:
     what a test has seen; `worst`: the highest value of a probe, where 1 is the bar. `calm_s` counts up to the next
-    probe; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the floor waits for a test.
-    `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm at the floor was seen
-    to come of the box; `relapses`: how often harm came of a level that was probed or held. `ordered`: the mean harm
-    when a pod had to go last; None: none had.
+    probe, from a random part of the wait on; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the
+    floor waits for a test. `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm
+    at the floor was seen to come of the box; `relapses`: how often harm came of a level that was probed or held.
+    `ordered`: the mean harm when a pod had to go last; None: none had.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -386,6 +389,10 @@ class Hold(Struct, frozen=True):
 
     def searches(self, step: float) -> bool:
         return self.searching and self.level < 1.0 and self.bad - self.level > step
+
+    def wait_of_probe_s(self, settings: LadderSettings) -> float:
+        """After so much calm, the next one begins."""
+        return settings.first_wait_s if self.searches(settings.step) else self.wait_s
 
     def harmed(self, harmed_s: float) -> bool:
         """Harm that lasts: never one look."""
@@ -751,11 +758,29 @@ class _Step:
     def _phases(self, resource: str, detector: str) -> Phases:
         return phases(self._resources[resource], self._detectors.get(detector), self._settings)
 
+    def _random(self) -> float:
+        """From 0 to 1, which is never reached."""
+        self._random_state = (self._random_state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (self._random_state >> 32) / 2**32
+
     def _random_s(self, of: Phases) -> float:
         """How long a phase takes: the shortest, and a random number of looks."""
-        self._random_state = (self._random_state * 6364136223846793005 + 1442695040888963407) % 2**64
         choices = 1 + round((of.longest_s - of.shortest_s) / LOOK_S)
-        return of.shortest_s + LOOK_S * ((self._random_state >> 32) * choices >> 32)
+        return of.shortest_s + LOOK_S * int(self._random() * choices)
+
+    def _early_s(self, wait_s: float) -> float:
+        """How much sooner than after all of this time a wait ends."""
+        return self._random() * min(self._settings.early_ratio * wait_s, self._settings.early_most_s)
+
+    def _pause(self, detector: str) -> None:
+        """For a while, it opens no case."""
+        pause_s = self._settings.pause_s
+        self._pauses[detector] = pause_s - self._early_s(pause_s)
+
+    def _rests(self, held: Hold, **changes: float) -> Hold:
+        """At its level from now on. The wait for the next probe is over somewhat sooner, by chance."""
+        resting = held.rests(**changes)
+        return replace(resting, calm_s=self._early_s(resting.wait_of_probe_s(self._settings)))
 
     # clocks
 
@@ -842,7 +867,7 @@ class _Step:
         held = replace(held, age_s=held.age_s + self._seconds)
         if held.mode is HoldMode.TEST:
             return self._tested(held, signal, of, settled=False)
-        return held if held.age_s < of.probe_s else held.rests()
+        return held if held.age_s < of.probe_s else self._rests(held)
 
     def _clocks_of_rung(self, state: RungState, held: Hold, *, harmed: bool, quiet: bool) -> RungState:
         """Harm counts at the floor alone, and calm is what lies between harm that lasts."""
@@ -862,10 +887,10 @@ class _Step:
             return replace(held, mode=HoldMode.TEST, at=at, age_s=0.0, long_s=self._random_s(of), seen=Mean())
         if not quiet or state.rung is Rung.EVICTING:
             return held
-        held, searches = replace(held, calm_s=held.calm_s + self._seconds), held.searches(settings.step)
-        if held.calm_s < (settings.first_wait_s if searches else held.wait_s) or self._busy:
+        held = replace(held, calm_s=held.calm_s + self._seconds)
+        if held.calm_s < held.wait_of_probe_s(settings) or self._busy:
             return held
-        at = (held.level + held.bad) / 2.0 if searches else ALL
+        at = (held.level + held.bad) / 2.0 if held.searches(settings.step) else ALL
         return replace(held, mode=HoldMode.PROBE, at=at, age_s=0.0, harm=Mean(), harm_s=0.0, worst=0.0)
 
     def _probed(self, held: Hold, signal: str, of: Phases) -> Hold:
@@ -879,7 +904,8 @@ class _Step:
             return held
         if held.at >= ALL:
             return replace(held, free=True)
-        return held.rests(level=held.at) if held.worst < settings.good_ratio else held.rests(bad=held.at)
+        good = held.worst < settings.good_ratio
+        return self._rests(held, level=held.at) if good else self._rests(held, bad=held.at)
 
     def _tested(self, held: Hold, signal: str, of: Phases, *, settled: bool) -> Hold:
         settings = self._settings
@@ -888,24 +914,24 @@ class _Step:
         if held.age_s < held.long_s:
             return held
         if not held.seen.samples:
-            return held.rests()
+            return self._rests(held)
         if held.level > 0.0:
             if held.seen.value <= settings.half_ratio * held.harm.value:
                 return self._relapsed(held, held.level, of)
         elif held.harm.value <= settings.half_ratio * held.seen.value:
             look_s = min(settings.longest_wait_s, 2.0 * held.look_s)
-            return held.rests(innocent=0, returns=held.returns + 1, look_s=look_s)
-        return held.rests(innocent=held.innocent + 1, deaf_s=settings.deaf_s, wait_s=settings.first_wait_s)
+            return self._rests(held, innocent=0, returns=held.returns + 1, look_s=look_s)
+        return self._rests(held, innocent=held.innocent + 1, deaf_s=settings.deaf_s, wait_s=settings.first_wait_s)
 
     def _relapsed(self, held: Hold, level: float, of: Phases) -> Hold:
         """Harm has come with this level."""
         held, settings = replace(held, innocent=0, relapses=held.relapses + 1), self._settings
         if level >= ALL:
             most_s = max(settings.first_wait_s, settings.longest_wait_s - of.probe_s)
-            return held.rests(wait_s=min(most_s, 2.0 * held.wait_s))
+            return self._rests(held, wait_s=min(most_s, 2.0 * held.wait_s))
         if level <= held.level:  # it was good once, and is no more
-            return held.rests(level=0.0, searching=False)
-        return held.rests(bad=level)
+            return self._rests(held, level=0.0, searching=False)
+        return self._rests(held, bad=level)
 
     @property
     def _busy(self) -> bool:
@@ -1027,7 +1053,7 @@ class _Step:
             self._exonerated.append(case.detector)
             self._explained[case.detector] = case.before
         if not convicted and not self._by_itself:
-            self._pauses[case.detector] = self._settings.pause_s
+            self._pause(case.detector)
         self._case, self._ended, self._by_itself = None, False, False
 
     def _left_untried(self, case: Case) -> bool:
@@ -1101,7 +1127,7 @@ class _Step:
                 self._ended = True
             case When.NO_HELP:
                 self._exonerated.append(signal)
-                self._pauses[signal] = self._settings.pause_s
+                self._pause(signal)
 
     def _opened(self, case: Case, resource: str) -> Case:
         """The experiment on a resource begins. What was seen before it counts as two samples."""
@@ -1122,12 +1148,12 @@ class _Step:
             case When.ACCOUNTED:
                 new = replace(new, signal=signal, share=1.0, held=None, convictions=old.convictions + 1)
             case When.GUILTY:
-                begun = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
+                begun = self._rests(Hold(wait_s=settings.first_wait_s, look_s=settings.look_s))
                 new = replace(new, signal=signal, share=0.0, held=begun, convictions=old.convictions + 1)
             case When.NO_HELP:
                 new = RungState(guilty=self._is_surely_guilty(old))
             case When.LASTS if row.to is Rung.CLOSED:
-                held = None if old.held is None else old.held.rests(level=0.0)
+                held = None if old.held is None else self._rests(old.held, level=0.0)
                 new = replace(new, share=0.0, held=held, calm_s=0.0, closings=old.closings + 1)
             case When.LASTS:
                 new = replace(new, calm_s=0.0)

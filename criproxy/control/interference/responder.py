@@ -194,8 +194,7 @@ class Responder:
         state, settings = self._ladder.of(resource), self._settings
         if state.held is None or state.held.mode is not HoldMode.REST or state.rung is not Rung.SQUEEZED:
             return None
-        wait_s = settings.first_wait_s if state.held.searches(settings.step) else state.held.wait_s
-        return max(0.0, wait_s - state.held.calm_s)
+        return max(0.0, state.held.wait_of_probe_s(settings) - state.held.calm_s)
 
     def in_force(self) -> LadderDecision:
         """What holds before the next tick."""

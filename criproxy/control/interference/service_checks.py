@@ -4,7 +4,7 @@ The value of colocation.criproxy.io/service-check is one of
 
     {"http": {"port": 8080, "path": "/p99_ms"}, "threshold": 250, "hold_s": 5}
     {"grpc": {"port": 9000, "service": "shop"}}
-    {"exec": {"container": "main", "command": ["cat", "/run/queue"]}, "threshold": 40, "every_s": 10, "timeout_s": 2}
+    {"exec": {"container": "main", "command": ["cat", "/run/queue"]}, "threshold": 40, "timeout_s": 2}
     {"prometheus": {"query": "queue", "lag_s": 1}, "threshold": 40}
 
 HTTP and gRPC (grpc.health.v1) are asked at the pod's own address alone, and a command runs in the pod's own container:
@@ -121,7 +121,7 @@ class PrometheusCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request each `every_s`, with `timeout_s` for its answer. It must be harm for `hold_s` to be an alarm."""
+    """A request about each `every_s`, with `timeout_s` for its answer. It must be harm for `hold_s` to be an alarm."""
 
     http: HttpCheck | None = None
     grpc: GrpcCheck | None = None
@@ -129,7 +129,7 @@ class ServiceCheck(Struct, frozen=True, forbid_unknown_fields=True):
     prometheus: PrometheusCheck | None = None
     threshold: Annotated[float, Meta(gt=0.0)] | None = None
     hold_s: Annotated[float, Meta(ge=0.0, le=300.0)] = 3.0
-    every_s: Annotated[float, Meta(ge=1.0, le=300.0)] = 5.0
+    every_s: Annotated[float, Meta(ge=1.0, le=300.0)] = 1.0
     timeout_s: Annotated[float, Meta(ge=0.1, le=5.0)] = 1.0
 
     @property
@@ -177,6 +177,11 @@ def unprovable(check: ServiceCheck, measured_s: float) -> str:
 
     `measured_s`: for how long the shortest experiment measures, once what the box has lost takes effect.
     """
+    if check.every_s > measured_s:
+        return (
+            f"it is to be asked each {check.every_s:g} s (every_s), and an experiment measures for {measured_s:g} s, "
+            "so it would prove nothing: it is not asked; remedy: a smaller every_s, or a longer interference.trial_s"
+        )
     if check.lag_s < measured_s:
         return ""
     return (

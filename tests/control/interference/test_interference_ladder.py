@@ -495,7 +495,7 @@ def test_box_whose_memory_could_not_be_tried_is_not_known_to_be_innocent(spent_s
     state = replace(stand(OPEN), case=Case("memory_pressure", acquitted, before=40.0), spent_s={MEMORY: spent_s})
     decision, after = step(Signals(101.0, {"memory_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
     assert (decision.exonerated, tuple(decision.explained)) == (exonerated, exonerated)
-    assert after.pauses == {"memory_pressure": SETTINGS.pause_s}
+    assert 0.75 * SETTINGS.pause_s <= after.pauses["memory_pressure"] <= SETTINGS.pause_s
 
 
 def test_empty_box_is_not_suspected():

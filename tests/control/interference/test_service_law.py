@@ -52,7 +52,7 @@ def test_annotation_names_one_check(check: dict, asked: object, words: str) -> N
     found = parsed(**check)
     assert found is not None
     assert (found.asked, str(found.asked), found.threshold) == (asked, words, None)
-    assert (found.hold_s, found.every_s, found.timeout_s) == (3.0, 5.0, 1.0)
+    assert (found.hold_s, found.every_s, found.timeout_s) == (3.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("query", ["p50", "", 'p99{pod="$pod"}', "count({__name__=~'.+'})", "p99 "])
