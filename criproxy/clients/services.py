@@ -1,17 +1,22 @@
 """How online services are checked: by HTTP or gRPC at their pod's own address, by a command in their container, or by a
 query at the node's Prometheus.
+
+What strangers send is read on a thread of its own, and no more than `MOST_BYTES` of it, in `MOST_PIECES` at most: who
+sends an answer byte by byte costs as many turns of an event loop as it has bytes.
 """
 
 import asyncio
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from criproxy.cgroup.address_filter import is_barred, remedy
 from criproxy.clients.http2.connection import CallError, Connection
 from criproxy.clients.runtime import PodsRuntime
+from criproxy.concurrency.loop_thread import LoopThread
 from criproxy.control.interference.service_checks import (
     GrpcCheck,
     PrometheusCheck,
@@ -22,6 +27,8 @@ from criproxy.fronts.http2.codes import Code
 from criproxy.kube.http1 import ResponseError, ResponseReader
 from criproxy.pods.service_checks import MOST, MOST_BYTES, NotAskedError, TooLargeError
 
+_TOO_LONG: Final = f"has more than {MOST_BYTES} bytes"
+
 _HEALTH: Final = "/grpc.health.v1.Health/Check"
 _SERVING: Final = b"\x08\x01"
 """HealthCheckResponse with status SERVING. Source: gRPC, grpc/health/v1/health.proto."""
@@ -31,6 +38,9 @@ _OTHERS_RATIO: Final = 0.8
 """The share of a check's time-out in which the runtime has to tell where the pod is, or Prometheus to answer a query.
 If it takes longer, that is not the pod's doing.
 """
+
+MOST_PIECES: Final = 64
+"""In which an answer may come."""
 
 _MOST_KNOWN: Final = 4 * MOST
 """Addresses; then all are looked up anew."""
@@ -69,6 +79,11 @@ class ServiceAsker(Struct, frozen=True):
     prometheus: tuple[str, int] | None = None
     _addresses: dict[str, str] = {}
     """By sandbox."""
+    _strangers: LoopThread = field(default_factory=lambda: LoopThread("service-checks"))
+
+    def close(self) -> None:
+        """End its thread."""
+        self._strangers.close()
 
     async def ask(self, check: ServiceCheck, sandbox_id: str, container_id: str) -> ServiceAnswer:
         if check.exec is not None:
@@ -79,15 +94,15 @@ class ServiceAsker(Struct, frozen=True):
                     raise
                 raise NotAskedError(str(error)) from error
             if len(output) > MOST_BYTES:
-                raise TooLargeError
+                raise TooLargeError(_TOO_LONG)
             text = output.decode(errors="replace")
             return ServiceAnswer(status == 0, text if status == 0 else f"exit status {status}")
         if check.prometheus is not None:
             return await self._query(check.prometheus, check.timeout_s * _OTHERS_RATIO)
         host = await self._address(sandbox_id, check.timeout_s * _OTHERS_RATIO)
         if check.http is None:
-            return await _health(host, check.grpc)
-        status, text = await _get(host, check.http.port, check.http.path)
+            return await self._strangers.run(partial(_health, host, check.grpc))
+        status, text = await self._strangers.run(partial(_get, host, check.http.port, check.http.path))
         well = 200 <= status < 400
         return ServiceAnswer(well, text if well else f"status {status}")
 
@@ -108,7 +123,8 @@ class ServiceAsker(Struct, frozen=True):
         host, port = self.prometheus
         try:
             async with asyncio.timeout(timeout_s):
-                status, text = await _get(host, port, f"/api/v1/query?query={quote(check.query, safe='')}")
+                path = f"/api/v1/query?query={quote(check.query, safe='')}"
+                status, text = await self._strangers.run(partial(_get, host, port, path))
             return ServiceAnswer(True, _number(status, text))
         except (OSError, ValueError) as error:
             if is_barred(host, port):
@@ -139,15 +155,17 @@ async def _get(host: str, port: int, path: str) -> tuple[int, str]:
     accept_http_10.
     """
     reader, writer = await asyncio.open_connection(host, port)
-    response, body, size_bytes = ResponseReader(), b"", 0
+    response, body, size_bytes, pieces = ResponseReader(), b"", 0, 0
     try:
         named = f"[{host}]" if ":" in host else host
         headers = f"Host: {named}:{port}\r\nUser-Agent: criproxy\r\nConnection: close\r\n"
         writer.write(f"GET {path} HTTP/1.1\r\n{headers}\r\n".encode())
         while not response.done and (part := await reader.read(MOST_BYTES + 1 - size_bytes)):
-            size_bytes += len(part)
+            size_bytes, pieces = size_bytes + len(part), pieces + 1
             if size_bytes > MOST_BYTES:
-                raise TooLargeError
+                raise TooLargeError(_TOO_LONG)
+            if pieces > MOST_PIECES:
+                raise TooLargeError(f"comes in more than {MOST_PIECES} pieces")
             body += response.feed(part)
         response.end()
     except ResponseError as error:
@@ -187,6 +205,6 @@ async def _health(host: str, check: GrpcCheck | None) -> ServiceAnswer:
             answer = await connection.call(_HEALTH, request, 60.0)
         except CallError as error:
             if error.code == Code.RESOURCE_EXHAUSTED:
-                raise TooLargeError from error
+                raise TooLargeError(_TOO_LONG) from error
             return ServiceAnswer(False, str(error))
     return ServiceAnswer(answer == _SERVING, "" if answer == _SERVING else "it is not serving")

@@ -184,8 +184,8 @@ class Daemon:
         holds = Holds(clock, hold_offs, settings.stops_by)
         cluster = self._kubernetes if config.kubernetes.enabled else None
         shared = PodsShared(inventory, runtime, holds, metrics, clock, self._log, evicts=cluster, tells=cluster)
-        services = ServiceAsker(runtime, config.interference.prometheus_server)
-        self._ports = self._make_ports(settings, driver, shared, workers, services)
+        self._asker = ServiceAsker(runtime, config.interference.prometheus_server)
+        self._ports = self._make_ports(settings, driver, shared, workers, self._asker)
         self._recorder = Recorder(
             metrics,
             self._ports.box,
@@ -484,6 +484,7 @@ class Daemon:
             ("close the reader of processes", self._ports.proc_cgroups.close),
             ("close the reader of paths", self._host_paths.close),
             ("close the parts", self._round.close),
+            ("close the thread for online services", self._asker.close),
             ("close the threads", self._ports.workers.close),
             ("close the thread for the config", self._reload.close),
             ("release the sockets", self._active.release_sockets),

@@ -1,7 +1,10 @@
 """Online services, asked over real sockets: an HTTP server that does what it is told, a gRPC health service, CRI."""
 
 import asyncio
+import contextlib
+import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -9,9 +12,10 @@ import grpc
 import pytest
 from grpc import aio
 
+from criproxy.clients import services
 from criproxy.clients.http2.connection import CallError
 from criproxy.clients.runtime import PodsRuntime
-from criproxy.clients.services import ServiceAsker
+from criproxy.clients.services import MOST_PIECES, ServiceAsker
 from criproxy.control.interference.service_checks import (
     ExecCheck,
     GrpcCheck,
@@ -138,6 +142,56 @@ def test_what_is_no_http_is_refused(answer: bytes) -> None:
                 await ask(ServiceCheck(http=HttpCheck(port)))
 
     run(test)
+
+
+def test_answer_that_comes_byte_by_byte_is_read_no_further_than_allowed() -> None:
+    """Each piece costs the event loop a turn, and all of the threads the time of it."""
+
+    async def test() -> None:
+        sent = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(ConnectionError):
+                for byte in b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 2000:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    sent += 1
+                    await asyncio.sleep(0.002)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as drips:
+            port = drips.sockets[0].getsockname()[1]
+            with pytest.raises(TooLargeError, match=f"comes in more than {MOST_PIECES} pieces"):
+                await ask(ServiceCheck(http=HttpCheck(port)))
+        assert sent < 1000
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "check", [ServiceCheck(http=HttpCheck(1)), ServiceCheck(grpc=GrpcCheck(1))], ids=["http", "grpc"]
+)
+def test_what_strangers_send_is_read_on_a_thread_of_its_own(
+    check: ServiceCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    async def read(*_: object) -> object:
+        threads.append(threading.current_thread().name)
+        return (200, "1") if check.http else ServiceAnswer(True, "")
+
+    monkeypatch.setattr(services, "_get" if check.http else "_health", read)
+
+    async def test() -> None:
+        asker = ServiceAsker(PodsRuntime(Link()))  # type: ignore[arg-type]
+        for _ in range(2):
+            await asker.ask(check, "s1", "c1")
+        asker.close()
+
+    run(test)
+    assert threads == ["service-checks"] * 2
 
 
 def test_http_answer_without_end_is_read_no_further_than_allowed() -> None:

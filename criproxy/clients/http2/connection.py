@@ -51,8 +51,8 @@ class Connection:
 
     @classmethod
     async def dial_tcp(cls, host: str, port: int, most_bytes: int) -> "Connection":
-        """To a server that is not trusted: it sends `_STRANGERS_FRAMES` frames at most, and no answer of more than
-        `most_bytes`. Raises OSError.
+        """To a server that is not trusted: it sends `_STRANGERS_FRAMES` frames at most, in as many pieces, and no
+        answer of more than `most_bytes`. Raises OSError.
         """
         connection = cls(most_bytes, _STRANGERS_FRAMES)
         await asyncio.get_running_loop().create_connection(lambda: connection._side, host, port)

@@ -59,8 +59,8 @@ class _OwnCall(Struct):
 class Client:
     """A connection's client. `take` what is to be sent after each step.
 
-    No answer has more than `most_bytes` (None: `message.MESSAGE_BYTES`). The peer sends `most_frames` at most (None: as
-    many as it will), as each costs the event loop some microseconds.
+    No answer has more than `most_bytes` (None: `message.MESSAGE_BYTES`). The peer sends `most_frames` at most, in as
+    many pieces (None: as many as it will), as each costs the event loop some microseconds.
 
     Calls begin at once, as RFC 9113 allows before the peer's SETTINGS; those over its limit wait for a place.
     """
@@ -68,7 +68,7 @@ class Client:
     def __init__(self, most_bytes: int | None = None, most_frames: int | None = None) -> None:
         self._most_bytes = most_bytes
         self._most_frames = most_frames
-        self._frames = 0
+        self._frames = self._pieces = 0
         self._outgoing = Outgoing()  # nothing that is read passes: all that is in it is ours
         self._scanner = Scanner(self._outgoing, self)
         self._reader = BlockReader()
@@ -115,6 +115,9 @@ class Client:
 
     def feed(self, chunk: Bytes) -> list[CallOutcome]:
         """Take what has come; returns the calls that have ended with it. Raises BrokenError."""
+        self._pieces += 1
+        if self._most_frames is not None and self._pieces > self._most_frames:
+            raise BrokenError(f"its frames in more than {self._most_frames} pieces")
         self._scanner.feed(chunk)
         self._begin_waiting()
         outcomes, self._outcomes = self._outcomes, []
