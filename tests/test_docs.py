@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.control.interference.detectors import DETECTORS
+from criproxy.control.interference.judge import Judge
+from criproxy.control.interference.ladder import LadderSettings
+from criproxy.model import PIDS
 from docs.generate import _logged, amiss
 
 ROOT = Path(__file__).parents[1]
@@ -85,3 +89,15 @@ def _anchors(page: str) -> Iterator[str]:
         if line.startswith("#"):
             words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.lstrip("# ")).lower()
             yield re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+def test_table_of_what_differs_between_versions_of_cgroups_is_what_the_judge_does() -> None:
+    text, found = (ROOT / "docs" / "harm.md").read_text(encoding="utf-8"), list[str]()
+    judged = [Judge(LadderSettings(), spares_memory=v2)._as_can_be(LadderSettings()) for v2 in (False, True)]
+    accounted = {one.suspects[0] for one in DETECTORS if one.stock}
+    for rows in zip(*(one.resources for one in judged), strict=True):
+        if rows[0].name != PIDS:
+            untried = "by account" if rows[0].name in accounted else "not tried"
+            cells = ("experiment" if one.phase_s is not None else untried for one in rows)
+            found.append(f"  | {rows[0].words} | {' | '.join(cells)} |")
+    assert "\n".join(found) in text

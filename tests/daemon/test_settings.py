@@ -251,8 +251,8 @@ def test_phases_for_what_a_service_says_take_as_long_as_is_set_and_on_memory_lon
     detectors, rows = by_name(DETECTORS), {one.name: one for one in ladder.resources}
     service = detectors["service_check"]
     assert tuple(phases(rows[name], service, ladder).shortest_s for name in (CPU, MEMORY)) == found
-    for of in (phases(rows[name], service, ladder) for name in (CPU, MEMORY)):
-        assert 1 + (of.longest_s - of.shortest_s) / LOOK_S >= 3, "nobody can tell how long the next one takes"
+    for found_so in (phases(rows[name], service, ladder) for name in (CPU, MEMORY)):
+        assert 1 + (found_so.longest_s - found_so.shortest_s) / LOOK_S >= 3, "one length could be told"
     assert phases(rows[CPU], detectors["cpu_pressure"], ladder).shortest_s == 1.0
 
 
