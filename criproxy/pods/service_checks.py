@@ -1,8 +1,8 @@
 """Asks online services how they fare, as their pods' annotations say (see `control.interference.service_checks`).
 
-It is bounded: at most `MOST` services of a node have a check, one at a time each, as often and for as long as its check
-says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Nobody waits for an answer, and there
-are no checks while no offline pod runs: there is no harm to be seen then.
+It is bounded: at most `MOST` services of a node have a check, `MOST_COMMANDS` of them a command, one at a time each,
+for as long as its check says, and an answer of more than `MOST_BYTES` puts its check off for `PUT_OFF_S`. Nobody
+waits for an answer, and there are no checks while no offline pod runs: there is no harm to be seen then.
 
 The pace is one always, with a random pause of up to `PAUSE_S` before each request: whether an experiment waits for a
 service's word, and when others are asked, is nothing that the service could tell by its requests.
@@ -40,6 +40,10 @@ from criproxy.pods.part import AsksServices, NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 
 MOST: Final = 20
+MOST_COMMANDS: Final = 8
+"""A command costs the runtime some 50 ms of a processor each time."""
+
+COMMAND_S: Final = 2.0
 MOST_BYTES: Final = 16 * 1024
 PUT_OFF_S: Final = 300.0
 EVERY_S: Final = 1.0
@@ -89,8 +93,8 @@ class ServiceStatus(PodRef, frozen=True):
 class ServiceChecksSettings(Struct, frozen=True):
     """`active`: offline pods are ours to act on; else there are no checks. `rules` tell which pods are offline.
 
-    `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long, or is asked more
-    rarely, proves nothing, and is not asked.
+    `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long proves nothing,
+    and is not asked, and none is asked more rarely.
     `queries`: PromQL by the names that checks may use.
     """
 
@@ -162,7 +166,7 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
             for one in self._services.values()
             if one.check is not None
             and one.percent is not None
-            and now_s - one.read_s <= 2.0 * one.check.every_s + one.check.timeout_s + EVERY_S
+            and now_s - one.read_s <= 2.0 * self._pace_s(one.check) + one.check.timeout_s + EVERY_S
         )
 
     @property
@@ -200,10 +204,15 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
         self._known_well = frozenset()
         now_s = self.shared.clock.boottime_s()
         wanted = {id: one for id, one in self._services.items() if one.check is not None}
-        asked = fair_places({id: (one.pod.namespace, one.owner) for id, one in wanted.items()}, MOST)
-        for id, service in self._services.items():
-            if id in wanted and id not in asked:
-                service.problem, service.percent = f"{MOST} services of this node are asked already", None
+        owners = {id: (one.pod.namespace, one.owner) for id, one in wanted.items()}
+        commands = {id for id, one in wanted.items() if one.check is not None and one.check.exec is not None}
+        by_command = fair_places({id: owners[id] for id in owners if id in commands}, MOST_COMMANDS)
+        asked = fair_places({id: owner for id, owner in owners.items() if id in by_command or id not in commands}, MOST)
+        for id in wanted:
+            if id not in asked:
+                full = f"{MOST} services" if id in by_command or id not in commands else f"{MOST_COMMANDS} commands"
+                self._services[id].problem = f"{full} of this node are asked already"
+                self._services[id].percent = None
         for id, service in self._services.items():
             if id not in asked:
                 continue
@@ -211,9 +220,14 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
                 service.problem, service.percent = why, None
                 continue
             if service.check is not None and now_s >= service.due_s and id not in self._asking:
-                service.due_s = now_s + service.check.every_s - EVERY_S / 2.0  # the look that is nearest to it
+                service.due_s = now_s + self._pace_s(service.check) - EVERY_S / 2.0  # the look that is nearest to it
                 self._asking[id] = task = asyncio.create_task(self._ask(id, service, service.check))
                 task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
+
+    def _pace_s(self, check: ServiceCheck) -> float:
+        """How often it is asked: as it says, and at least once in what an experiment measures."""
+        wanted_s = max(check.every_s, COMMAND_S) if check.exec is not None else check.every_s
+        return wanted_s if self.settings is None else max(EVERY_S, min(wanted_s, self.settings.measured_s))
 
     def _new(self, id: str, pod: Pod, queries: Mapping[str, str]) -> AskedService | None:
         try:

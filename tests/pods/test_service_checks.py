@@ -20,6 +20,7 @@ from criproxy.pods.inventory import Inventory, PodObserver
 from criproxy.pods.runtime import ListedContainer
 from criproxy.pods.service_checks import (
     MOST,
+    MOST_COMMANDS,
     PUT_OFF_S,
     NotAskedError,
     ServiceChecks,
@@ -233,14 +234,24 @@ def test_services_that_never_answer_keep_no_other_waiting() -> None:
     run(test)
 
 
-def test_check_that_is_asked_more_rarely_than_an_experiment_measures_says_why_it_is_not_asked() -> None:
+def test_check_is_asked_at_least_once_in_what_an_experiment_measures() -> None:
     async def test() -> None:
         bench = Bench({"s1": pod("web")}, measured_s=2.0)
-        await bench.seconds(7)
-        (service,) = bench.checks.services()
-        assert (bench.asked, bench.percents()) == ([], [])
-        assert "it is to be asked each 5 s (every_s), and an experiment measures for 2 s" in service.problem
-        assert "remedy: a smaller every_s" in service.problem
+        await bench.seconds(9)
+        assert [after - before for before, after in pairwise(bench.asked_s)] == [2.0, 2.0, 2.0, 2.0]
+        assert bench.percents() == [50.0]
+
+    run(test)
+
+
+def test_commands_are_few_and_asked_every_other_second() -> None:
+    async def test() -> None:
+        bench = Bench({f"s{n}": pod(f"p{n}", EXEC) for n in range(MOST_COMMANDS + 1)} | {"web": pod("web")})
+        bench.containers = (ListedContainer("c1", "s0", "main", True),)
+        await bench.seconds(4)
+        assert len(bench.asked) == 2 * MOST_COMMANDS + 1
+        (left_out,) = (one for one in bench.checks.services() if not one.was_well)
+        assert left_out.problem == "8 commands of this node are asked already"
 
     run(test)
 
