@@ -151,7 +151,7 @@ class PodEviction(Struct):
         chosen: Callable[[tuple[str, ...]], object],
     ) -> tuple[str, ...] | None:
         at_once = order.resource == MEMORY and bool(order.signal)
-        if not at_once and self._is_one_leaving():
+        if not at_once and self.leaving:
             return None
         sandboxes, candidates = await self._candidates(order)
         least = 0.0 if order.starved else worth(candidates, excess)
@@ -213,7 +213,8 @@ class PodEviction(Struct):
         self._tried = {one: until_s + shift_s for one, until_s in state.tried.items()}
         self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
 
-    def _is_one_leaving(self) -> bool:
+    @property
+    def leaving(self) -> bool:
         """Whether one that was to be stopped still has the time that it was given, or its stop is waited for."""
         running = {one.id for one in self.shared.inventory.running_pods}
         return bool((self.stopper.leaving | self._stopping) & self._tried.keys() & running)

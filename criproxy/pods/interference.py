@@ -290,6 +290,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             unused=frozenset(() if self.disks.suspected else {IO}),
             idle=frozenset({MEMORY} if self._has_no_memory() else ()),
             irreducible={name: why for name, why in pods_end.items() if why},
+            leaving=self.eviction.leaving,
         )
 
     def _has_no_memory(self) -> bool:

@@ -208,6 +208,7 @@ class Bench:
         self.stops: asyncio.Event | None = None
         """What is waited for without an emergency."""
         self.ended: list[EvictionOrder] = []
+        self.leaving = False
         self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
         self.told: list[Transition] = []
@@ -346,6 +347,21 @@ def test_pod_goes_when_harm_lasts_and_its_owner_is_barred_for_the_next() -> None
     assert [setting for _, setting in bench.orders] == [ON_HARM] * len(bench.orders)
     assert [sorted(order.barred) for order, _ in bench.orders[:2]] == [[], ["job"]]
     assert 0 < bench.watch.status().evictions <= 6
+
+
+def test_pod_that_has_not_ended_yet_is_not_judged_by_the_harm_that_goes_on() -> None:
+    bench = Bench()
+    bench.looks(3)
+    bench.node.waits = lambda shares: by_the_box(shares) + 0.15
+    while not bench.orders:
+        bench.looks(1)
+    bench.leaving = True
+    bench.looks(20)
+    assert not bench.watch.checkpoint().responder.ladder.of(CPU).vain
+    bench.leaving = False
+    bench.looks(5)
+    assert bench.watch.checkpoint().responder.ladder.of(CPU).vain
+    assert len(bench.orders) == 1
 
 
 def test_pod_goes_by_the_setting_for_it_where_the_box_can_not_be_reclaimed_to_its_limit() -> None:

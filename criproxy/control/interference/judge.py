@@ -57,7 +57,7 @@ class Look(Struct, frozen=True):
     `hard`: kubelet's threshold for memory. `services`: the last answer of each online service with a check;
     `unanswered` says of one that it has not answered yet; "": none has a check. `online`: the names of online's pods,
     by uid.
-    `workloads`: what they run, where what they execute is counted. `over`, `unused`, `irreducible`: see
+    `workloads`: what they run, where what they execute is counted. `over`, `unused`, `irreducible`, `leaving`: see
     `ladder.Signals`. `idle`: the resources of which the box has next to nothing now, beside CPU.
     """
 
@@ -73,6 +73,7 @@ class Look(Struct, frozen=True):
     unused: frozenset[str] = frozenset()
     idle: frozenset[str] = frozenset()
     irreducible: Mapping[str, str] = {}
+    leaving: bool = False
 
 
 class JudgedLook(Struct, frozen=True):
@@ -167,6 +168,7 @@ class Judge(Struct, eq=False):
             irreducible=look.irreducible,
             others=frozenset({CPU} if cpu is not None and cpu.others_rose else ()),
             use=None if cpu is None else cpu.online,
+            leaving=look.leaving,
         )
 
     def _cpu_seen(self, reading: SignalReading | None) -> CpuSeen | None:

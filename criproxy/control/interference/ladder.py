@@ -68,8 +68,9 @@ save up `trial_guilty_most_s`: two of memory, as others' spikes cost, spend what
 
 So it is on every rung; and a rung that is stricter than squeezed is entered only after harm at the floor was seen to
 grow with the box in this conviction: nobody is evicted for less. Harm that goes on at the floor closes the box after
-`close_after_s`, and lets a pod go after `evict_after_s`. Where the harm is not down to `relieved_ratio` after that, no
-other pod goes for this resource, until it has been open for `forget_s`: what is left is not the box's.
+`close_after_s`, and lets a pod go after `evict_after_s`. Where the harm is not down to `relieved_ratio` once that pod
+has ended, no other pod goes for this resource, until it has been open for `forget_s`: what is left is not the box's. A
+pod that takes longer than `leave_s` to end says nothing, and keeps no other from going.
 
 **By account**: where a signal is a stock, which pods keep and do not use up as it comes, nothing comes back within
 seconds, and no experiment is made. A suspect of which the box holds more than its bound is convicted on the alarm;
@@ -98,6 +99,7 @@ lead to open; the same input gives the same output; a state that was written and
 """
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -219,6 +221,7 @@ class LadderSettings(Struct, frozen=True):
     early_ratio: float = 0.25
     early_most_s: float = 6.0
     relieved_ratio: float = 0.8
+    leave_s: float = 60.0
     to_floor_s: float = 5.0
     ease_s: float = 30.0
     close_after_s: float = 10.0
@@ -270,7 +273,7 @@ class Signals(Struct, frozen=True):
     that can't be squeezed now, that no experiment with it would say anything. `others`: those of which somebody outside
     of kubepods and the box has taken more since the harm began. `irreducible`: those of which the box holds more than
     its bound in what can't be taken back from it without a pod's end, or of which its pods have too little, and how, in
-    words.
+    words. `leaving`: a pod that had to go has not ended yet.
     """
 
     t_s: float
@@ -280,6 +283,7 @@ class Signals(Struct, frozen=True):
     unused: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()
     irreducible: Mapping[str, str] = {}
+    leaving: bool = False
 
 
 class Transition(Struct, frozen=True):
@@ -362,7 +366,7 @@ class Hold(Struct, frozen=True):
     probe, from a random part of the wait on; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the
     floor waits for a test. `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm
     at the floor was seen to come of the box; `relapses`: how often harm came of a level that was probed or held.
-    `ordered`: the mean harm when a pod had to go last; None: none had.
+    `ordered`: the mean harm before a pod went last; None: none went, or it has not ended in time.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -467,10 +471,15 @@ class Case(Struct, frozen=True):
 
 
 class PastEviction(Struct, frozen=True):
-    """`owners`: by which names the pod's owner is known; none: it has none, or it is not known."""
+    """`owners`: by which names the pod's owner is known; none: it has none, or it is not known.
+
+    `resource`: what online was short of, and `harm` how high above rest that was; "": nobody was harmed.
+    """
 
     t_s: float
     owners: tuple[str, ...] = ()
+    resource: str = ""
+    harm: float = 0.0
 
 
 class LadderState(Struct, frozen=True):
@@ -739,6 +748,7 @@ class _Step:
         self._irreducible = signals.irreducible if signals.pods else {}
         self._irreducible_s = {name: state.irreducible_s.get(name, -seconds) + seconds for name in self._irreducible}
         self._emergency_s = state.emergency_s + seconds if self._emergencies else 0.0
+        self._leaving = signals.leaving
 
     def _still_there(self, case: Case | None) -> bool:
         """Its detector and resource, or the resource's experiments, may have gone with a change of settings."""
@@ -848,6 +858,8 @@ class _Step:
         harmed = reading is not None and reading.value > reading.bar
         quiet = reading is None or not reading.high or state.near_s >= settings.lost_s
         held = replace(held, age_s=held.age_s + seconds, deaf_s=0.0 if quiet else max(0.0, held.deaf_s - seconds))
+        if held.ordered is not None and self._leaving:
+            held = self._left(held)
         settled = held.age_s > of.settle_s
         if held.mode is not HoldMode.TEST:
             if harmed and settled and not held.deaf_s:
@@ -861,6 +873,13 @@ class _Step:
         if held.mode is HoldMode.PROBE:
             return replace(state, held=self._probed(held, state.signal, of))
         return replace(state, held=self._rested(held, state, of, quiet=quiet))
+
+    def _left(self, held: Hold) -> Hold:
+        """A pod is leaving, and harm counts from its end on."""
+        latest_s = max((one.t_s for one in self._before.evictions), default=-math.inf)
+        if self._t_s - latest_s >= self._settings.leave_s:
+            return replace(held, ordered=None)
+        return held.rests() if held.mode is HoldMode.REST else held
 
     def _waited(self, held: Hold, signal: str, of: Phases) -> Hold:
         """The signal has no value yet for what is probed or tested: it has until the end of that."""
@@ -1212,13 +1231,12 @@ class _Step:
             return state.vain or vain
         return state.vain or (held is not None and held.ordered is not None)
 
-    def _ordered(self, order: EvictionOrder) -> None:
-        """What the harm is from now on tells whether it has helped."""
-        state = self._states[order.resource]
-        if order.signal and state.held is not None:
-            harm = state.held.harm.value or self._excess(order.signal)
-            held = replace(state.held, ordered=harm, harm=Mean(), harm_s=0.0)
-            self._states[order.resource] = replace(state, held=held)
+    def _past(self, order: EvictionOrder) -> PastEviction:
+        held = self._states[order.resource].held
+        if not order.signal or held is None:
+            return PastEviction(self._t_s)
+        harm = held.harm.value or self._excess(order.signal)
+        return PastEviction(self._t_s, resource=order.resource, harm=harm)
 
     def _within_budget(self, scene: _Scene, signal: str, reason: str) -> EvictionOrder | None:
         budget, past, t_s = self._settings.budget, self._before, self._t_s
@@ -1228,9 +1246,7 @@ class _Step:
             return None
         recent = () if scene.emergency else _recent(past.evictions, t_s, budget.owner_s)
         barred = frozenset(name for one in recent for name in one.owners)
-        order = EvictionOrder(scene.resource.name, signal, scene.emergency, barred, reason)
-        self._ordered(order)
-        return order
+        return EvictionOrder(scene.resource.name, signal, scene.emergency, barred, reason)
 
     # what comes out
 
@@ -1252,7 +1268,7 @@ class _Step:
             case=self._case,
             pauses=self._pauses,
             spent_s=self._spent_s,
-            evictions=past if order is None else (*past, PastEviction(self._t_s)),
+            evictions=past if order is None else (*past, self._past(order)),
             ordered_s=self._before.ordered_s if order is None else self._t_s,
             emergency_s=self._emergency_s,
             irreducible_s=self._irreducible_s,
@@ -1297,11 +1313,21 @@ def _recent(past: Iterable[PastEviction], t_s: float, within_s: float) -> tuple[
 
 
 def evicted(state: LadderState, owners: tuple[str, ...]) -> LadderState:
-    """The pod that the last order asked for is going; `owners` are the names of what owns it (none: nothing does)."""
+    """The pod that the last order asked for is going; `owners` are the names of what owns it (none: nothing does).
+
+    What the harm is from its end on tells whether that has helped.
+    """
     if not state.evictions:
         return state
     *past, last = state.evictions
-    return replace(state, evictions=(*past, replace(last, owners=owners)))
+    resources, rung = state.resources, state.of(last.resource)
+    if rung.held is not None:
+        held = replace(rung.held, ordered=last.harm)
+        resources = {
+            **resources,
+            last.resource: replace(rung, held=held.rests() if held.mode is HoldMode.REST else held),
+        }
+    return replace(state, resources=resources, evictions=(*past, replace(last, owners=owners)))
 
 
 def not_evicted(state: LadderState) -> LadderState:

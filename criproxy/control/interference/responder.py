@@ -221,9 +221,10 @@ class Responder:
         irreducible: Mapping[str, str] | None = None,
         others: AbstractSet[str] = frozenset(),
         use: OnlineUse | None = None,
+        leaving: bool = False,
     ) -> LadderDecision:
         """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`,
-        `unused`, `others` and `irreducible`: see `Signals`. `use`: what online uses of the node's CPUs.
+        `unused`, `others`, `irreducible` and `leaving`: see `Signals`. `use`: what online uses of the node's CPUs.
 
         A value that is not finite, or of no detector, is not known.
         """
@@ -233,7 +234,9 @@ class Responder:
             if name in values and math.isfinite(values[name])
         }
         decision, self._ladder = step(
-            Signals(t_s, readings, pods, frozenset(over), frozenset(unused), frozenset(others), irreducible or {}),
+            Signals(
+                t_s, readings, pods, frozenset(over), frozenset(unused), frozenset(others), irreducible or {}, leaving
+            ),
             self._ladder,
             self._detectors,
             self._settings,

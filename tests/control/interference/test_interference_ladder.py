@@ -691,6 +691,44 @@ def test_no_other_pod_goes_where_the_last_one_did_not_help(helps, pods):
     assert helps or len(node.evictions) == pods
 
 
+def harmed_at_floor(value, seconds, state, leaving=False):
+    """How many pods had to go in this time, of harm at the floor, and the state after it."""
+    orders, t_s = 0, state.t_s
+    for look in range(1, round(2 * seconds) + 1):
+        signals = Signals(t_s + 0.5 * look, {"cpu_pressure": reading(value)}, 3, leaving=leaving)
+        decision, state = step(signals, state, BY_NAME, SETTINGS)
+        orders += decision.eviction is not None
+    return orders, state
+
+
+ORDERED = stand(EVICTING, held={"look_s": 90.0, "harm": Mean(60.0, 4), "harm_s": 2.0} | PROVED)
+
+
+def test_order_for_which_nobody_went_says_nothing_of_whether_it_would_have_helped():
+    orders, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    assert orders == 1
+    orders, _ = harmed_at_floor(25.0, 60, not_evicted(state))
+    assert orders >= 1
+
+
+@pytest.mark.parametrize("grace_s", [5, 30])
+@pytest.mark.parametrize(("left", "others"), [(11.0, True), (25.0, False)], ids=["helps", "in vain"])
+def test_pod_that_went_is_judged_by_the_harm_after_its_end(left, others, grace_s):
+    _, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    orders, state = harmed_at_floor(25.0, grace_s, evicted(state, ()), leaving=True)
+    assert (orders, state.of(CPU).vain) == (0, False)
+    orders, state = harmed_at_floor(left, 30, state)
+    assert (orders > 0, state.of(CPU).vain) == (others, not others)
+
+
+def test_pod_that_takes_longer_than_a_minute_to_end_keeps_no_other_from_going():
+    _, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    orders, state = harmed_at_floor(25.0, 59, evicted(state, ()), leaving=True)
+    assert orders == 0
+    orders, state = harmed_at_floor(25.0, 10, state, leaving=True)
+    assert (orders, state.of(CPU).vain) == (1, False)
+
+
 def test_nobody_goes_while_all_is_given_back_for_a_test():
     state = stand(EVICTING, held={"mode": HoldMode.TEST, "at": ALL, "long_s": 2.0} | PROVED)
     decision, _ = step(Signals(100.5, {"cpu_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
@@ -975,7 +1013,7 @@ def test_each_transition_is_a_row_and_nothing_holds_without_a_reason(trace):
 def test_state_moves_to_another_clock():
     _, state = step(Signals(101.0, {"memory_pressure": HARM}, 3), evicting(), BY_NAME, SETTINGS)
     moved = shifted(state, -50.0)
-    assert (moved.t_s, moved.ordered_s, moved.evictions) == (51.0, 51.0, (PastEviction(51.0),))
+    assert (moved.t_s, moved.ordered_s, [one.t_s for one in moved.evictions]) == (51.0, 51.0, [51.0])
     assert moved.resources == state.resources
 
 
