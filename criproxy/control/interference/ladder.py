@@ -32,9 +32,9 @@ nor anybody who knows the law; likewise pauses, and waits for probes, end sooner
 `early_most_s`. What is seen in the first `settle_s` of a squeeze does not count. CPU and disks come back at once, and
 phases take 1 to 2 s. Memory comes back slowly: pages that online lost must be read again before the signal can fall, so
 that a squeeze takes 10 to 12 s, of which the first 5 do not count; and the box fills again what it gave back before the
-signal can rise, so that a return is waited for up to 20 s longer. Where it does not come back within that, the box does
-no harm now, and an alarm to come opens a new case. A detector whose values come seconds apart has `slow_phase_s` to
-twice of that for a phase.
+signal can rise, so that a return is waited for up to 20 s longer, and what is seen before it does not count. Where it
+does not come back within that, the box does no harm now, and an alarm to come opens a new case. A detector whose values
+come seconds apart has `slow_phase_s` to twice of that for a phase.
 
 One experiment runs at a time, and none for a detector that has convicted a resource, until harm at the floor of that
 was tested. It does not begin while another resource is on its way to the floor, probed, or tested, since nobody could
@@ -54,9 +54,10 @@ prediction (1) that is known to be good, at first the floor:
     probe     after `first_wait_s` of calm the prediction is given for the resource's `probe_s`, then by halves what
               lies between the highest good and the lowest bad level; and all of it after 5, 10, 20 s … so that
               `longest_wait_s` after the end of guilt at the latest all is back: open, when it stays calm at that
-    harm at the floor       is no relapse. Once it has lasted for `look_s`, all is given back for a phase, and the harm
-                            at the floor is compared with the harm at open now: at most half of it: the box is the cause
-                            still, and the next look waits twice as long. Else it is another's
+    harm at the floor       is no relapse. Once it has lasted for `look_s`, all is given back for a phase, which waits
+                            for what comes back slowly as a return does, and the harm at the floor is compared with the
+                            harm at open now: at most half of it: the box is the cause still, and the next look waits
+                            twice as long. Else it is another's
     harm at another level   the box is squeezed to the floor for a phase. It falls: the level is not good any more, and
                             the floor is. Else the harm is another's
     another's, once         the box may be harmless again, so that the probe of all waits for `first_wait_s` alone
@@ -128,6 +129,9 @@ ALL: Final = 2.0
 
 LOOK_S: Final = 0.5
 """From look to look while something is going on; phases are as long as a whole number of them."""
+
+RETURN_LOOKS: Final = 3
+"""So many looks say how high a signal is that has come back by and by."""
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -247,6 +251,11 @@ class Phases(Struct, frozen=True):
     return_s: float
     probe_s: float
 
+    @property
+    def gradual(self) -> bool:
+        """What is given back shows by and by, and what is seen before says nothing."""
+        return self.return_s > self.longest_s
+
 
 def phases(resource: LadderResource, detector: Detector | None, settings: LadderSettings) -> Phases:
     """Those of a detector whose values come seconds apart take longer, each of them for some of its values."""
@@ -362,11 +371,12 @@ class Hold(Struct, frozen=True):
 
     `level` is known to be good and `bad` not to be, `at` is where it stands. `age_s`: for how long it has been in this
     mode, of which a test takes `long_s`. `harm` and `harm_s`: the harm since it was last quiet, in this mode; `seen`:
-    what a test has seen; `worst`: the highest value of a probe, where 1 is the bar. `calm_s` counts up to the next
-    probe, from a random part of the wait on; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the
-    floor waits for a test. `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm
-    at the floor was seen to come of the box; `relapses`: how often harm came of a level that was probed or held.
-    `ordered`: the mean harm before a pod went last; None: none went, or it has not ended in time.
+    what a test has seen, and `returned` how many looks since the harm grew with the box; `worst`: the highest value of
+    a probe, where 1 is the bar. `calm_s` counts up to the next probe, from a random part of the wait on; `wait_s`: how
+    long it waits for one of all; `look_s`: how long harm at the floor waits for a test. `innocent`: how often in a row
+    the harm was found to be another's; `returns`: how often harm at the floor was seen to come of the box; `relapses`:
+    how often harm came of a level that was probed or held. `ordered`: the mean harm before a pod went last; None: none
+    went, or it has not ended in time.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -379,6 +389,7 @@ class Hold(Struct, frozen=True):
     harm: Mean = Mean()
     harm_s: float = 0.0
     seen: Mean = Mean()
+    returned: int = 0
     worst: float = 0.0
     calm_s: float = 0.0
     wait_s: float = 0.0
@@ -414,6 +425,7 @@ class Hold(Struct, frozen=True):
             harm=Mean(),
             harm_s=0.0,
             seen=Mean(),
+            returned=0,
             worst=0.0,
         )
 
@@ -448,7 +460,7 @@ class Case(Struct, frozen=True):
 
     `squeezed`: whether this phase is a squeeze; it takes `long_s`, and is `age_s` old. `before` is the signal's mean
     excess above rest when it began. `low`: of all squeezes; `high`: of all that was seen at open; `seen`: how many
-    samples this phase has, and `back` whether it has come back.
+    samples this phase has, and `returned` how many of these since the signal came back.
     """
 
     detector: str
@@ -461,7 +473,7 @@ class Case(Struct, frozen=True):
     low: Mean = Mean()
     high: Mean = Mean()
     seen: int = 0
-    back: bool = False
+    returned: int = 0
     returns: int = 0
 
     @property
@@ -641,7 +653,7 @@ def _kept(scene: _Scene) -> bool:
 
 def _ended(scene: _Scene) -> bool:
     case = scene.case
-    return case is not None and not case.squeezed and not case.back and case.age_s >= _wait_s(scene, case)
+    return case is not None and not case.squeezed and not case.returned and case.age_s >= _wait_s(scene, case)
 
 
 def _lasts(scene: _Scene) -> bool:
@@ -808,7 +820,8 @@ class _Step:
 
     def _aged(self, case: Case) -> Case:
         case, reading = replace(case, age_s=case.age_s + self._seconds), self._readings.get(case.detector)
-        settle_s = self._phases(case.on, case.detector).settle_s
+        of = self._phases(case.on, case.detector)
+        settle_s = of.settle_s
         if case.squeezed or case.age_s <= settle_s:
             self._spent_s[case.on] = self._spent_s.get(case.on, 0.0) + self._seconds
         if reading is None or case.age_s < settle_s or (case.squeezed and case.age_s <= settle_s):
@@ -816,8 +829,11 @@ class _Step:
         excess = self._excess(case.detector)
         if case.squeezed:
             return replace(case, low=case.low.plus(excess), seen=case.seen + 1)
+        case = replace(case, seen=case.seen + 1)
         back = reading.value > reading.bar and excess >= self._settings.half_ratio * case.before
-        return replace(case, high=case.high.plus(excess), seen=case.seen + 1, back=back)
+        if back or case.returned:
+            return replace(case, high=case.high.plus(excess), returned=case.returned + 1)
+        return case if of.gradual else replace(case, high=case.high.plus(excess))
 
     def _accounted_for(self, resource: str, state: RungState) -> RungState:
         """Towards the floor while there is harm, and back when it is calm."""
@@ -929,8 +945,9 @@ class _Step:
     def _tested(self, held: Hold, signal: str, of: Phases, *, settled: bool) -> Hold:
         settings = self._settings
         if settled and signal in self._readings:
-            held = replace(held, seen=held.seen.plus(self._excess(signal)))
-        if held.age_s < held.long_s:
+            held = self._seen(held, self._excess(signal), of)
+        awaited = of.gradual and held.level <= 0.0 and held.age_s < held.long_s + of.return_s
+        if held.age_s < held.long_s or (awaited and held.returned * LOOK_S < of.settle_s):
             return held
         if not held.seen.samples:
             return self._rests(held)
@@ -941,6 +958,14 @@ class _Step:
             look_s = min(settings.longest_wait_s, 2.0 * held.look_s)
             return self._rests(held, innocent=0, returns=held.returns + 1, look_s=look_s)
         return self._rests(held, innocent=held.innocent + 1, deaf_s=settings.deaf_s, wait_s=settings.first_wait_s)
+
+    def _seen(self, held: Hold, excess: float, of: Phases) -> Hold:
+        """Where all is given back by and by, what is seen from when the harm has grown with the box."""
+        grown = held.returned or held.harm.value <= self._settings.half_ratio * excess
+        if held.level > 0.0 or not of.gradual or not grown:
+            return replace(held, seen=held.seen.plus(excess))
+        seen = held.seen if held.returned else Mean()
+        return replace(held, seen=seen.plus(excess), returned=held.returned + 1)
 
     def _relapsed(self, held: Hold, level: float, of: Phases) -> Hold:
         """Harm has come with this level."""
@@ -1057,10 +1082,14 @@ class _Step:
             return
         of = self._phases(case.on, case.detector)
         if case.squeezed and case.seen and case.age_s >= case.long_s:
-            self._case = replace(case, squeezed=False, age_s=0.0, long_s=self._random_s(of), seen=0, back=False)
-        elif not case.squeezed and case.back:
+            self._case = replace(case, squeezed=False, age_s=0.0, long_s=self._random_s(of), seen=0, returned=0)
+        elif not case.squeezed and case.returned and self._is_enough(case, of):
             returns = case.returns + 1
             self._case = replace(case, squeezed=True, age_s=0.0, long_s=self._random_s(of), seen=0, returns=returns)
+
+    def _is_enough(self, case: Case, of: Phases) -> bool:
+        """Whether enough looks say how high the signal has come back, or there is no more time for one."""
+        return case.returned >= (RETURN_LOOKS if of.gradual else 1) or case.age_s >= case.long_s + of.return_s
 
     def end_case(self) -> None:
         """When it has ended: what follows for its detector."""

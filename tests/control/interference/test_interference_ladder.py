@@ -525,6 +525,30 @@ def test_memory_is_judged_by_longer_phases_as_it_comes_back_slowly():
     assert node.path(MEMORY) == [TRIED, SQUEEZED]
 
 
+@pytest.mark.parametrize("own", [4.0, 8.0])
+def test_what_is_seen_before_the_box_has_filled_its_memory_again_does_not_acquit_it(own):
+    node = PageCache(up_s=30.0, down_s=8.0, own=own).run(200)
+    assert node.path(MEMORY)[:2] == [TRIED, SQUEEZED]
+    assert OPEN not in node.path(MEMORY)
+
+
+def test_harm_at_the_floor_of_memory_is_compared_with_that_of_a_box_that_has_filled_its_own():
+    """Online's pages are read again at a rate above the bar at the floor, and at thirty times that once it has."""
+    node = PageCache(up_s=24.0, down_s=6.0, own=18.0).run(300)
+    assert node.path(MEMORY) == [TRIED, SQUEEZED, CLOSED, EVICTING]
+
+
+@pytest.mark.parametrize("spike_at", range(4, 30))
+def test_spike_of_a_second_in_a_test_of_memory_does_not_convict(spike_at):
+    """Whenever it comes: what is seen after it counts, too."""
+    state = stand(SQUEEZED, MEMORY, held={"harm": Mean(120.0, 10), "harm_s": 5.0, "look_s": 5.0, "age_s": 6.0})
+    for look in range(1, 80):
+        value = 50.0 if look - spike_at in (0, 1) else 14.0
+        signals = Signals(100.0 + 0.5 * look, {"memory_pressure": reading(value)}, 3)
+        _, state = step(signals, state, BY_NAME, SETTINGS)
+    assert state.of(MEMORY).held is None or state.of(MEMORY).held.returns == 0
+
+
 def test_memory_that_the_box_does_not_take_again_in_time_is_given_back_with_no_verdict():
     node = PageCache(up_s=200.0, down_s=8.0).run(60)
     assert node.path(MEMORY) == [TRIED, OPEN]
