@@ -23,7 +23,7 @@ squeezed; that it comes back when the box does, and goes again, proves much:
     squeeze   clearly less than half is left: guilty. Clearly more: not the cause. Else another return and squeeze
 
     left      = mean of all squeezes / mean of all that was seen at open
-    guilty    left <= guilty_ratio - sure_ratio / n            after n returns, n >= 1
+    guilty    left <= guilty_ratio - sure_ratio / n            after n returns, n >= 1; 2 where one was late
     acquitted left >  guilty_ratio + doubt_ratio / (n + 1)
     after `most_returns`, `guilty_ratio` alone decides: half, and a little for what lags behind the squeeze
 
@@ -32,9 +32,10 @@ nor anybody who knows the law; likewise pauses, and waits for probes, end sooner
 `early_most_s`. What is seen in the first `settle_s` of a squeeze does not count. CPU and disks come back at once, and
 phases take 1 to 2 s. Memory comes back slowly: pages that online lost must be read again before the signal can fall, so
 that a squeeze takes 10 to 12 s, of which the first 5 do not count; and the box fills again what it gave back before the
-signal can rise, so that a return is waited for up to 20 s longer, and what is seen before it does not count. Where it
-does not come back within that, the box does no harm now, and an alarm to come opens a new case. A detector whose values
-come seconds apart has `slow_phase_s` to twice of that for a phase.
+signal can rise, so that a return is waited for up to 20 s longer, and what is seen before it does not count. Others may
+have brought one that is later than a phase. Where it does not come back within that, the box does no harm now, and an
+alarm to come opens a new case. A detector whose values come seconds apart has `slow_phase_s` to twice of that for a
+phase, and all that it shows in a return counts.
 
 One experiment runs at a time, and none for a detector that has convicted a resource, until harm at the floor of that
 was tested. It does not begin while another resource is on its way to the floor, probed, or tested, since nobody could
@@ -243,25 +244,25 @@ class LadderSettings(Struct, frozen=True):
 
 
 class Phases(Struct, frozen=True):
-    """How long phases of an experiment with a resource take for a detector, and probes; see `LadderResource`."""
+    """How long phases of an experiment with a resource take for a detector, and probes; see `LadderResource`.
+
+    `gradual`: a change shows by and by, so that what is seen before the signal has come back says nothing.
+    """
 
     shortest_s: float
     longest_s: float
     settle_s: float
     return_s: float
     probe_s: float
-
-    @property
-    def gradual(self) -> bool:
-        """What is given back shows by and by, and what is seen before says nothing."""
-        return self.return_s > self.longest_s
+    gradual: bool = False
 
 
 def phases(resource: LadderResource, detector: Detector | None, settings: LadderSettings) -> Phases:
     """Those of a detector whose values come seconds apart take longer, each of them for some of its values."""
     shortest_s, longest_s = resource.phase_s or 0.0, max(resource.phase_s or 0.0, resource.longest_phase_s)
     if detector is None or not detector.slow:
-        return Phases(shortest_s, longest_s, resource.settle_s, resource.return_s, resource.probe_s)
+        gradual = resource.return_s > longest_s
+        return Phases(shortest_s, longest_s, resource.settle_s, resource.return_s, resource.probe_s, gradual)
     slow_s = settings.slow_phase_s
     return Phases(
         max(slow_s, shortest_s),
@@ -460,7 +461,8 @@ class Case(Struct, frozen=True):
 
     `squeezed`: whether this phase is a squeeze; it takes `long_s`, and is `age_s` old. `before` is the signal's mean
     excess above rest when it began. `low`: of all squeezes; `high`: of all that was seen at open; `seen`: how many
-    samples this phase has, and `returned` how many of these since the signal came back.
+    samples this phase has, and `returned` how many of these since the signal came back. `late`: it has come back so
+    late that others may have brought it.
     """
 
     detector: str
@@ -475,6 +477,7 @@ class Case(Struct, frozen=True):
     seen: int = 0
     returned: int = 0
     returns: int = 0
+    late: bool = False
 
     @property
     def left(self) -> float:
@@ -637,7 +640,7 @@ def _wait_s(scene: _Scene, case: Case) -> float:
 
 def _guilty(scene: _Scene) -> bool:
     case, settings = scene.case, scene.settings
-    if case is None or not scene.squeezed or not case.returns:
+    if case is None or not scene.squeezed or case.returns < (2 if case.late else 1):
         return False
     margin = settings.sure_ratio / case.returns if case.returns < settings.most_returns else 0.0
     return case.left <= settings.guilty_ratio - margin
@@ -1084,8 +1087,9 @@ class _Step:
         if case.squeezed and case.seen and case.age_s >= case.long_s:
             self._case = replace(case, squeezed=False, age_s=0.0, long_s=self._random_s(of), seen=0, returned=0)
         elif not case.squeezed and case.returned and self._is_enough(case, of):
-            returns = case.returns + 1
-            self._case = replace(case, squeezed=True, age_s=0.0, long_s=self._random_s(of), seen=0, returns=returns)
+            late = case.late or (of.gradual and case.age_s > case.long_s)
+            case = replace(case, returns=case.returns + 1, late=late)
+            self._case = replace(case, squeezed=True, age_s=0.0, long_s=self._random_s(of), seen=0)
 
     def _is_enough(self, case: Case, of: Phases) -> bool:
         """Whether enough looks say how high the signal has come back, or there is no more time for one."""
@@ -1173,7 +1177,7 @@ class _Step:
                 self._ended = self._by_itself = True
             case When.EMERGENCY if scene.case is not None:
                 self._ended = True
-            case When.NO_HELP:
+            case When.NO_HELP if signal in self._detectors:
                 self._exonerated.append(signal)
                 self._pause(signal)
 
