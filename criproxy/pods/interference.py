@@ -31,7 +31,7 @@ from criproxy.control.interference.bystanders import UNUSED_RATIO
 from criproxy.control.interference.cpi import Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import DisksState
-from criproxy.control.interference.judge import Judge, JudgedLook, Look
+from criproxy.control.interference.judge import Accusers, Judge, JudgedLook, Look
 from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.responder import (
     DiskBound,
@@ -116,6 +116,7 @@ class InterferenceState(Struct, frozen=True):
     well: frozenset[str] = frozenset()
     eviction: EvictionState = EvictionState()
     feedback: Feedback | None = None
+    accusers: Accusers = Accusers()
 
 
 class InterferenceWatch(Shows, Struct, eq=False):
@@ -428,7 +429,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
 
     def checkpoint(self) -> InterferenceState:
         """What a restart should keep."""
-        responder, usual = self._judge.state()
+        responder, usual, accusers = self._judge.state()
         return InterferenceState(
             responder,
             self._moves,
@@ -437,6 +438,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
             self.services.well,
             self.eviction.checkpoint(),
             self.speeds.feedback,
+            accusers,
         )
 
     def wait_for_checkpoint(self, waits: bool) -> None:
@@ -446,7 +448,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
     def restore(self, state: InterferenceState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours: no restriction is lifted."""
         try:
-            self._judge.load(state.responder, state.cpi, shift_s)
+            self._judge.load(state.responder, state.cpi, state.accusers, shift_s)
         except ValueError as error:
             self.shared.log.warning("interference_starts_cold", lost=str(error))
         self._moves, self.disks.state = state.moves, state.disks

@@ -83,7 +83,8 @@ class CpiMeter:
     def __init__(self) -> None:
         self._usual: dict[str, Usual] = {}
         self._pods: dict[str, _PodCounts] = {}
-        self._accused = ""
+        self.accused = ""
+        """By uid; "": none is, yet."""
         self._now_s = -math.inf
         self._absent = ""
 
@@ -125,12 +126,12 @@ class CpiMeter:
         held = {uid: value for uid, pod in self._pods.items() if (value := self._held(pod)) is not None}
         if not held:
             return SignalValue(CPI, "sigma", gap=self._why_none())
-        self._accused = max(held, key=lambda uid: (held[uid], uid))
-        return self._of(self._pods[self._accused], held[self._accused])
+        self.accused = max(held, key=lambda uid: (held[uid], uid))
+        return self._of(self._pods[self.accused], held[self.accused])
 
     def of_accused(self, since_s: float | None = None) -> SignalValue:
         """Since then, or in the last window; both are on the clock of the readings."""
-        pod = self._pods.get(self._accused)
+        pod = self._pods.get(self.accused)
         if self._absent or pod is None:
             return self.at_rest() if self._absent else SignalValue(CPI, "sigma", gap="the pod that was slow has gone")
         value = self._deviation(pod, self._now_s - WINDOW_S if since_s is None else since_s, self._now_s)
@@ -168,8 +169,8 @@ class CpiMeter:
     def state(self) -> dict[str, Usual]:
         return dict(self._usual)
 
-    def load(self, usual: Mapping[str, Usual]) -> None:
-        self._usual = dict(usual)
+    def load(self, usual: Mapping[str, Usual], accused: str = "") -> None:
+        self._usual, self.accused = dict(usual), accused
 
 
 def _cpi(pod: _PodCounts, from_s: float, to_s: float) -> float | None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.bystanders import Bystanders, CpuSeen
 from criproxy.control.interference.cpi import CPI, CpiMeter, Usual
-from criproxy.control.interference.detectors import DETECTORS, IO, POD_PRESSURE, Detector, OnlineUse
+from criproxy.control.interference.detectors import DETECTORS, IO, POD, POD_PRESSURE, Detector, OnlineUse
 from criproxy.control.interference.disks import LARGE_RATIO
 from criproxy.control.interference.ladder import LadderDecision, LadderSettings, Rung
 from criproxy.control.interference.pod_waits import PodMeter
@@ -40,6 +40,7 @@ from criproxy.control.interference.service_checks import (
     exempt,
     in_a_case,
     recorded,
+    with_accuser,
     worst_of,
 )
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, pod_waits, values
@@ -87,6 +88,19 @@ class JudgedLook(Struct, frozen=True):
     innocent: bool = False
     calm_at_disks: bool = False
     innocent_of_io: bool = False
+
+
+class Accusers(Struct, frozen=True):
+    """The pods for whose harm a resource is tried, or was convicted, by uid; "": none.
+
+    `service`: by its own word. `waits`: it waits for CPU, and `bar` is that of its alarm, in %. `slow`: by its cycles
+    per instruction.
+    """
+
+    service: str = ""
+    waits: str = ""
+    bar: float = POD.threshold
+    slow: str = ""
 
 
 class Judge(Struct, eq=False):
@@ -217,7 +231,10 @@ class Judge(Struct, eq=False):
         bar, case = responder.bars()[name], responder.ladder.case
         counts_from_s = responder.trial_counts_from_s(name)
         self._services = recorded(signals, self._services, bar, bar - responder.detectors[name].hysteresis)
-        if counts_from_s is not None or (case is not None and case.detector == name):
+        is_tried = case is not None and case.detector == name
+        if responder.answers(name) and not is_tried:
+            self._services = with_accuser(signals, self._services)
+        if counts_from_s is not None or is_tried:
             word, self._services = in_a_case(signals, self._services, counts_from_s)
             yield word
         elif signals:
@@ -276,7 +293,8 @@ class Judge(Struct, eq=False):
     def forget(self) -> None:
         """No signal is known, nor what it was before."""
         self._before, self._found, self.asks_own_limits, self._cpu_seen_s = None, (), False, None
-        self._services = ServiceRecord()
+        if not self._responder.answers(SERVICE_CHECK):
+            self._services = ServiceRecord()
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
@@ -298,13 +316,20 @@ class Judge(Struct, eq=False):
         bars = self._responder.bars()
         return tuple(_status(one, bars[one.name]) for one in self._found if one.name in bars)
 
-    def state(self) -> tuple[ResponderState, dict[str, Usual]]:
+    def state(self) -> tuple[ResponderState, dict[str, Usual], Accusers]:
         """What a restart should keep."""
-        return self._responder.state(), self._cpi.state()
+        waits, bar = self._pods.accused
+        return (
+            self._responder.state(),
+            self._cpi.state(),
+            Accusers(self._services.accuser, waits, bar, self._cpi.accused),
+        )
 
-    def load(self, responder: ResponderState, usual: dict[str, Usual], shift_s: float) -> None:
+    def load(self, responder: ResponderState, usual: dict[str, Usual], accusers: Accusers, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours. Raises ValueError: see `Responder.load`."""
-        self._cpi.load(usual)
+        self._cpi.load(usual, accusers.slow)
+        self._pods.accused = accusers.waits, accusers.bar
+        self._services = ServiceRecord(accuser=accusers.service)
         self._responder.load(responder, shift_s)
 
 

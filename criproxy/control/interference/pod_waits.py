@@ -37,7 +37,8 @@ class PodMeter:
         self._alarms: dict[str, float] = {}
         self._unknown = 0.0
         """The worst, in % of its bar, of those that may have been stopped by a limit of their own."""
-        self._accused, self._bar = "", POD.threshold
+        self.accused = "", POD.threshold
+        """By uid, and its bar; "": none is, yet."""
         self._values: dict[str, float | None] = {}
 
     def take(
@@ -75,22 +76,23 @@ class PodMeter:
     def at_rest(self) -> SignalValue:
         """The worst pod of those that give an alarm becomes the accused."""
         if self._alarms:
-            self._accused = max(self._alarms, key=lambda uid: (self._alarms[uid], uid))
-            self._bar = self._monitors[self._accused].bar()
-            return self._shown(self._alarms[self._accused], self._accused)
+            accused = max(self._alarms, key=lambda uid: (self._alarms[uid], uid))
+            self.accused = accused, self._monitors[accused].bar()
+            return self._shown(self._alarms[accused], accused)
         if not self._known:
             return SignalValue(POD_PRESSURE, "%", 0.0, max(0.0, self._unknown))
         worst = max(self._known, key=lambda uid: (self._known[uid], uid))
         return self._shown(self._known[worst], worst)
 
     def of_accused(self) -> SignalValue:
-        if self._accused not in self._names:
+        accused, bar = self.accused
+        if accused not in self._names:
             return SignalValue(POD_PRESSURE, "%", gap="the pod that waited has gone")
-        value = self._values.get(self._accused, 0.0)
+        value = self._values.get(accused, 0.0)
         if value is None:
             why = "whether a limit of its own has stopped the pod is not known yet"
             return SignalValue(POD_PRESSURE, "%", most=self._unknown, gap=why)
-        return self._shown(100.0 * value / self._bar, self._accused)
+        return self._shown(100.0 * value / bar, accused)
 
     def _shown(self, value: float, uid: str) -> SignalValue:
         return SignalValue(POD_PRESSURE, "%", value, max(value, self._unknown), note=f"of {self._names[uid]}")
@@ -99,10 +101,11 @@ class PodMeter:
 
     def acquit(self, t_s: float) -> None:
         """The box is not the cause of what the accused waits for."""
-        if self._accused in self._monitors:
-            self._monitors[self._accused].acquit(t_s)
+        if (monitor := self._monitors.get(self.accused[0])) is not None:
+            monitor.acquit(t_s)
 
     def explain(self, t_s: float, excess: float) -> None:
         """Nor of an alarm of so much, in % of its bar."""
-        if self._accused in self._monitors:
-            self._monitors[self._accused].explain(t_s, excess * self._bar / 100.0)
+        accused, bar = self.accused
+        if accused in self._monitors:
+            self._monitors[accused].explain(t_s, excess * bar / 100.0)

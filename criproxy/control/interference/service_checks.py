@@ -30,7 +30,8 @@ of the others counts.
     a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was requested
                     since what the box has lost takes effect: an older one would acquit the box whatever the experiment
                     does. None: nothing is known
-    convicted       the worst, held or not
+    convicted       the worst, held or not; in a probe or a test the accuser's, as in an experiment. Where its pod has
+                    gone, the worst becomes the accuser
 
 A service that is unwell for a reason of its own, whatever the box does, must not outshout all others for as long as it
 is. So one whose word the box was found not to be the cause of is *exempt*: until it is within its threshold again, its
@@ -301,6 +302,14 @@ def worst_of(signals: Sequence[ServiceSignal], record: ServiceRecord) -> tuple[S
         return _all_exempt(signals), record
     worst = max(count, key=_percent)
     return _word_of(worst), replace(record, said_by=worst.pod.uid)
+
+
+def with_accuser(signals: Sequence[ServiceSignal], record: ServiceRecord) -> ServiceRecord:
+    """After a conviction: where the accuser is not among the services any more, the worst takes its place."""
+    count = _that_count(signals, record)
+    if not count or any(one.pod.uid == record.accuser for one in signals):
+        return record
+    return replace(record, accuser=max(count, key=_percent).pod.uid)
 
 
 def exempt(signals: Sequence[ServiceSignal], record: ServiceRecord, rest: float) -> ServiceRecord:

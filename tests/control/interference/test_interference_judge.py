@@ -1,0 +1,156 @@
+"""A look from reading to decision: whose harm it is that a resource was convicted of, and how long that is known."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from criproxy.control.interference.detectors import DETECTORS
+from criproxy.control.interference.judge import Judge, Look
+from criproxy.control.interference.ladder import (
+    ALL,
+    Hold,
+    HoldMode,
+    LadderSettings,
+    LadderState,
+    Mean,
+    Rung,
+    RungState,
+    Transition,
+)
+from criproxy.control.interference.responder import ResponderState
+from criproxy.control.interference.service_checks import ServiceSignal
+from criproxy.model import CPU, PodRef
+from criproxy.model.signals import CpuSpent, Missing, OwnLimits, PodStall, SignalReading, Stall
+
+SETTINGS = LadderSettings()
+NO_IO = frozenset({"io"})
+IDLE = Missing("not in this test")
+
+
+def restarted(judge: Judge) -> Judge:
+    """A new one, from what this one would leave."""
+    again = Judge(SETTINGS, seed=4)
+    again.load(*judge.state(), 0.0)
+    return again
+
+
+def emptied(judge: Judge) -> Judge:
+    """The same, after two looks at an empty box."""
+    for _ in range(2):
+        judge.forget()
+        judge.judge(Look(judge.responder.ladder.t_s or 0.0, 0))
+    return judge
+
+
+class Node:
+    """The box takes all of the CPU that it is left, which `harms` the first pod until it is `harmless`."""
+
+    def __init__(self) -> None:
+        self.judge, self.t_s, self.harmless = Judge(SETTINGS, seed=3), 1000.0, False
+        self.shares: Mapping[str, float] = {}
+        self.accuser, self.harmed_s = "", 0.0
+        self.transitions: list[Transition] = []
+
+    @property
+    def harms(self) -> bool:
+        return self.t_s > 1030.0 and self.shares.get(CPU, 1.0) > 0.6 and not self.harmless
+
+    def look(self) -> None:
+        self.t_s += self.judge.responder.look_s
+        judged = self.judge.judge(self.seen())
+        self.shares, self.accuser = judged.decision.shares, judged.accuser
+        self.transitions += judged.decision.transitions
+
+    def seen(self) -> Look:
+        raise NotImplementedError
+
+    def run(self, seconds: float) -> None:
+        end_s = self.t_s + seconds
+        while self.t_s < end_s:
+            self.look()
+
+    def convict(self) -> None:
+        while self.judge.responder.ladder.of(CPU).rung is not Rung.SQUEEZED:
+            self.look()
+
+    @property
+    def spent(self) -> CpuSpent:
+        return CpuSpent(self.t_s, 2 * self.t_s, self.t_s, 0.5 * self.t_s, 0.0, 16)
+
+
+class Service(Node):
+    """It says how it fares each five seconds, and each second while it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pod, self.percent, self.asked_s = "a", 20.0, self.t_s
+
+    def seen(self) -> Look:
+        if self.t_s - self.asked_s >= (1.0 if self.accuser == self.pod else 5.0):
+            self.asked_s, self.percent = self.t_s, 200.0 if self.harms else 20.0
+        word = ServiceSignal(PodRef(self.pod, "shop", f"web-{self.pod}"), self.percent, None, 3.0, self.asked_s)
+        reading = SignalReading(cpu_use=self.spent, disks=IDLE)
+        return Look(self.t_s, 3, reading, services=(word,), online={self.pod: "shop/web"}, unused=NO_IO)
+
+
+def same(judge: Judge) -> Judge:
+    return judge
+
+
+@pytest.mark.parametrize("between", [same, restarted, emptied])
+@pytest.mark.parametrize("pod", ["a", "b"], ids=["stays", "replaced"])
+def test_box_convicted_by_a_service_is_given_back_whatever_becomes_of_that(
+    pod: str, between: Callable[[Judge], Judge]
+) -> None:
+    node = Service()
+    node.convict()
+    node.run(20)
+    node.pod, node.percent, node.asked_s, node.harmless = pod, 20.0, node.t_s, True
+    node.judge = between(node.judge)
+    node.run(300)
+    assert node.judge.responder.ladder.of(CPU).rung is Rung.OPEN
+
+
+class Waiting(Node):
+    """One of many CPUs' pods waits, which pressure of all together does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s = 0.0
+
+    def seen(self) -> Look:
+        seconds = self.judge.responder.look_s
+        self.waited_s += (0.8 if self.harms else 0.02) * seconds
+        self.harmed_s += seconds if self.harms else 0.0
+        reading = SignalReading(
+            cpu=Stall(self.t_s, 0.01 * self.t_s),
+            cpu_use=self.spent,
+            own_limits=OwnLimits(self.t_s, {}, self.t_s),
+            pods={"a": PodStall("/kubepods/poda", Stall(self.t_s, self.waited_s))},
+            disks=IDLE,
+        )
+        return Look(self.t_s, 3, reading, online={"a": "shop/web"}, unused=NO_IO)
+
+
+def test_pod_by_whose_waiting_the_box_was_convicted_is_known_after_a_restart() -> None:
+    harmed = []
+    for between in (same, restarted):
+        node = Waiting()
+        node.convict()
+        node.run(200)
+        node.judge = between(node.judge)
+        node.run(600)
+        assert [one.after for one in node.transitions] == [Rung.TRIED, Rung.SQUEEZED]
+        harmed.append(node.harmed_s)
+    assert harmed[0] == harmed[1]
+
+
+def test_test_that_ends_after_its_detector_was_switched_off_gives_the_resource_back() -> None:
+    held = Hold(HoldMode.TEST, ALL, age_s=1.5, long_s=2.0, harm=Mean(40.0, 4), seen=Mean(20.0, 2), innocent=1)
+    state = LadderState(100.0, {CPU: RungState(Rung.SQUEEZED, "cpu_pressure", 0.0, held)})
+    judge = Judge(SETTINGS)
+    judge.responder.load(ResponderState({}, state))
+    judge.configure(SETTINGS, tuple(one for one in DETECTORS if one.name == "memory_shortage"))
+    decision = judge.judge(Look(100.5, 3)).decision
+    assert [(one.before, one.after) for one in decision.transitions] == [(Rung.SQUEEZED, Rung.OPEN)]
+    assert decision.exonerated == ()
