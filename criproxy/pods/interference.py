@@ -463,30 +463,33 @@ class InterferenceWatch(Shows, Struct, eq=False):
     def status(self) -> InterferenceStatus:
         now_s, budget = self.shared.clock.boottime_s(), self.settings.ladder.budget
         ladder, moves = self._judge.responder.ladder, self._moves
-        rungs = []
-        for resource in self.settings.ladder.resources:
-            last = next((one for one in reversed(moves) if one.transition.resource == resource.name), None)
-            rungs.append(
-                RungStatus(
-                    resource=resource.name,
-                    rung=ladder.of(resource.name).rung.value,
-                    since_s=None if last is None else last.wall_s,
-                    reason="" if last is None else last.transition.reason,
-                    share=self.seen.shares.get(resource.name),
-                    untried=self._untried(resource.name),
-                    probe_in_s=self._judge.responder.probe_in_s(resource.name),
-                )
-            )
         return InterferenceStatus(
             resting=self._resting,
             signals=self._judge.signals(),
-            rungs=tuple(rungs),
+            rungs=tuple(self._rung(one.name) for one in self.settings.ladder.resources),
             closed=self.closed,
             evictions=sum(now_s - one.t_s < budget.window_s for one in ladder.evictions),
             most=budget.most,
             moves=tuple(reversed(moves)),
             disks=self.disks.status(),
             kept=budget.most - budget.of(emergency=False),
+        )
+
+    def _rung(self, resource: str) -> RungStatus:
+        """While the limits are not ours, nothing is held, wherever the resource will stand when they are again."""
+        untried = self._untried(resource)
+        if not self.settings.acts:
+            return RungStatus(resource, Rung.OPEN, None, self._resting, None, untried)
+        responder = self._judge.responder
+        last = next((one for one in reversed(self._moves) if one.transition.resource == resource), None)
+        return RungStatus(
+            resource=resource,
+            rung=responder.ladder.of(resource).rung.value,
+            since_s=None if last is None else last.wall_s,
+            reason="" if last is None else last.transition.reason,
+            share=self.seen.shares.get(resource),
+            untried=untried,
+            probe_in_s=responder.probe_in_s(resource),
         )
 
     def problems(self) -> Iterator[str]:

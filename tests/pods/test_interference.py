@@ -14,7 +14,16 @@ from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.kernel_files import KernelFile
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.detectors import IO
-from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung, Transition
+from criproxy.control.interference.ladder import (
+    EvictionOrder,
+    Hold,
+    LadderSettings,
+    LadderState,
+    Rung,
+    RungState,
+    Transition,
+)
+from criproxy.control.interference.responder import ResponderState
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
 from criproxy.control.pod_speed import Feedback
@@ -766,6 +775,21 @@ def test_nothing_is_looked_at_nor_held_while_the_limits_are_not_ours() -> None:
 
     assert held
     assert (bench.node.seen.shares, bench.holds.closed, len(bench.node.readings)) == ({}, "", reads)
+
+
+def test_box_that_was_closed_when_colocation_was_switched_off_stands_open_meanwhile() -> None:
+    """Else the alert that online is harmed fires for as long as it is off."""
+    bench = Bench()
+    closed = LadderState(100.0, {CPU: RungState(Rung.CLOSED, "cpu_pressure", 0.0, Hold(wait_s=5.0), closings=1)})
+    bench.watch.restore(InterferenceState(ResponderState({}, closed)), 0.0)
+    (gauge,) = [one for one in bench.watch.GAUGES if one.name == "ladder_rung"]
+    before = gauge.read(bench.watch.now())
+    bench.watch.set_to(replace(ON, acts=False))
+    off, status = gauge.read(bench.watch.now()), bench.watch.status()
+    bench.watch.set_to(ON)
+
+    assert (before[CPU], off[CPU], gauge.read(bench.watch.now())[CPU]) == (3.0, 0.0, 3.0)
+    assert {one.reason for one in status.rungs} == {status.resting}
 
 
 def test_new_settings_keep_where_each_resource_stands() -> None:
