@@ -195,16 +195,20 @@ def _cpu(last: Stall, this: Stall, pair: Readings) -> _Of:
     if not own:
         return _Of(pressure.value, pressure.value)
     note = f"{min(own, pressure.value):.0f} of {pressure.value:.0f} % are explained by online's own limits"
-    left, (free, pod) = max(0.0, pressure.value - own), _free(pair)
+    left, (free, pod) = max(0.0, pressure.value - own), _free(pair, held)
     if free > left:
         note += f", but not {free:.0f} % of {pod}, which was not stopped by any"
     return _Of(max(left, min(pressure.value, free)), pressure.value, note=note)
 
 
 class _Throttled(Struct, frozen=True):
-    """By how much what `OwnLimits` counts has grown; `online_s` 0.0: not known."""
+    """For how long limits have stopped those cgroups, in s, that they stopped at all, by path.
 
-    of: Mapping[str, Throttling]
+    `widest_s`: the most that one cgroup of online's ran or was stopped; `online_s`: online's CPU time, 0.0: not known.
+    """
+
+    of: Mapping[str, float]
+    widest_s: float
     online_s: float
 
 
@@ -220,8 +224,13 @@ def _held(before: SignalReading | None, now: SignalReading) -> _Throttled | str:
     gone = [path for path, throttling in last.of.items() if throttling.throttled_s > 0.0 and path not in this.of]
     if gone:
         return f"{gone[0]}, which had been stopped by its own limit, has gone since the last reading"
-    of = {path: _grown(last.of.get(path), throttling) for path, throttling in this.of.items()}
-    return _Throttled(of, _online_s(last, this))
+    of, widest_s = dict[str, float](), 0.0
+    for path, throttling in this.of.items():
+        grown = _grown(last.of.get(path), throttling)
+        widest_s = max(widest_s, grown.throttled_s + (grown.usage_s or 0.0))
+        if grown.throttled_s > 0.0:
+            of[path] = grown.throttled_s
+    return _Throttled(of, widest_s, _online_s(last, this))
 
 
 def _online_s(last: OwnLimits, this: OwnLimits) -> float:
@@ -240,15 +249,12 @@ def _grown(last: Throttling | None, this: Throttling) -> Throttling:
 def _explained_ratio(held: _Throttled) -> float:
     """The share of time, at most, in which own limits let online wait: see the module."""
     stopped_s = _all_stopped_s(held.of)
-    if stopped_s <= 0.0:
-        return 0.0
-    widest_s = max(throttling.throttled_s + (throttling.usage_s or 0.0) for throttling in held.of.values())
-    return min(1.0, stopped_s / max(held.online_s, widest_s))
+    return min(1.0, stopped_s / max(held.online_s, held.widest_s)) if stopped_s > 0.0 else 0.0
 
 
-def _free(pair: Readings) -> tuple[float, str]:
+def _free(pair: Readings, held: _Throttled) -> tuple[float, str]:
     """The most that a pod waited which no limit has stopped, in %, and its path; (0.0, ""): there is none."""
-    waits = pod_waits(*pair).values()
+    waits = _waits(*pair, held).values()
     return max(((one.percent, one.path) for one in waits if one.stopped is False), default=(0.0, ""))
 
 
@@ -265,6 +271,10 @@ class PodWait(Struct, frozen=True):
 
 def pod_waits(before: SignalReading | None, now: SignalReading) -> Mapping[str, PodWait]:
     """Of each online pod of which two readings tell, by its uid."""
+    return _waits(before, now, _held(before, now))
+
+
+def _waits(before: SignalReading | None, now: SignalReading, held: _Throttled | str) -> Mapping[str, PodWait]:
     if before is None or isinstance(before.pods, Missing) or isinstance(now.pods, Missing):
         return {}
     last, this = before.run_queue, now.run_queue
@@ -278,21 +288,22 @@ def pod_waits(before: SignalReading | None, now: SignalReading) -> Mapping[str, 
             if old is not None and old.path == pod.path and old.cpu is not None and pod.cpu is not None
         }
         percents = {uid: value for uid, value in grown.items() if value is not None}
-    is_stopped = _stops(before, now)
+    is_stopped = None if isinstance(held, str) else _stops(held)
     return {
         uid: PodWait(path := now.pods[uid].path, percent, None if is_stopped is None else is_stopped(path))
         for uid, percent in percents.items()
     }
 
 
-def _stops(before: SignalReading, now: SignalReading) -> Callable[[str], bool] | None:
-    """Whether a limit stopped a cgroup, one in it, or one around it; None: not known."""
-    held = _held(before, now)
-    if isinstance(held, str):
-        return None
-    stopped = {path for path, throttling in held.of.items() if throttling.throttled_s > 0.0}
-    around = {above for path in stopped for above in _and_above(path)}
-    return lambda path: path in around or not stopped.isdisjoint(_and_above(path))
+def _stops(held: _Throttled) -> Callable[[str], bool]:
+    """Whether a limit stopped a cgroup, one in it, or one around it."""
+    around = set[str]()
+    for path in held.of:
+        above = path
+        while above not in ("", "/") and above not in around:
+            around.add(above)
+            above = above.rpartition("/")[0]
+    return lambda path: path in around or any(above in held.of for above in _and_above(path))
 
 
 def _waits_of_threads(last: RunQueue, this: RunQueue, pods: Mapping[str, str]) -> dict[str, float]:
@@ -318,11 +329,11 @@ def _and_above(path: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _all_stopped_s(of: Mapping[str, Throttling]) -> float:
+def _all_stopped_s(of: Mapping[str, float]) -> float:
     """The sum over separate cgroups; of one and those below it, the larger counts."""
     below_s: dict[str, float] = {}
     for path in sorted(of, key=lambda path: path.count("/"), reverse=True):
-        stopped_s = max(of[path].throttled_s, below_s.pop(path, 0.0))
+        stopped_s = max(of[path], below_s.pop(path, 0.0))
         parent = path.rpartition("/")[0]
         below_s[parent] = below_s.get(parent, 0.0) + stopped_s
     return sum(below_s.values())
@@ -362,8 +373,7 @@ def _threads(last: Mapping[int, ThreadTimes], this: Mapping[int, ThreadTimes], m
 
 def _stopped_s(cgroup: str, held: _Throttled) -> float:
     """For how long, at most, a thread of this cgroup waited for a limit of it, or of one above it."""
-    above = (throttling.throttled_s for path, throttling in held.of.items() if f"{cgroup}/".startswith(f"{path}/"))
-    return max(above, default=0.0)
+    return max((held.of[path] for path in _and_above(cgroup) if path in held.of), default=0.0)
 
 
 # --- pressure of memory and IO ---------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Signals as arithmetic: tables of two readings each, and what holds for all of them."""
 
+import cProfile
 import math
 
 import pytest
@@ -7,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criproxy.control.interference.signals import CPU_SIGNALS, LEAST_WANTED_S, SignalValue, observed, values
+from criproxy.control.interference.signals import (
+    CPU_SIGNALS,
+    LEAST_WANTED_S,
+    SignalValue,
+    observed,
+    pod_waits,
+    values,
+)
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model.signals import (
     DiskCounters,
@@ -447,3 +455,20 @@ def test_cpu_pressure_of_limits_alone_is_never_harm(cpus, seconds) -> None:
     now = cpu(seconds, some_s, own(seconds, {POD: (sum(stopped_s), sum(ran_s))}, sum(ran_s)))
 
     assert signal("cpu_pressure", before, now).value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_look_at_many_cgroups_of_onlines_takes_each_a_few_times_however_many_threads_are_sampled() -> None:
+    """It is on the event loop, where kubelet's calls wait for it."""
+    paths = [f"/kubepods/burstable/pod{number // 16}/{number}" for number in range(1024)]
+
+    def read(t_s: float) -> SignalReading:
+        return SignalReading(
+            run_queue=RunQueue(t_s, {at: ThreadTimes(paths[at], 0.3 * t_s, 0.4 * t_s) for at in range(64)}),
+            own_limits=OwnLimits(t_s, {path: Throttling(0.001 * t_s) for path in paths}),
+            pods={path: PodStall(path.rpartition("/")[0]) for path in paths[::16]},
+        )
+
+    before, now, profile = read(10.0), read(11.0), cProfile.Profile()
+    profile.runcall(lambda: (values(before, now, HARD), pod_waits(before, now)))
+    calls = sum(one.callcount for one in profile.getstats())
+    assert calls < 20 * len(paths)
