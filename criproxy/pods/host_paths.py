@@ -16,6 +16,7 @@ Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /pr
 """
 
 import asyncio
+import errno
 import os
 import posixpath
 from bisect import bisect_right
@@ -40,6 +41,9 @@ _MOST_READERS: Final = 16
 
 _MOST_LINKS: Final = 40
 """On one path. Source: path_resolution(7)."""
+
+_NO_LINK: Final = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR)
+"""What readlink says of a path that is no link, or not there. Source: readlink(2)."""
 
 _LONGEST: Final = 4096
 """Characters of a path. Source: limits.h, PATH_MAX."""
@@ -285,7 +289,10 @@ class HostPaths(Shows):
 
 def resolved(path: str, look_at: Callable[[str], None]) -> str:
     """Where an absolute path leads to, past symbolic links, whether it exists or not. `look_at` is called before each
-    part is looked at, which may take for ever. A link that leads nowhere, or in a circle, is its own end.
+    part is looked at, which may take for ever. A link that leads nowhere is its own end.
+
+    Raises OSError where a part can't be looked at, or more than 40 links are on the way: runtimes may follow more than
+    the kernel does, and the kernel gets to parts whose whole name is too long for it.
     """
     rest, found, links = path.split("/")[::-1], "/", 0
     while rest:
@@ -297,18 +304,27 @@ def resolved(path: str, look_at: Callable[[str], None]) -> str:
             continue
         part = posixpath.join(found, name)
         look_at(part)
-        try:
-            target = os.readlink(part) if links < _MOST_LINKS else ""
-        except OSError:  # it is no link, or not there
-            target = ""
+        target = _target(part)
         if not target:
             found = part
             continue
         links += 1
+        if links > _MOST_LINKS:
+            raise OSError(f"more than {_MOST_LINKS} symbolic links are on the way of {path[:SHOWN]}")
         rest += target.split("/")[::-1]
         if target.startswith("/"):
             found = "/"
     return found
+
+
+def _target(path: str) -> str:
+    """Of the symbolic link there; "": it is none, or nothing is there. Raises OSError."""
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise OSError(f"{path[:SHOWN]}: {error.strerror}") from error
+        return ""
 
 
 def _mount_of(path: str, points: Mapping[str, MountPoint]) -> MountPoint:
