@@ -69,7 +69,10 @@ def astray(cgroups: str, box: str) -> str:
     return words.encode(errors="surrogateescape").decode(errors="backslashreplace")  # a path may be no UTF-8
 
 
-_MOST_BYTES: Final = 64 * 1024
+_AT_ONCE_BYTES: Final = 64 * 1024
+
+_DEEPEST: Final = 33
+"""Namespaces of process ids: the node's, and 32 below each other. Source: pid_namespaces(7)."""
 
 
 class Stray(Struct, frozen=True):
@@ -143,9 +146,12 @@ def _processes(proc: Path) -> dict[int, _SeenProcess]:
 
 
 def _depth(proc: Path, pid: int) -> int:
-    """In how many namespaces of process ids it has a number; 0: it has ended."""
-    lines = _read(proc, str(pid), "status").split(b"\n")
-    return next((len(line.split()) - 1 for line in lines if line.startswith(b"NSpid:")), 0)
+    """In how many namespaces of process ids it has a number; 0: it has ended. One that does not show it is deepest."""
+    status = _read(proc, str(pid), "status")
+    _, shown, rest = status.partition(b"\nNSpid:")
+    if not shown:
+        return _DEEPEST if status else 0
+    return len(rest.partition(b"\n")[0].split())
 
 
 def cgroups_of(proc: Path, pid: int) -> str:
@@ -187,7 +193,11 @@ def _read(proc: Path, pid: str, name: str) -> bytes:
     try:
         fd = os.open(f"{proc}/{pid}/{name}", os.O_RDONLY)
         try:
-            return os.read(fd, _MOST_BYTES)
+            data = part = os.read(fd, _AT_ONCE_BYTES)
+            while len(part) == _AT_ONCE_BYTES:  # a process of many groups has a status of up to 720 KB
+                part = os.read(fd, _AT_ONCE_BYTES)
+                data += part
+            return data
         finally:
             os.close(fd)
     except (FileNotFoundError, ProcessLookupError):

@@ -61,6 +61,22 @@ def test_what_the_runtime_started_in_the_container_is_found_below_the_shim(proc:
     assert proc.found() == [(110, "/kubepods/pod2"), (111, "/kubepods/pod2")]
 
 
+def test_process_of_the_most_groups_is_as_deep_as_it_is(proc: Proc) -> None:
+    """Its groups come before its numbers in the namespaces. Source: limits.h, NGROUPS_MAX."""
+    groups = " ".join(str(4294901760 + number) for number in range(65_536))
+    for pid, depth in ((110, 2), (112, 1)):
+        proc.add(pid, 50, "exec", depth=depth, cgroups=OUT)
+        status = proc.root / str(pid) / "status"
+        status.write_text(status.read_text().replace("NSpid", f"Groups:\t{groups} \nNSpid"))
+    assert proc.found() == [(110, "/kubepods/pod2")]
+
+
+def test_process_whose_depth_is_not_shown_is_deeper(proc: Proc) -> None:
+    proc.add(110, 50, "exec", cgroups=OUT)
+    (proc.root / "110" / "status").write_text("Name:\texec\n")
+    assert proc.found() == [(110, "/kubepods/pod2")]
+
+
 def test_others_processes_are_nobodys_strays(proc: Proc) -> None:
     proc.add(60, 1, "containerd-shim", depth=1, cgroups="0::/system.slice\n")
     proc.add(200, 60, "online", cgroups=OUT)
