@@ -30,7 +30,7 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from criproxy.hooks.offline import Rule
-from criproxy.model import Adjustment, Operation, Pod, PodRequest, Security, Target
+from criproxy.model import EVERY, Adjustment, Operation, Pod, PodRequest, Security, Target
 from criproxy.vocabulary import unboundable
 from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, MOST_CAPABILITIES, first_related, plain
 
@@ -147,10 +147,17 @@ class HardeningHook(Struct, frozen=True):
 
 
 def _cache_classes(request: PodRequest) -> Iterator[str]:
-    """The annotations of the pod's that choose one for this sandbox or container."""
+    """The annotations of the pod's that choose one for this sandbox or container; see `Adjustment.key`.
+
+    From a sandbox, those of all containers are taken: CRI-O keeps its annotations, and goes by them. Source: CRI-O,
+    server/container_create.go, rdt.ContainerClassFromAnnotations.
+    """
+    containers = f"{CACHE_CLASS}container."
     keys = [f"{CACHE_CLASS}pod"]
     if request.operation is Operation.CREATE_CONTAINER:
-        keys.append(f"{CACHE_CLASS}container.{request.container}")
+        keys.append(f"{containers}{request.container}")
     elif request.target is not Target.SANDBOX:  # of a pod that is restored, the sandbox's part has them
         return
+    elif any(one.startswith(containers) for one in request.annotations):
+        yield f"{containers}{EVERY}"
     yield from (key for key in keys if key in request.annotations)

@@ -172,12 +172,17 @@ class PodRequest(Struct, frozen=True):
         return {} if self.pod is None else self.pod.annotations
 
 
+EVERY: Final = "*"
+"""At the end of an adjustment's key: all entries that begin with what is before."""
+
+
 class Adjustment(Struct, frozen=True):
     """One field to set (or, with None, to clear) and why.
 
     `field` is the CRI field's name: `cgroup_parent`, `annotations`, `drop_capabilities` (one is added to them),
     `add_capabilities` (all of them, with commas), `seccomp`, `proc_mount` (Kubernetes' name for the masks of /proc), or
-    one of LinuxContainerResources. `key` is the entry of a map field (`annotations`, `unified`).
+    one of LinuxContainerResources. `key` is the entry of a map field (`annotations`, `unified`); where annotations are
+    cleared, it may end with `EVERY`.
     """
 
     field: str

@@ -87,7 +87,7 @@ def test_container_that_sees_all_of_proc_gets_the_default() -> None:
 
 
 def chosen(hardening: Hardening, request: PodRequest) -> set[str]:
-    """The annotations that choose a class of the cache's, of those that are taken away."""
+    """The annotations that choose a class of the cache's, of those that are taken away; `*`: all that begin so."""
     keys = ("pod", "container.main", "container.other", "podx")
     annotations = {f"rdt.resources.beta.kubernetes.io/{key}": "Guaranteed" for key in keys} | {"other": "1"}
     asking = replace(request, pod=replace(POD, annotations=annotations))
@@ -99,7 +99,9 @@ def chosen(hardening: Hardening, request: PodRequest) -> set[str]:
 def test_class_of_the_cache_is_not_an_author_s_to_choose() -> None:
     sandbox = replace(CONTAINER, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX, container="")
     assert chosen(Hardening(), CONTAINER) == {"pod", "container.main"}
-    assert chosen(Hardening(), sandbox) == {"pod"}
+    assert chosen(Hardening(), sandbox) == {"pod", "container.*"}
+    assert chosen(Hardening(), replace(sandbox, operation=Operation.RESTORE_POD)) == {"pod", "container.*"}
+    assert chosen(OPEN, sandbox) == set()
     assert chosen(Hardening(), replace(CONTAINER, operation=Operation.RESTORE_POD)) == set()
     assert chosen(OPEN, CONTAINER) == set()
 

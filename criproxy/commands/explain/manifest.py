@@ -9,7 +9,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from criproxy.model import Adjustment, Operation, Pod, PodRef, Resources, Security, Target
+from criproxy.model import EVERY, Adjustment, Operation, Pod, PodRef, Resources, Security, Target
 from criproxy.vocabulary.manifests import UnreadableManifestError, called, documents, flattened, makes_pods, pod_of
 
 PLACEHOLDER_UID: Final = "UID"
@@ -157,7 +157,10 @@ class ManifestPart(Struct, frozen=True):
     def apply(self, adjustment: Adjustment) -> str | int | None:
         """The value before, as far as the manifest says it."""
         if adjustment.field == "annotations":
-            return self.pod.annotations.get(adjustment.key)
+            begins, every, _ = adjustment.key.partition(EVERY)
+            its = self.pod.annotations
+            first = next((key for key in its if key.startswith(begins)), "") if every else adjustment.key
+            return its.get(first)
         match adjustment.field:
             case "drop_capabilities":
                 return None

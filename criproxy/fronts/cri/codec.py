@@ -19,6 +19,7 @@ from msgspec import Struct
 from criproxy.fronts.cri import messages as cri
 from criproxy.hooks.hardening import MASKED_PATHS, READONLY_PATHS
 from criproxy.model import (
+    EVERY,
     NO_LIMIT_BYTES,
     PLACEMENT_ANNOTATION,
     Adjustment,
@@ -471,9 +472,13 @@ def _set_seccomp(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSe
 
 
 def _set_entry(entries: MutableSequence[cri.StringEntry], adjustment: Adjustment) -> str | None:
-    """Set or drop one key of a map; the order of the others stays, and so do their bytes."""
+    """Set or drop one key of a map, or drop all that begin so; the order of the others stays, and so do their bytes."""
     key = wire(adjustment.key)
-    old = [index for index, entry in enumerate(entries) if entry.key == key]
+    if adjustment.key.endswith(EVERY):
+        begins = wire(adjustment.key.removesuffix(EVERY))
+        old = [index for index, entry in enumerate(entries) if entry.key.startswith(begins)]
+    else:
+        old = [index for index, entry in enumerate(entries) if entry.key == key]
     value = text(entries[old[-1]].value) if old else None
     for index in reversed(old):
         del entries[index]

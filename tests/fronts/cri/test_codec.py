@@ -279,6 +279,18 @@ def test_class_of_the_cache_is_taken_from_the_sandbox_s_annotations() -> None:
     assert not [one for one in whole.CreateContainerRequest.FromString(data).sandbox_config.annotations if "rdt" in one]
 
 
+@pytest.mark.parametrize("operation", [Operation.RUN_POD_SANDBOX, Operation.RESTORE_POD])
+def test_classes_of_all_containers_are_taken_from_the_sandbox_that_the_runtime_keeps(operation: Operation) -> None:
+    """CRI-O goes by what it kept of the sandbox's annotations, not by those of CreateContainer."""
+    classes = {f"{CACHE_CLASS}container.{number}": "a" for number in range(5_000)}
+    config = whole.PodSandboxConfig(annotations={f"{CACHE_CLASS}pod": "a", "x": "y"} | classes)
+    kind = getattr(whole, f"{operation}Request")
+    data, audit = rewrite(operation, kind(config=config).SerializeToString())
+    assert "x" in kind.FromString(data).config.annotations
+    assert not [one for one in kind.FromString(data).config.annotations if "rdt" in one]
+    assert len(audit) < 20, "a line of the log has not as many entries as an author likes"
+
+
 def test_ports_of_the_node_are_read() -> None:
     config = whole.PodSandboxConfig(port_mappings=[{"container_port": 80}, {"container_port": 1, "host_port": 22}])
     data = whole.RunPodSandboxRequest(config=config).SerializeToString()
