@@ -33,6 +33,8 @@ WORDS: Final = {
     "nri_missed": "Offline pods that started, and containers of such pods that were made outside the box, while NRI "
     "did not call criproxy; a pod's next container is made in the box.",
     "nri_not_listed": "The runtime's CRI did not list its pods when NRI was there; it is asked again once it is ready.",
+    "nri_not_passed_on": "What there is to know of the connection to the runtime's NRI is too long for a message: "
+    "the new process registers anew.",
     "nri_call_failed": "A call of NRI failed by a fault of criproxy's own: an online pod's went on as it came.",
     "nri_handed_over": "The launcher, which the runtime has started, has handed its connection over.",
     "launcher_cannot_come": "The socket for the launcher could not be had: the runtime's own is dialled.",

@@ -1,6 +1,6 @@
 """What the old and the new process say to each other, and how: JSON, a line each, over a socket of their own.
 
-The two may be of different versions: a message that is not understood is ignored.
+The two may be of different versions: a message that is not understood, or is too long, is ignored.
 """
 
 import asyncio
@@ -146,6 +146,9 @@ _DECODER: Final = msgspec.json.Decoder(Message)
 MOST_BYTES: Final = 16 << 20
 """Of a message: where the ladder stands has the names of pods and their owners."""
 
+MOST_STATE_BYTES: Final = MOST_BYTES - 1024
+"""Of a state in a message, which has some words around it."""
+
 
 class Channel(msgspec.Struct):
     """One end, made by `open`."""
@@ -167,8 +170,10 @@ class Channel(msgspec.Struct):
         while True:
             try:
                 line = await self.reader.readline()
-            except (OSError, ValueError):
+            except OSError:
                 return None
+            except ValueError:  # too long: what is left of the line is no message
+                continue
             if not line.endswith(b"\n"):
                 return None
             with contextlib.suppress(msgspec.MsgspecError):

@@ -23,7 +23,16 @@ from criproxy.daemon.checkpoint import GoesOn, Remembered
 from criproxy.daemon.lifecycle import ActiveParts, Tasks, Watchdog
 from criproxy.daemon.reload import Reload
 from criproxy.daemon.upgrade.admission import Admissions, Remote
-from criproxy.daemon.upgrade.channel import HeldMessage, LadderMessage, Learned, Main, NriMessage, Ready, Take
+from criproxy.daemon.upgrade.channel import (
+    MOST_STATE_BYTES,
+    HeldMessage,
+    LadderMessage,
+    Learned,
+    Main,
+    NriMessage,
+    Ready,
+    Take,
+)
 from criproxy.daemon.upgrade.predecessor import NRI_EVENTS, NriSocket, Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, HandOverRefusedError, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
@@ -266,7 +275,7 @@ class Upgrades(Struct):
         self.log.info("upgraded", to_pid=successor.pid, pid=os.getpid())
         answers = self.tasks.spawn(remote.run())
         if self.nri is not None and successor.takes_nri:
-            self.nri.pass_on = partial(_pass_nri, successor)
+            self.nri.pass_on = partial(_pass_nri, successor, self.log)
         finished = asyncio.create_task(self._finished())
         await self.tasks.race(finished)
         self.log.info("retired", calls_finished=finished.done())
@@ -279,6 +288,12 @@ class Upgrades(Struct):
             await self.predecessor.gone.wait()
 
 
-def _pass_nri(successor: Successor, connection: NriSocket, state: bytes) -> None:
+def _pass_nri(
+    successor: Successor, log: structlog.typing.FilteringBoundLogger, connection: NriSocket, state: bytes
+) -> None:
+    """One whose state is too long for a message is not passed on: the new process dials the runtime."""
+    if len(state) > MOST_STATE_BYTES:
+        log.warning("nri_not_passed_on", state_bytes=len(state), most_bytes=MOST_STATE_BYTES)
+        connection, state = None, b"null"
     successor.give([connection] if connection is not None else [])
     successor.channel.send(NriMessage(msgspec.Raw(state)))

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.control.interference.victim import OWNERS
 from criproxy.fronts.cri.interception import code_of
 from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import codec
@@ -41,7 +42,21 @@ from criproxy.pods.admission import kubelets_place
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import Made, Placing, PlacingOutcome, Proceed, RefusedCall
 from criproxy.pods.runtime import ListedSandbox
-from criproxy.vocabulary.names import PLUGIN, REQUIRED_PLUGINS
+from criproxy.vocabulary.names import (
+    EVICTION_ENABLED,
+    EVICTION_PRIORITY,
+    EXTENDED_SPEC,
+    KEEP_REQUESTS,
+    KOORDINATOR_CLASS,
+    KOORDINATOR_PRIORITY,
+    MOST_RECORDED,
+    NOTICE_SECONDS,
+    PLUGIN,
+    PRIORITY,
+    REQUIRED_PLUGINS,
+    RESOURCES,
+    TIER,
+)
 
 _EVENTS: Final[Mapping[str, int]] = {
     "RunPodSandbox": 1,
@@ -78,6 +93,15 @@ _OPERATIONS: Final = {
     "UpdateContainer": Operation.UPDATE_CONTAINER_RESOURCES,
     "UpdatePodSandbox": Operation.UPDATE_POD_SANDBOX_RESOURCES,
 }
+_READ: Final = frozenset(
+    (
+        *(RESOURCES, EXTENDED_SPEC, KEEP_REQUESTS, NOTICE_SECONDS, TIER, KOORDINATOR_CLASS),
+        *(PRIORITY, KOORDINATOR_PRIORITY, EVICTION_ENABLED, EVICTION_PRIORITY, *OWNERS),
+    )
+)
+"""What is read of the labels and annotations of a pod in the box, beside what rules read: `inventory.described`, and who
+goes first."""
+
 _UPDATES: Final = ("UpdatePodSandbox", "UpdateContainer")
 
 _NOTHING: Final = b""
@@ -393,14 +417,24 @@ class NriPlugin(Struct, eq=False):
         return f"{'' if known is None else known.pod}, container {codec.text(container.name)}"
 
     def memory(self) -> PluginMemory:
-        inventory = self.placing.inventory
+        inventory, settings = self.placing.inventory, self.placing.settings
         places = {one.id: one.placement for one in inventory.placed if one.placement is not None}
+        rules = (*settings.admission.rules.every, *settings.hardening.allow)
+        read = _READ | {rule.key for rule in rules}
         return PluginMemory(
             self.runtime,
             self.asks_resizes,
             inventory.ids,
             tuple(self._heard),
-            tuple(replace(one, placement=places[one.id]) for one in inventory.marked),
+            tuple(
+                replace(
+                    one,
+                    placement=places[one.id],
+                    labels=_cut(one.labels, read),
+                    annotations=_cut(one.annotations, read),
+                )
+                for one in inventory.marked
+            ),
             tuple(self._told),
             self.missed,
             self.required,
@@ -472,6 +506,11 @@ def _requires_us(annotations: Mapping[str, str]) -> bool:
     for_all = annotations.get(f"{REQUIRED_PLUGINS}/pod", annotations.get(REQUIRED_PLUGINS, ""))
     own = [text for key, text in annotations.items() if key.startswith(f"{REQUIRED_PLUGINS}/container.")]
     return all(PLUGIN in re.findall(r"[\w-]+", text) for text in (for_all, *own))
+
+
+def _cut(texts: Mapping[str, str], keys: frozenset[str]) -> dict[str, str]:
+    """Of a pod's labels or annotations, those that are read, as far as they are: the others may be of any length."""
+    return {key: texts[key][: MOST_RECORDED + 1] for key in keys if key in texts}
 
 
 def _version(said: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from criproxy.control.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets
 from criproxy.control.predictor import make_predictor
 from criproxy.control.series import PredictorSettings, PredictorState
 from criproxy.daemon.upgrade.channel import (
+    MOST_BYTES,
     AdmitMessage,
     Changed,
     Channel,
@@ -85,6 +86,16 @@ def test_what_is_not_understood_is_ignored(junk: bytes) -> None:
         one.sendall(junk + b'{"type":"main"}\n')
         with one:
             return await receiving.receive()
+
+    assert asyncio.run(talk()) == Main()
+
+
+def test_message_that_is_too_long_is_skipped() -> None:
+    async def talk() -> Message | None:
+        one, other = await pair()
+        one.send(Declined("x" * MOST_BYTES))
+        one.send(Main())
+        return await other.receive()
 
     assert asyncio.run(talk()) == Main()
 

@@ -1,6 +1,7 @@
 """What a hand-over does of the daemon's parts, whatever fails of it."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,14 @@ from criproxy.control.interference.responder import ResponderState
 from criproxy.daemon.checkpoint import Remembered
 from criproxy.daemon.lifecycle import Tasks
 from criproxy.daemon.upgrade import upgrades
-from criproxy.daemon.upgrade.channel import HeldMessage, KubernetesMemory, LadderMessage, Take
+from criproxy.daemon.upgrade.channel import (
+    MOST_BYTES,
+    HeldMessage,
+    KubernetesMemory,
+    LadderMessage,
+    NriMessage,
+    Take,
+)
 from criproxy.daemon.upgrade.successor import HandOverRefusedError, UpgradeError
 from criproxy.daemon.upgrade.upgrades import Upgrades
 from criproxy.fronts.socket import SocketError
@@ -241,6 +249,29 @@ def test_who_is_asked_until_the_connection_has_been_passed_on_judges_on(by_nri: 
 
     asyncio.run(play())
     assert judges == [by_nri]
+
+
+@pytest.mark.parametrize(
+    ("state", "passed", "sent"),
+    [
+        pytest.param(b'{"by":"socket"}', 1, b'{"by":"socket"}', id="short"),
+        pytest.param(b'"' + b"x" * MOST_BYTES + b'"', 0, b"null", id="too-long"),
+    ],
+)
+def test_connection_whose_state_is_too_long_for_a_message_is_dialled_anew(
+    state: bytes, passed: int, sent: bytes
+) -> None:
+    """The new process would wait for it in vain, or take the old one for gone."""
+    given: list[int] = []
+    messages: list[NriMessage] = []
+    log = FakeLog()
+    successor: Any = SimpleNamespace(
+        give=lambda sockets: given.append(len(sockets)), channel=SimpleNamespace(send=messages.append)
+    )
+    with socket.socket() as connection:
+        upgrades._pass_nri(successor, log, connection, state)
+    assert (given, bytes(messages[0].state)) == ([passed], sent)
+    assert log.names() == ([] if passed else ["nri_not_passed_on"])
 
 
 @pytest.mark.parametrize("error", [CgroupError("cpu.max: no answer"), StuckError("a write hangs")])

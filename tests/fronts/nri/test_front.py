@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -17,11 +18,23 @@ from structlog.testing import capture_logs
 from criproxy.concurrency.clock import Clock
 from criproxy.fronts.nri import front as front_module
 from criproxy.fronts.nri import messages as nri
-from criproxy.fronts.nri.front import NriFront
+from criproxy.fronts.nri.front import NriFront, PassedOn
 from criproxy.fronts.nri.handed import NAME
 from criproxy.fronts.nri.plugin import RuntimeSeen
 from criproxy.model.modes import Mode
-from tests.fakes.nri import BOXED, KUBELET, ONLINE, AsyncNri, AsyncPlugins, call, container, event, registered, sandbox
+from tests.fakes.nri import (
+    BOXED,
+    KUBELET,
+    OFFLINE,
+    ONLINE,
+    AsyncNri,
+    AsyncPlugins,
+    call,
+    container,
+    event,
+    registered,
+    sandbox,
+)
 from tests.fakes.part import node_settings
 from tests.fakes.waiting import until
 from tests.fronts.nri.test_plugin import PluginBench
@@ -445,6 +458,24 @@ async def test_connection_goes_on_in_another_process_with_what_it_knows(tmp_path
         assert (shown.connected, shown.by, shown.runtime, new.listed) == (True, "socket", "containerd 2.4", 1)
         assert not old.front.connected
         assert new.bench.inventory.places_known
+
+
+async def test_state_that_is_passed_on_has_of_pods_texts_what_is_read(tmp_path: Path) -> None:
+    """However much pods have of others."""
+    read = {"colocation.criproxy.io/notice-seconds": "30", "colocation.criproxy.io/priority": "-7"}
+    others = {"note": "\x01" * (128 * 1024)}
+    async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
+        runtime, states = await old.registered(), list[bytes]()
+        for number in range(11):
+            started = sandbox(f"s{number}", annotations=read | others, labels=OFFLINE | {"job-name": "a"})
+            await runtime.ask(1 + 2 * number, "RunPodSandbox", event(started))
+        old.front.pass_on = lambda connection, state: states.append(state)
+        await old.front.drain(5)
+        assert 0 < len(states[0]) < 64 * 1024
+        new.front.plugin.recall(msgspec.json.decode(states[0], type=PassedOn).plugin)
+        (one,) = (one for one in new.bench.inventory.marked if one.id == "s1")
+        assert (one.annotations, one.labels["job-name"]) == (read, "a")
+        assert new.bench.inventory.notice_s("s1") == 30
 
 
 async def test_call_that_is_under_way_is_answered_by_the_old_process_and_the_next_by_the_new(tmp_path: Path) -> None:
