@@ -181,21 +181,27 @@ class Inventory(Struct, eq=False):
 
     @property
     def marked(self) -> tuple[ListedSandbox, ...]:
-        """The sandboxes in the box with their pods' labels and annotations, as of their start or the last listing."""
-        return tuple([self._listed[one.id] for one in self.placed if one.id in self._listed])
+        """The sandboxes in the box with their pods' labels and annotations, as of their start or the last listing.
+
+        Safe as `placed` is.
+        """
+        found = [self._listed.get(one.id) for one in self.placed]
+        return tuple([one for one in found if one is not None])
 
     @property
     def outside(self) -> Mapping[str, Pod]:
         """All pods, online ones too, that run outside the box, by sandbox id, as of their start or the last listing.
 
-        The same object until something has changed. The pods' cgroup_parent is not known.
+        The same object until something has changed. The pods' cgroup_parent is not known. Safe as `placed` is.
         """
         found, changes = self._outside_as_of, self._changes
         if found[0] != changes:
             pods = {
                 one.id: Pod(one.pod, one.labels, one.annotations)
-                for one in self._listed.values()
-                if one.id in self._running and self._sandboxes[one.id].placement is None
+                for one in tuple(self._listed.values())
+                if one.id in self._running
+                and (known := self._sandboxes.get(one.id)) is not None
+                and known.placement is None
             }
             found = self._outside_as_of = changes, pods
         return found[1]

@@ -8,7 +8,7 @@ from criproxy.clients.runtime import PodsRuntime
 from criproxy.fronts.cri import messages as cri
 from criproxy.model import PLACEMENT_ANNOTATION, Asked, ContainerKind, Pod, PodRef, Sandbox
 from criproxy.pods.inventory import Inventory, PodObserver, asked_now, described
-from criproxy.pods.runtime import ListedContainer, Running
+from criproxy.pods.runtime import ListedContainer, ListedSandbox, Running
 
 POD = PodRef("1", "batch", "job")
 PLACE = "/offline/pod1"
@@ -423,3 +423,33 @@ def test_pods_that_carry_no_placement_are_found_by_their_cgroup_in_the_box(place
 
     assert [one.placement for one in asyncio.run(go([place])).placed] == [place]
     assert not asyncio.run(go(["/offline/pod2"])).placed
+
+
+@pytest.mark.parametrize("change", ["a pod starts", "a pod goes"])
+def test_what_other_threads_read_is_read_while_pods_start_and_go(change: str) -> None:
+    inventory = inventory_of(Gate(b"", b""), Cgroups())
+    for sandbox_id in ("a", "b"):
+        inventory.sandbox_started(Sandbox(sandbox_id, POD, None), Pod(POD))
+        inventory.sandbox_started(Sandbox(f"boxed-{sandbox_id}", POD, PLACE), Pod(POD))
+
+    class Changing(set[str]):
+        """The event loop has its turn in the middle of another thread's look."""
+
+        def __contains__(self, sandbox_id: object) -> bool:
+            inventory._running = set(self)
+            if change == "a pod starts":
+                inventory.sandbox_started(Sandbox("new", POD, None), Pod(POD))
+            else:
+                inventory.sandbox_removed(str(sandbox_id))
+            return set.__contains__(self, sandbox_id)
+
+    inventory._running = Changing(inventory._running)
+    assert set(inventory.outside) in ({"a", "b"}, {"b"})
+
+    class Listed(dict[str, ListedSandbox]):
+        def __contains__(self, sandbox_id: object) -> bool:
+            inventory.sandbox_removed(str(sandbox_id))
+            return True
+
+    inventory._listed = Listed(inventory._listed)
+    assert {one.id for one in inventory.marked} == {"boxed-a", "boxed-b"}
