@@ -80,13 +80,13 @@ class RuntimeLink(Struct, eq=False):
         pid = self._connection.peer_pid if self._connection is not None else 0
         return pid if pid > 1 else 0
 
-    async def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use.
+    async def call(self, method: str, request: bytes, timeout_s: float, *, streamed: bool = False) -> bytes:
+        """Call a method of RuntimeService (`ListPodSandbox`), under the API in use; `streamed`: see `Connection.call`.
 
         Raises CallError, with UNAVAILABLE at once while the runtime is away.
         """
         api = self.info.api if self.info else APIS[0]
-        return await self._call(f"/{api}.RuntimeService/{method}", request, timeout_s)
+        return await self._call(f"/{api}.RuntimeService/{method}", request, timeout_s, streamed=streamed)
 
     async def run(self, on_connected: Callable[[RuntimeInfo], Awaitable[None]]) -> None:
         """Watch the runtime until cancelled.
@@ -135,13 +135,13 @@ class RuntimeLink(Struct, eq=False):
         if self._connection is not None:
             await self._connection.close()
 
-    async def _call(self, path: str, request: bytes, timeout_s: float) -> bytes:
+    async def _call(self, path: str, request: bytes, timeout_s: float, *, streamed: bool = False) -> bytes:
         try:
             connection = await self._dial()
         except OSError as error:
             reason = f"cannot connect to {self.path}: {error.strerror or error}"
             raise CallError(path.rpartition("/")[2], Code.UNAVAILABLE, reason) from error
-        return await connection.call(path, request, timeout_s)
+        return await connection.call(path, request, timeout_s, streamed=streamed)
 
     async def _dial(self) -> Connection:
         """The connection in use, or a new one. Raises OSError."""

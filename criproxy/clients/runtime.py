@@ -78,7 +78,7 @@ class PodsRuntime(msgspec.Struct, eq=False):
 
     async def sandboxes(self, sandbox_id: str = "") -> list[ListedSandbox]:
         request = cri.ListPodSandboxRequest(filter={"id": codec.wire(sandbox_id)} if sandbox_id else None)
-        answer = await self._call("ListPodSandbox", request, _LIST_TIMEOUT_S)
+        answer = await self._list("ListPodSandbox", "StreamPodSandboxes", request)
         found = codec.listed_sandboxes(answer, self._sandboxes)
         if not sandbox_id:
             self._sandboxes = {one.id: one for one in found}
@@ -86,7 +86,7 @@ class PodsRuntime(msgspec.Struct, eq=False):
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
         request = cri.ListContainersRequest(filter={"id": codec.wire(container_id)} if container_id else None)
-        answer = await self._call("ListContainers", request, _LIST_TIMEOUT_S)
+        answer = await self._list("ListContainers", "StreamContainers", request)
         found = codec.listed_containers(answer, self._containers)
         if not container_id:
             self._containers = {one.id: one for one in found}
@@ -156,8 +156,30 @@ class PodsRuntime(msgspec.Struct, eq=False):
                 return address
         raise ValueError(f"the runtime tells no address of the pod ({address!r})")
 
+    async def _list(self, method: str, by_stream: str, request: Message) -> bytes:
+        """The list, as `method` answers with it.
+
+        Runtimes send no message of more than 16 MiB. What they stream beyond it are messages of the same form, and
+        messages of a list that follow each other are a message of it.
+        Source: cri-api, StreamPodSandboxesRequest; protobuf.dev, encoding (Message Structure).
+        """
+        try:
+            return await self._call(method, request, _LIST_TIMEOUT_S)
+        except CallError as error:
+            if error.code != Code.RESOURCE_EXHAUSTED:
+                raise
+            try:
+                asked = request.SerializeToString()
+                return self._trimmed(await self.link.call(by_stream, asked, _LIST_TIMEOUT_S, streamed=True))
+            except CallError as unknown:
+                if unknown.code != Code.UNIMPLEMENTED:
+                    raise
+                raise error from unknown
+
     async def _call(self, method: str, request: Message, timeout_s: float) -> bytes:
-        answer = await self.link.call(method, request.SerializeToString(), timeout_s)
+        return self._trimmed(await self.link.call(method, request.SerializeToString(), timeout_s))
+
+    def _trimmed(self, answer: bytes) -> bytes:
         if len(answer) > _LARGE_BYTES:
             asyncio.get_running_loop().call_later(_READ_S, self.trim)
         return answer

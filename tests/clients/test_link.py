@@ -19,6 +19,8 @@ from structlog.testing import capture_logs
 
 from criproxy.clients.http2.connection import CallError
 from criproxy.clients.link import BEAT_S, VERSION_TIMEOUT_S, RuntimeInfo, RuntimeLink
+from criproxy.clients.runtime import PodsRuntime
+from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.messages import VersionResponse
 from tests.fakes import runtime as fake_runtime
 from tests.fakes.runtime import FakeRuntime, answer, fail
@@ -102,6 +104,36 @@ async def test_link_to_an_old_runtime_falls_back_to_v1alpha2(runtime: FakeRuntim
         with pytest.raises(CallError, match="Version: UNIMPLEMENTED: unknown service") as caught:
             await link._call("/runtime.v1.RuntimeService/Version", b"", 20)
         assert caught.value.code == 12
+
+
+SERVICE = "/runtime.v1.RuntimeService"
+TOO_LARGE = fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "grpc: trying to send message larger than max (16777217 vs. ...)")
+
+
+async def test_lists_that_are_too_large_for_a_message_are_streamed(runtime: FakeRuntime) -> None:
+    """As the kubelet of such a node has to read them (its feature gate CRIListStreaming)."""
+    ids = (b"0", b"1", b"2")
+    pods = [cri.ListPodSandboxResponse(items=[cri.PodSandbox(id=id)]).SerializeToString() for id in ids]
+    containers = [cri.ListContainersResponse(containers=[cri.Container(id=id)]).SerializeToString() for id in ids]
+    runtime.script |= {
+        f"{SERVICE}/ListPodSandbox": TOO_LARGE,
+        f"{SERVICE}/ListContainers": TOO_LARGE,
+        f"{SERVICE}/StreamPodSandboxes": answer(*pods),
+        f"{SERVICE}/StreamContainers": answer(*containers),
+    }
+    async with running(runtime), watched(runtime.path, Listing()) as link:
+        await until(lambda: link.ready)
+        listing = PodsRuntime(link)
+        assert [one.id for one in await listing.sandboxes()] == ["0", "1", "2"]
+        assert [one.id for one in await listing.containers()] == ["0", "1", "2"]
+
+
+async def test_list_that_is_too_large_and_not_streamed_is_the_first_error(runtime: FakeRuntime) -> None:
+    runtime.script |= {f"{SERVICE}/ListPodSandbox": TOO_LARGE, f"{SERVICE}/StreamPodSandboxes": UNIMPLEMENTED}
+    async with running(runtime), watched(runtime.path, Listing()) as link:
+        await until(lambda: link.ready)
+        with pytest.raises(CallError, match="ListPodSandbox: RESOURCE_EXHAUSTED: grpc: trying to send"):
+            await PodsRuntime(link).sandboxes()
 
 
 @pytest.mark.slow

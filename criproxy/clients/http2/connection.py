@@ -1,4 +1,4 @@
-"""A connection to a gRPC server's unix socket, for unary calls of our own."""
+"""A connection to a gRPC server's unix socket, for calls of our own."""
 
 import asyncio
 from pathlib import Path
@@ -64,12 +64,14 @@ class Connection:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def call(self, path: str, request: bytes, timeout_s: float) -> bytes:
-        """The answer of the unary method at `path` (`/runtime.v1.RuntimeService/Version`). Raises CallError."""
+    async def call(self, path: str, request: bytes, timeout_s: float, *, streamed: bool = False) -> bytes:
+        """The answer of the method at `path` (`/runtime.v1.RuntimeService/Version`); all messages of one that is
+        `streamed`, one behind the other. Raises CallError.
+        """
         method = path.rpartition("/")[2]
         if self.lost.is_set():
             raise CallError(method, Code.UNAVAILABLE, self._why)
-        number = self._client.call(path, request, timeout_s)
+        number = self._client.call(path, request, timeout_s, streamed=streamed)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._flush()
         try:

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection's unary gRPC calls: bytes and calls in, bytes and outcomes out. No I/O, no clock.
+"""One HTTP/2 connection's gRPC calls of one request: bytes and calls in, bytes and outcomes out. No I/O, no clock.
 
 Source: RFC 9113; gRPC over HTTP/2.
 """
@@ -33,7 +33,10 @@ _LAST: Final = literal(
 
 
 class CallOutcome(Struct, frozen=True):
-    """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` says why."""
+    """The end of a call: `code` is a gRPC status code number; of a call that is not OK, `text` says why.
+
+    `message`: the answer; of a stream, its messages one behind the other.
+    """
 
     call: int
     code: int
@@ -48,6 +51,7 @@ class _OwnCall(Struct):
     path: str
     timeout_s: float
     rest: memoryview
+    streamed: bool = False
     stream: int = 0
     window: int = 0
     taken: int = 0
@@ -97,10 +101,10 @@ class Client:
         """All that is to be sent by now; it stays valid."""
         return self._outgoing.take()
 
-    def call(self, path: str, request: bytes, timeout_s: float) -> int:
+    def call(self, path: str, request: bytes, timeout_s: float, *, streamed: bool = False) -> int:
         """Begin a call; returns its number, which its outcome has. The deadline is sent; to keep it is the caller's."""
         self._number += 1
-        self._queue.append(_OwnCall(self._number, path, timeout_s, memoryview(message.wrapped(request))))
+        self._queue.append(_OwnCall(self._number, path, timeout_s, memoryview(message.wrapped(request)), streamed))
         self._begin_waiting()
         return self._number
 
@@ -258,6 +262,7 @@ def _result(call: _OwnCall, trailers: Block, most_bytes: int | None) -> tuple[in
     if code != Code.OK:
         return code, unquote_to_bytes(trailers.get(b"grpc-message")).decode("utf-8", "replace"), b""
     try:
-        return Code.OK, "", message.opened(call.answer, call.encoding, most_bytes)
+        opened = message.all_opened if call.streamed else message.opened
+        return Code.OK, "", opened(call.answer, call.encoding, most_bytes)
     except message.MessageError as error:
         return error.code, f"the answer: {error}", b""

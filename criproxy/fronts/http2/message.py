@@ -30,17 +30,39 @@ def opened(data: bytes | bytearray, encoding: bytes, most_bytes: int | None = No
 
     Raises MessageError.
     """
-    if len(data) < PREFIX_BYTES:
-        raise MessageError(Code.INTERNAL, NO_MESSAGE)
-    flag, size = _PREFIX.unpack_from(data)
-    if len(data) < PREFIX_BYTES + size:
-        raise MessageError(Code.INTERNAL, NO_MESSAGE)
-    if len(data) > PREFIX_BYTES + size:
+    flag, end = _first(data, 0)
+    if len(data) > end:
         raise MessageError(Code.INTERNAL, "more than one message in a unary call")
+    return _opened(flag, memoryview(data)[PREFIX_BYTES:], encoding, most_bytes or MESSAGE_BYTES)
+
+
+def all_opened(data: bytes | bytearray, encoding: bytes, most_bytes: int | None = None) -> bytes:
+    """The messages of a stream in `data`, one behind the other, of `most_bytes` together; else as `opened`."""
+    most, found, at = most_bytes or MESSAGE_BYTES, bytearray(), 0
+    while at < len(data):
+        flag, end = _first(data, at)
+        found += _opened(flag, memoryview(data)[at + PREFIX_BYTES : end], encoding, most)
+        if error := too_large(len(found), most):
+            raise error
+        at = end
+    return bytes(found)
+
+
+def _first(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    """The flag of the message that begins `at`, and where it ends. Raises MessageError: only a part of it is there."""
+    if len(data) < at + PREFIX_BYTES:
+        raise MessageError(Code.INTERNAL, NO_MESSAGE)
+    flag, size = _PREFIX.unpack_from(data, at)
+    if len(data) < at + PREFIX_BYTES + size:
+        raise MessageError(Code.INTERNAL, NO_MESSAGE)
+    return flag, at + PREFIX_BYTES + size
+
+
+def _opened(flag: int, content: memoryview, encoding: bytes, most_bytes: int) -> bytes:
     if flag > 1:
         raise MessageError(Code.INTERNAL, f"a message with flags {flag}, but gRPC has only 0 and 1")
-    message = bytes(memoryview(data)[PREFIX_BYTES:])
-    return _unpacked(message, encoding, most_bytes or MESSAGE_BYTES) if flag else message
+    message = bytes(content)
+    return _unpacked(message, encoding, most_bytes) if flag else message
 
 
 def wrapped(message: bytes) -> bytes:

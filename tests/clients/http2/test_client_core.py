@@ -264,6 +264,39 @@ def test_answer_is_one_message(data: bytes, encoding: str, code: int, answer: by
     assert (outcome.code, outcome.message) == (code, answer)
 
 
+@pytest.mark.parametrize(
+    ("data", "code", "answer"),
+    [
+        pytest.param(b"", 0, b"", id="none"),
+        pytest.param(prefixed(b"x"), 0, b"x", id="one"),
+        pytest.param(prefixed(b"x") + prefixed(b"") + prefixed(b"yz"), 0, b"xyz", id="several"),
+        pytest.param(b"\1" + prefixed(gzip.compress(b"x" * 9))[1:] + prefixed(b"y"), 0, b"x" * 9 + b"y", id="packed"),
+        pytest.param((b"\1" + prefixed(gzip.compress(bytes(MIB)))[1:]) * 2, 8, b"", id="too-much-unpacked"),
+        pytest.param(prefixed(b"x") + prefixed(b"y")[:-1], 13, b"", id="cut"),
+        pytest.param(prefixed(b"x") + b"\0\0", 13, b"", id="cut-early"),
+    ],
+)
+def test_answer_that_is_a_stream_is_its_messages_one_behind_the_other(
+    data: bytes, code: int, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("criproxy.fronts.http2.message.MESSAGE_BYTES", MIB)
+    server = Frames()
+    number = server.client.call(VERSION, b"", 5, streamed=True)
+    headers = server.block(*HEADERS, ("grpc-encoding", "gzip"), stream=3, end=False)
+    (outcome,) = server.says(headers, server.data(data, stream=3), server.block(*OK, stream=3))
+    assert (outcome.call, outcome.code, outcome.message) == (number, code, answer)
+
+
+def test_stream_that_ends_with_an_error_is_no_answer() -> None:
+    server = Frames()
+    server.client.call(VERSION, b"", 5, streamed=True)
+    headers = server.block(*HEADERS, stream=3, end=False)
+    (outcome,) = server.says(
+        headers, server.data(prefixed(b"x"), stream=3), server.block(("grpc-status", "14"), stream=3)
+    )
+    assert (outcome.code, outcome.message) == (Code.UNAVAILABLE, b"")
+
+
 def test_answer_that_ends_without_trailers_is_no_success() -> None:
     server = Frames()
     (outcome,) = server.says(server.block(*HEADERS, end=False), server.data(prefixed(b"x"), end=True))
