@@ -5,6 +5,7 @@ import errno
 import functools
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -206,6 +207,11 @@ def _check(options: argparse.Namespace) -> int:
         + "".join(f", preset {preset}" for preset in config.colocation.presets),
         f"  status at {config.proxy.status_path}, for root; metrics at http://{config.observe.address}",
     )
+    if config.colocation.enabled and (criu := shutil.which("criu")) is not None:
+        _print(
+            f"warning: {criu} is there: an offline pod's image may be a checkpoint, by which its processes have rights"
+        )
+        _print("that no hardening takes; take criu off this node (docs/refused.md)")
     return 0
 
 

@@ -491,6 +491,11 @@ LEFT: Final = (
         "it needs `privileged`, at the API server and in kubelet",
     ),
     LeftText(
+        "`image` that is a checkpoint",
+        "capabilities, no seccomp and a scheduling policy of its own, which the runtime restores",
+        "a node without `criu` restores none (docs/refused.md)",
+    ),
+    LeftText(
         "image volumes, `emptyDir`, PersistentVolumeClaims, NFS and others of the network",
         "disk space, and memory by `medium: Memory`",
         "kubelet's eviction and sizeLimit; what is in memory counts against the box",

@@ -84,6 +84,17 @@ def test_check_of_a_good_file_is_ok_with_a_summary(config: Path, capsys: pytest.
     assert "colocation on" in out
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["criu", "no criu"])
+def test_check_warns_where_a_runtime_would_restore_checkpoints(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    if there:
+        (tmp_path / "criu").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["check", "--config", str(config)]) == 0
+    assert (f"warning: {tmp_path}/criu is there" in capsys.readouterr().out) is there
+
+
 def test_check_of_a_bad_file_tells_all_errors(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("[cpu]\nmin_cores = 0\ntypo = 1\n")
     assert main(["check", "--config", str(config)]) == 1

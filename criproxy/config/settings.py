@@ -394,7 +394,10 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
             expects="a list of capabilities, such as NET_RAW",
         ),
     ] = CAPABILITIES
-    refuse_privileged: Annotated[bool, doc("Whether an offline pod with a privileged container is refused.")] = True
+    refuse_privileged: Annotated[
+        bool,
+        doc("Whether an offline pod with a privileged container, or from a checkpoint (RestorePod), is refused."),
+    ] = True
     refuse_host_namespaces: Annotated[
         tuple[Literal["network", "pid", "ipc"], ...],
         doc("An offline pod with any of these of the node's namespaces (hostNetwork, hostPID, hostIPC) is refused."),

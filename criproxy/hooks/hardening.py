@@ -3,6 +3,7 @@
 | what a pod asks for                   | by default       | why                                                      |
 |---------------------------------------|------------------|----------------------------------------------------------|
 | `privileged`                          | refused          | it may write cgroups, run in real time, use every device |
+| to be restored from a checkpoint      | refused          | its processes come back with the rights that it says     |
 | `hostNetwork`, `hostPID`, `hostIPC`   | refused          | what it does there is the node's, not the pod's          |
 | a hostPath of the kernel's or the     | refused          | by these it leaves its cgroup, or others start what is   |
 | runtime's folders, in or above one    |                  | in none                                                  |

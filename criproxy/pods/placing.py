@@ -25,7 +25,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.cgroup.naming import PodParent
 from criproxy.hooks import Chain
 from criproxy.hooks.batch import asked_by, of_pod
-from criproxy.hooks.hardening import Hardening
+from criproxy.hooks.hardening import BY, Hardening
 from criproxy.hooks.tiers import is_mid
 from criproxy.model import (
     STARTS,
@@ -60,6 +60,7 @@ from criproxy.pods.admission import (
     judge,
 )
 from criproxy.pods.inventory import Inventory, described
+from criproxy.vocabulary.unboundable import restored
 
 _NOBODY: Final = PodRef("", "", "")
 
@@ -243,6 +244,8 @@ def unboundable(call: Opened, hardening: Hardening) -> str:
     """Why what a call asks for would let an offline pod leave the box, in words, but for its paths; "": it does not."""
     if call.pod is None or hardening.lets(call.pod) is not None:
         return ""
+    if call.operation is Operation.RESTORE_POD and hardening.refuse_privileged:
+        return restored(BY)
     return next((why for part in call.parts if (why := hardening.refusal(part.security))), "")
 
 

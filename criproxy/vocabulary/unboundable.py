@@ -38,12 +38,18 @@ SHOWN: Final = 320
 ESCAPE: Final = "by that it could leave every bound of the box"
 TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
 COSTS: Final = "Linux has some forty, and the node would spend its time on the others"
+RESTORES: Final = "its processes come back with whatever rights, seccomp and scheduling policy the checkpoint says"
 OUTSIDE: Final = "what it does there, no limit of the box holds"
 
 
 def privileged(by: str) -> str:
     """Why such a pod is refused, and what to do; `by` is where an administrator may allow it."""
     return _refused("privileged", ESCAPE, by)
+
+
+def restored(by: str) -> str:
+    """The same of a pod that is restored from a checkpoint."""
+    return _refused("a checkpoint to restore", RESTORES, by)
 
 
 def host_namespace(name: str, by: str) -> str:

@@ -308,8 +308,17 @@ def test_each_start_of_a_pod_is_told_to_the_cpu_manager(offline: bool) -> None:
     assert bench.cpu_manager.looks == [""]
 
 
+def test_restore_of_an_offline_pod_is_refused_as_a_checkpoint_says_what_its_processes_may() -> None:
+    bench = PlacingBench()
+    outcome = bench.place(FakeCall(Operation.RESTORE_POD, OFFLINE, parts=[FakePart(Target.SANDBOX)]), Made("s9"))
+    assert isinstance(outcome, RefusedCall)
+    assert "an offline pod may not have a checkpoint to restore" in outcome.words
+    assert passes(bench.place(FakeCall(Operation.RESTORE_POD, ONLINE, parts=[FakePart(Target.SANDBOX)]), Made("s8")))
+
+
 def test_restore_places_sandbox_and_containers_and_says_that_they_run() -> None:
     bench = PlacingBench()
+    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(refuse_privileged=False)))
     parts = [FakePart(Target.SANDBOX), FakePart(container="a")]
     outcome = bench.place(FakeCall(Operation.RESTORE_POD, OFFLINE, parts=parts), Made("s9", [("c9", "a")]))
     assert isinstance(outcome, Proceed)

@@ -11,6 +11,7 @@ from criproxy.fronts.cri.interception import CriInterceptor
 from criproxy.fronts.engine import AnswerError, Forward
 from criproxy.hooks import HookSettings
 from criproxy.hooks.bandwidth import EGRESS, Bandwidth
+from criproxy.hooks.hardening import Hardening
 from criproxy.model import PLACEMENT_ANNOTATION, Resources
 from criproxy.pods.admission import AdmissionSettings
 from tests.fakes.box import FakeAdmissions
@@ -219,6 +220,7 @@ def test_update_of_a_placed_sandbox_resizes_the_pod_in_the_box() -> None:
 
 def test_restore_places_sandbox_and_containers() -> None:
     bench = Bench()
+    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(refuse_privileged=False)))
     request = cri.RestorePodRequest(
         config=_config(True), container_configs=[cri.ContainerConfig(metadata=cri.ContainerMetadata(name=b"a"))]
     )
