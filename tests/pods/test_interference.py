@@ -783,12 +783,16 @@ def test_box_that_was_closed_when_colocation_was_switched_off_stands_open_meanwh
     closed = LadderState(100.0, {CPU: RungState(Rung.CLOSED, "cpu_pressure", 0.0, Hold(wait_s=5.0), closings=1)})
     bench.watch.restore(InterferenceState(ResponderState({}, closed)), 0.0)
     (gauge,) = [one for one in bench.watch.GAUGES if one.name == "ladder_rung"]
-    before = gauge.read(bench.watch.now())
+
+    def read() -> float:
+        return cast(Mapping[str, float], gauge.read(bench.watch.now()))[CPU]
+
+    before = read()
     bench.watch.set_to(replace(ON, acts=False))
-    off, status = gauge.read(bench.watch.now()), bench.watch.status()
+    off, status = read(), bench.watch.status()
     bench.watch.set_to(ON)
 
-    assert (before[CPU], off[CPU], gauge.read(bench.watch.now())[CPU]) == (3.0, 0.0, 3.0)
+    assert (before, off, read()) == (3.0, 0.0, 3.0)
     assert {one.reason for one in status.rungs} == {status.resting}
 
 
