@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from criproxy.cgroup.box import Box
 from criproxy.cgroup.driver import CgroupDriver
@@ -451,7 +452,10 @@ class InterferenceWatch(Shows, Struct, eq=False):
             self._judge.load(state.responder, state.cpi, state.accusers, shift_s)
         except ValueError as error:
             self.shared.log.warning("interference_starts_cold", lost=str(error))
-        self._moves, self.disks.state = state.moves, state.disks
+        self._moves = tuple(
+            replace(one, transition=replace(one.transition, t_s=one.transition.t_s + shift_s)) for one in state.moves
+        )
+        self.disks.state = state.disks
         self.services.recall(state.well)
         self.eviction.restore(state.eviction, shift_s)
         self.speeds.restore(state.feedback)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -27,6 +28,7 @@ from criproxy.control.interference.responder import ResponderState
 from criproxy.control.interference.service_checks import ANNOTATION, ServiceSignal
 from criproxy.control.memory_pressure import EvictionHard, Evidence
 from criproxy.control.pod_speed import Feedback
+from criproxy.daemon.checkpoint import CheckpointFile, Remembered
 from criproxy.model import CPU, MEMORY, Pod, PodRef, Sandbox
 from criproxy.model.signals import (
     CpuSpent,
@@ -669,6 +671,26 @@ def test_restart_begins_on_the_rung_and_lifts_nothing_before_the_first_look() ->
     assert bench.been_well == {"s9"}, "what this service says counts at once, also that it is not well"
     bench.looks(5)
     assert bench.rung(CPU) == "closed"
+
+
+def test_ladder_is_remembered_over_a_reboot_and_the_first_restart_after_it(tmp_path: Path) -> None:
+    bench = Bench()
+    bench.clock.now = 1e6
+    bench.looks(2)
+    bench.node.waits = by_the_box
+    bench.looks(45)
+    file = CheckpointFile(tmp_path / "checkpoint", bench.clock, bench.log)
+    file.write(Remembered({}, bench.watch.checkpoint()))
+    before = bench.moves()
+    bench.clock.now, bench.clock.wall = 100.0, bench.clock.wall + 300.0
+    for _ in range(2):
+        remembered, shift_s = file.load()
+        assert remembered.interference is not None
+        bench.watch = bench.made(ON)
+        bench.watch.restore(remembered.interference, shift_s)
+        bench.clock.advance(60.0)
+        file.write(Remembered({}, bench.watch.checkpoint()))
+    assert bench.moves() == before
 
 
 def test_restart_gives_nothing_back_of_what_was_squeezed_since_the_conviction() -> None:
