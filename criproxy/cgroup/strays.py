@@ -40,8 +40,12 @@ _SHIMS: Final = frozenset({b"containerd-shim", b"conmon"})
 _ENDED: Final = frozenset({b"Z", b"X"})
 """States: a zombie, and dead."""
 
+_FLAGS: Final = 6
 _STARTED: Final = 19
-"""Behind the command's name. Source: proc(5), /proc/pid/stat, field 22."""
+"""Behind the command's name. Source: proc(5), /proc/pid/stat, fields 9 and 22."""
+
+_EXITING: Final = 0x4
+"""Among the flags: it has begun to end. Source: kernel, include/linux/sched.h, PF_EXITING."""
 
 
 def astray(cgroups: str, box: str) -> str:
@@ -183,9 +187,9 @@ def _cgroups_of_threads(proc: Path, pid: int) -> str:
 
 
 def _has_ended(proc: Path, thread: str) -> bool:
-    """A process, or a thread of one (`PID/task/TID`)."""
-    _, _, rest = _read(proc, thread, "stat").rpartition(b")")
-    return not rest or rest.split(None, 1)[0] in _ENDED
+    """Whether a process, or a thread of one (`PID/task/TID`), has ended or begun to."""
+    fields = _read(proc, thread, "stat").rpartition(b")")[2].split(None, _FLAGS + 1)
+    return not fields or fields[0] in _ENDED or bool(int(fields[_FLAGS]) & _EXITING)
 
 
 def _read(proc: Path, pid: str, name: str) -> bytes:

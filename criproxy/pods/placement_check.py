@@ -4,7 +4,8 @@ It looks off every call's path: a moment after each start, and at everything wit
 each minute, it looks at all processes of the pods, too: one may leave the box while its container's first one stays.
 
 What looks misplaced is looked at again a second later, in a look of its own: on v1, the kernel shows a process that is
-ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show.
+ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show. A container
+of which a process is outside in both looks has a stray, whichever process it is: one that leaves may fork and end.
 """
 
 import asyncio
@@ -107,9 +108,10 @@ class PlacementCheck(PodObserver, Part, Struct):
     _fresh_since_s: float = 0.0
     _suspects: dict[str, _Suspect] = {}
     """What was outside the box in one look, by its id."""
-    _suspected: dict[tuple[int, int], float] = {}
-    """Single processes that were so, and since when, by number and start."""
-    _strays: dict[tuple[int, int], Finding] = {}
+    _suspected: dict[str, float] = {}
+    """Containers of which a single process was so, and since when, by id."""
+    _strays: dict[tuple[str, int, int], Finding] = {}
+    """By their container's id, their number and their start."""
     _pids: dict[str, int] = {}
     """Processes that were seen in the box. Their numbers may be others' by now: only a good sight of one counts."""
     _bare: set[str] = set()
@@ -248,16 +250,19 @@ class PlacementCheck(PodObserver, Part, Struct):
         found = await self.proc_cgroups.strays({pid: _box(one) for pid, one in firsts.items()})
         suspected, now_s = self._suspected, self.shared.clock.boottime_s()
         known, self._strays, self._suspected = self._strays, {}, {}
+        confirmed = {container for container, _, _ in known}
         for stray in found:
-            key, one = (stray.pid, stray.started), firsts[stray.first]
-            since_s = suspected.get(key, now_s)
-            if key not in known and now_s - since_s < CONFIRM_S:
-                self._suspected[key] = since_s
+            one = firsts[stray.first]
+            key = one.id, stray.pid, stray.started
+            since_s = suspected.get(one.id, now_s)
+            if one.id not in confirmed and now_s - since_s < CONFIRM_S:
+                self._suspected[one.id] = since_s
                 continue
             where = f"its process {stray.pid} runs at {stray.where}"
             self._strays[key] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
             if key not in known:
                 self.shared.counters.count("strays")
+            if one.id not in confirmed:
                 self.shared.log.error("stray_process", **_names(one), pid=stray.pid, where=stray.where, box=_box(one))
             if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
                 self.shared.holds.hold(one.sandbox.pod, HOLD_S, f"{where}, outside the box", ON_UNBOUNDED)

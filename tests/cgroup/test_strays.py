@@ -35,7 +35,7 @@ class Proc:
         for tid, its_state, its_cgroups in ((pid, "Z", cgroups), (pid + 5000, "S" if state == "Z" else state, thread)):
             folder = self.root / str(pid) / "task" / str(tid)
             folder.mkdir(parents=True)
-            (folder / "stat").write_text(f"{tid} (a) b) {its_state} 50\n")
+            (folder / "stat").write_text(f"{tid} (a) b) {its_state} 50{' 0' * 17} 0\n")
             (folder / "cgroup").write_text(its_cgroups)
 
     def found(self) -> list[tuple[int, str]]:
@@ -133,6 +133,13 @@ def test_process_that_left_is_found_though_its_first_thread_has_ended(proc: Proc
     proc.add(101, 100, cgroups=shown)
     proc.end(101, "Z", OUT, cgroups=shown)
     assert proc.found() == [(101, "/kubepods/pod2")]
+
+
+def test_process_that_has_begun_to_end_is_no_stray_where_v1_shows_it_in_the_roots(proc: Proc) -> None:
+    proc.add(101, 100, cgroups=ROOTS)
+    assert proc.found() == [(101, "/")]
+    proc.root.joinpath("101/stat").write_text(f"101 (work) R 100 1 1 0 -1 {0x400004} {' 0' * 12} 1010 0 0\n")
+    assert proc.found() == []
 
 
 def test_process_all_of_whose_threads_have_ended_has_ended(proc: Proc) -> None:

@@ -145,7 +145,7 @@ def test_container_whose_first_thread_has_ended_is_in_the_box_where_its_others_a
     for name, (state, path) in shown.items():
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        (folder / "stat").write_text(f"{folder.name} (java) {state} 1\n")
+        (folder / "stat").write_text(f"{folder.name} (java) {state} 1{' 0' * 18}\n")
         (folder / "cgroup").write_text(f"4:cpu,cpuacct,memory:{path}\n")
     node = Node()
     node.run(MAIN, 11)
@@ -424,12 +424,27 @@ def test_process_that_is_ending_is_no_stray() -> None:
     assert (bench.check.strays, bench.again, bench.counted) == ((), 1, 0)
 
 
-def test_number_that_another_process_has_by_now_is_suspected_anew() -> None:
+def test_process_that_left_and_is_another_one_at_each_look_is_found() -> None:
+    bench = with_stray(stop=True)
+    for _ in range(3):
+        number = 301 + bench.again + bench.counted
+        bench.node.left = [Stray(11, number, 7 * number, "/kubepods")]
+        again = Stray(11, number + 1, 9000 + number, "/kubepods")
+        bench.between = lambda again=again: setattr(bench.node, "left", [again])
+        bench.round()
+    assert (len(bench.check.strays), bench.check.pause_s, bench.again) == (1, 60, 1)
+    assert (bench.events(), bench.counted) == (["stray_process"], 3)
+    assert {id for id, _ in bench.stopped} == {"s1"}
+
+
+def test_container_that_was_back_in_the_box_is_suspected_anew() -> None:
     bench = with_stray()
-    bench.between = lambda: setattr(bench.node, "left", [Stray(11, 300, 9000, "/kubepods")])
     bench.round()
-    assert [one.detail for one in bench.check.strays] == ["its process 300 runs at /kubepods"]
-    assert bench.again == 2
+    bench.node.left, left = [], bench.node.left
+    bench.round()
+    bench.node.left = left
+    bench.round()
+    assert (bench.again, bench.events()) == (2, ["stray_process"] * 2)
 
 
 def test_pod_of_a_process_that_left_is_stopped_and_held_when_the_config_says_so() -> None:
