@@ -23,11 +23,15 @@ from criproxy.cgroup.disk_weight import Disk, DiskWeights, parse_costed
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.files import kernel_text, lines_of
 from criproxy.cgroup.tree import Tree
+from criproxy.concurrency import statefile
 
 Keeper = Literal["leave", "io.cost", "bfq"]
 """What is to keep the weight; leave: whatever the disk has."""
 
 _LINE: Final = re.compile(r"io\.cost \d+:\d+ enable=0|bfq [\w!:-]+ [\w-]+")
+_MOST_BYTES: Final = 1 << 20
+"""Of the record; a real one has a line for each disk."""
+
 _READ_ONLY: Final = "let the service write there: docs/disks.md"
 
 
@@ -103,9 +107,11 @@ class DiskKeepers(Struct, frozen=True):
 
     def _remembered(self) -> list[ChangedDisk]:
         try:
-            lines = lines_of(kernel_text(self.record.read_bytes()))
+            lines = lines_of(kernel_text(statefile.read(self.record, _MOST_BYTES)))
         except FileNotFoundError:
             return []
+        except ValueError as error:
+            raise OSError(f"{self.record}: {error}: switch the disks by hand, and remove it") from error
         found = (_LINE.fullmatch(line) for line in lines)
         return [ChangedDisk(*line[0].split(" ")) for line in found if line]
 
@@ -113,9 +119,8 @@ class DiskKeepers(Struct, frozen=True):
         if not changed:
             self.record.unlink(missing_ok=True)
         elif changed != self._remembered():
-            new = self.record.with_suffix(".new")
-            new.write_text("".join(f"{one.keeper} {one.disk} {one.before}\n" for one in changed))
-            new.replace(self.record)
+            text = "".join(f"{one.keeper} {one.disk} {one.before}\n" for one in changed)
+            statefile.write(self.record, text.encode())
 
 
 def _name(keeper: str, disk: Disk) -> str:

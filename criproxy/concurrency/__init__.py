@@ -1,1 +1,1 @@
-"""Time and threads, for every room: the clock, and one thread for calls that may block."""
+"""Time and threads, for every room: the clock, one thread for calls that may block, and files that are kept."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from criproxy.control import statefile
+from criproxy.concurrency import statefile
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import Mode
 from criproxy.model.shown import Gauge, Shows

@@ -24,9 +24,9 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Clock, Wake
 from criproxy.concurrency.worker import Apart
-from criproxy.control import statefile
 from criproxy.control.series import PredictorState
 from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.upgrade.channel import KubernetesMemory

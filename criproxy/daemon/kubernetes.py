@@ -27,11 +27,11 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Apart
 from criproxy.config import Config, Loaded, Override, OwnFiles, load, placed
 from criproxy.config.settings import Kubernetes as Settings
-from criproxy.control import statefile
 from criproxy.control.interference.ladder import Transition
 from criproxy.control.pod_speed import Feedback
 from criproxy.control.publication import OpenBoxSettings

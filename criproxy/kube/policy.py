@@ -36,10 +36,10 @@ import msgspec
 from msgspec import Struct
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Apart
 from criproxy.config import Override, OwnFiles
-from criproxy.control import statefile
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s

@@ -25,9 +25,9 @@ import msgspec
 from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
+from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Worker
-from criproxy.control import statefile
 from criproxy.model import PodRef
 from criproxy.model.shown import Gauge, Shows
 from criproxy.pods.words import moment

@@ -11,8 +11,8 @@ beside criproxy's socket: it outlives a restart, also one with other rules, and 
 A pod whose disruption budget does not let it go now stays until it does.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from structlog.typing import FilteringBoundLogger
 
 from criproxy.cgroup.driver import CgroupError
+from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Wake
 from criproxy.concurrency.worker import Worker
 from criproxy.hooks.offline import OfflineRules
@@ -30,6 +31,9 @@ from criproxy.pods.inventory import PodObserver
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_UNBOUNDED, Leave, PodStopper
+
+_MOST_BYTES: Final = 1 << 20
+"""Of the file; a real one has less than a hundred bytes for each pod, and the rules."""
 
 _WHY: Final = "it is offline and runs outside the box"
 
@@ -61,7 +65,7 @@ class WasOnlineFile(Struct):
         Where a file is damaged, nobody knows who was online, so all that run now are taken for it.
         """
         try:
-            data = await self.worker.run("read which pods were online", self.path.read_bytes)
+            data = await self.worker.run("read which pods were online", partial(statefile.read, self.path, _MOST_BYTES))
             return msgspec.json.decode(data, type=WasOnline)
         except FileNotFoundError:
             return WasOnline()
@@ -72,19 +76,11 @@ class WasOnlineFile(Struct):
     async def write(self, started: WasOnline) -> None:
         """A failure is logged: this process remembers it all the same."""
         try:
-            await self.worker.run("write which pods were online", lambda: self._write(msgspec.json.encode(started)))
+            await self.worker.run(
+                "write which pods were online", lambda: statefile.write(self.path, msgspec.json.encode(started))
+            )
         except (OSError, CgroupError) as error:
             self._trouble("written", str(error))
-
-    def _write(self, data: bytes) -> None:
-        new = self.path.with_name(f"{self.path.name}.new")
-        try:
-            new.write_bytes(data)
-            new.replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            raise
 
     def _trouble(self, what: str, error: str) -> None:
         self.log.warning("online_pods_not_kept", file=str(self.path), error=f"it can't be {what}: {error}")

@@ -1,6 +1,7 @@
 """What keeps disks to a weight is switched on where that is asked for, and put back where it was changed alone."""
 
 import errno
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,18 @@ def test_other_means_take_the_place_of_the_first(node: Node) -> None:
 
     assert (set(node.costed().values()), node.scheduler()) == ({"enable=0"}, "bfq")
     assert node.record.read_text() == "bfq sda mq-deadline\n"
+
+
+def test_record_is_for_its_own_user_alone(node: Node) -> None:
+    node.keep("bfq")
+    assert stat.S_IMODE(node.record.stat().st_mode) == 0o600
+
+
+def test_record_of_2_mib_is_not_read_and_what_it_says_stays(node: Node) -> None:
+    node.record.write_bytes(b"x" * (2 << 20))
+    with pytest.raises(OSError, match=r"criproxy\.disks: it has more than 1 MiB: .* remove it"):
+        node.keep("bfq")
+    assert node.scheduler() == "[mq-deadline] none bfq"
 
 
 def test_disk_that_is_gone_is_forgotten(node: Node) -> None:

@@ -1,9 +1,11 @@
 """Offline pods outside the box, between an inventory and a runtime that the test scripts."""
 
 import asyncio
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
@@ -169,6 +171,21 @@ def test_damaged_file_makes_nobody_offline(file: WasOnlineFile) -> None:
         again, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
         await again.look()
         assert runtime.stopped == [], "as it was set right"
+
+    asyncio.run(scenario())
+
+
+def test_file_is_for_its_own_user_alone(file: WasOnlineFile) -> None:
+    asyncio.run(file.write(WasOnline()))
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_file_of_2_mib_is_damaged_and_stops_nobody(file: WasOnlineFile) -> None:
+    async def scenario() -> None:
+        file.path.write_bytes(msgspec.json.encode(WasOnline()) + b" " * (2 << 20))
+        unbounded, runtime = bench((ALL, {ON_UNBOUNDED}), "a", file=file)
+        await unbounded.look()
+        assert runtime.stopped == []
 
     asyncio.run(scenario())
 

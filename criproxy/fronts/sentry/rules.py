@@ -16,9 +16,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
+from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Wake
 from criproxy.concurrency.worker import Worker
-from criproxy.control import statefile
 from criproxy.fronts.sentry.plugin import RULES, SENTRY
 from criproxy.hooks.offline import OfflineRules, Rule
 from criproxy.model.modes import Mode

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.control import statefile
+from criproxy.concurrency import statefile
 
 HERE = Path(statefile.__file__).parent.parent
-KEEPERS = ("daemon/bypass.py", "daemon/checkpoint.py", "daemon/kubernetes.py", "kube/policy.py", "pods/hold_offs.py")
+KEEPERS = (
+    "cgroup/disk_keepers.py",
+    "daemon/bypass.py",
+    "daemon/checkpoint.py",
+    "daemon/kubernetes.py",
+    "kube/policy.py",
+    "pods/hold_offs.py",
+    "pods/unbounded.py",
+)
 
 
 def test_file_is_read_up_to_the_bound(tmp_path: Path) -> None:
@@ -59,3 +67,4 @@ def test_who_keeps_state_writes_it_so(file: str) -> None:
     assert "opener=statefile.private" in text or "statefile.write" in text
     assert "write_text(" not in text
     assert "write_bytes(" not in text
+    assert "read_bytes(" not in text
