@@ -48,6 +48,9 @@ ANNOTATIONS: Final[Mapping[str, ExtendedNames]] = {
 _MOST_TABLES: Final = 4 * (MOST_CONTAINERS + 1)
 """In the annotation's JSON: of a container, itself, its requests and its limits, and one that others may add."""
 
+_MOST_MILLICORES: Final = 1_000_000_000
+"""Of a container's limit: no node has a million CPUs."""
+
 _Amounts = Mapping[str, str | int | float] | None
 
 
@@ -106,7 +109,7 @@ def of_pod(containers: Mapping[str, Asked]) -> Asked:
     asked = tuple(containers.values())
     return Asked(
         min(HIGHEST_SHARES, _most([(one.cpu_shares or LOWEST_SHARES, one.kind) for one in asked])),
-        _most_limit([(one.memory_bytes, one.kind) for one in asked]),
+        _limit_bytes(_most_limit([(one.memory_bytes, one.kind) for one in asked])),
         _most_limit([(one.cpu_limit_millicores, one.kind) for one in asked]),
     )
 
@@ -134,10 +137,15 @@ def _asked(raw: _RawSpecOfContainer, names: ExtendedNames, kind: ContainerKind) 
     times = 1000 // names.per_core
     millicores = _amount(raw.requests, names.cpu, times)
     shares = min(HIGHEST_SHARES, max(LOWEST_SHARES, millicores * 1024 // 1000)) if millicores else 0
-    memory_bytes = _amount(raw.limits, names.memory)
-    if memory_bytes >= NO_LIMIT_BYTES:
-        memory_bytes = 0
-    return Asked(shares, memory_bytes, _amount(raw.limits, names.cpu, times), kind)
+    cpu_limit_millicores = _amount(raw.limits, names.cpu, times)
+    if cpu_limit_millicores > _MOST_MILLICORES:
+        raise ValueError(f"{names.cpu} is more than any node has")
+    return Asked(shares, _limit_bytes(_amount(raw.limits, names.memory)), cpu_limit_millicores, kind)
+
+
+def _limit_bytes(amount: int) -> int:
+    """0 for what is no limit."""
+    return amount if amount < NO_LIMIT_BYTES else 0
 
 
 def _amount(amounts: _Amounts, name: str, times: int = 1) -> int:

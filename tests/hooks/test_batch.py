@@ -109,6 +109,7 @@ NONSENSE = [
     pytest.param(spec(main=wants(1e300))[EXTENDED_SPEC], id="large-number"),
     pytest.param(spec(main=wants(["1"]))[EXTENDED_SPEC], id="list"),
     pytest.param(spec(main=wants("2000"), side=wants("x"))[EXTENDED_SPEC], id="one-of-two"),
+    pytest.param(json.dumps({"containers": {"main": {"limits": {CPU: "9e18"}}}}), id="more-cpus-than-any-node"),
     pytest.param("[" * 60_000, id="deep"),
     pytest.param('{"containers": {"' + "x" * 70_000 + '": {}}}', id="long"),
     pytest.param("\udcff", id="no-utf-8"),

@@ -51,6 +51,16 @@ def test_container_s_quota_goes_on_v1_as_it_would_be_its_cgroup_s() -> None:
     assert resized == {"cpu_quota": None, "cpu_period": None}
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_size_that_no_machine_has_is_none(count: int) -> None:
+    """An int64 holds what the runtime is told."""
+    huge = {"cpu": "9000000000000000", "memory": "3Ei"}
+    assert changes({"containers": {f"c{n}": {"limits": huge} for n in range(count)}}) == {}
+    memory = {"memory": huge["memory"]}
+    found = changes({"containers": {f"c{n}": {"limits": memory} for n in range(count)}})
+    assert found == ({"memory_limit_in_bytes": 3 << 60} if count == 1 else {})
+
+
 @pytest.mark.parametrize("asked", ["nonsense", {}, {"containers": {"main": {"limits": {}}}}], ids=str)
 def test_pod_that_asks_for_no_limit_gets_the_runtime_s_own_size(asked: Any) -> None:
     assert changes(asked) == {}

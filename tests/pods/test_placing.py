@@ -217,7 +217,13 @@ BATCH = (
 
 @pytest.mark.parametrize(
     ("text", "shares", "ignored"),
-    [pytest.param(BATCH, 2048, 0, id="batch"), pytest.param("nonsense", 0, 1, id="nonsense-is-logged")],
+    [
+        pytest.param(BATCH, 2048, 0, id="batch"),
+        pytest.param("nonsense", 0, 1, id="nonsense-is-logged"),
+        pytest.param(
+            BATCH.replace("1Gi", '1Gi", "kubernetes.io/batch-cpu": "9e18'), 0, 1, id="more-cpus-than-any-node"
+        ),
+    ],
 )
 def test_what_a_pod_asks_for_in_its_annotation_reaches_the_box_and_the_inventory_and_not_the_runtime(
     text: str, shares: int, ignored: int
