@@ -67,6 +67,11 @@ class DiskBounds(Part, Struct, eq=False):
         self._is_due = True
         self._wake.set()
 
+    def _is_well(self) -> None:
+        """Nothing is to be written: have a look say so, where the last one failed, as a write that came late does."""
+        if self.failure:
+            self._wake.set()
+
     def read(self, reading: SignalReading | None) -> None:
         """What a look has found; None: nothing."""
         self._last = self._this
@@ -101,8 +106,12 @@ class DiskBounds(Part, Struct, eq=False):
         order = DisksOrder(share, calm, innocent, tuple(held), self._others)
         self.state, self._lifted = step(self._last, self._this, self.state, order), False
         wanted = {number: rate.whole for number, rate in self.state.bounds.items()}
-        if wanted != held and not isinstance(self._limits, Missing):
+        if isinstance(self._limits, Missing):
+            return
+        if wanted != held:
             self._write_soon()
+        else:
+            self._is_well()
 
     def rest(self, use: DisksUse) -> None:
         """No look is taken any more."""
@@ -111,6 +120,8 @@ class DiskBounds(Part, Struct, eq=False):
             self.state = step(None, None, self.state, DisksOrder(None, calm=False, innocent=True))
             self._lifted = self.box.path is not None  # without a box there is nothing yet that could be lifted
             self._write_soon()
+        else:
+            self._is_well()
 
     def status(self) -> tuple[DiskBound, ...]:
         """The disks that the box uses."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from criproxy.cgroup.driver import CgroupError
 from criproxy.cgroup.kernel_files import KernelFile
+from criproxy.concurrency.worker import StuckError
 from criproxy.control.evidence import HarmSeen
 from criproxy.control.interference.detectors import IO
 from criproxy.control.interference.ladder import (
@@ -1276,6 +1277,42 @@ def test_failed_look_teaches_nothing_about_disks() -> None:
     bench.looks(20)
 
     assert bench.watch.disks.state.of[SDA].calm == before
+
+
+@pytest.mark.parametrize("use", [DisksUse.HELD, DisksUse.LEFT], ids=["bounded-on", "held-off-then"])
+def test_slow_disk_that_took_the_bound_after_all_is_no_failure(use: DisksUse) -> None:
+    bench = Bench()
+    disks, writes = bench.watch.disks, bench.node.writes
+    late = [StuckError("no answer from the kernel within 10 s")]
+
+    async def slow(*args: Any, **more: Any) -> Any:
+        done = await writes(*args, **more)
+        if late:
+            raise late.pop()
+        return done
+
+    bench.node.writes = slow  # type: ignore[method-assign]
+    failures = []
+
+    async def go() -> None:
+        rounds = round_of(disks, bench.log, bench.clock)
+        for t in range(120):
+            bench.clock.advance(1.0)
+            io = {SDA: DiskIo(t * GIB, t * 1000)}
+            limits = dict(bench.node.disk_limits)
+            if use is DisksUse.LEFT and any(failures):
+                disks.rest(use)
+            else:
+                disks.read(SignalReading.without(NONE, disks=DiskCounters(float(t), io, io, {}), disk_limits=limits))
+                disks.keep(None if t < 50 else 0.0, calm=t < 50, innocent=False)
+            if disks.wake.is_set:
+                disks.wake._is_set = False
+                await rounds.look(disks)
+            failures.append(disks.failure)
+
+    asyncio.run(go())
+    assert bench.node.disk_limits[SDA] is not None
+    assert (any(failures), failures[-1]) == (True, "")
 
 
 def test_limits_on_disks_that_could_not_be_lifted_are_lifted_later() -> None:
