@@ -10,7 +10,7 @@ Amounts = tuple[float, float, float, float]
 
 
 def snapshot(t_s: float, cpu: Amounts, memory: Amounts, throttled_ratio: float = 0.0) -> Snapshot:
-    return Snapshot(t_s, {"cpu": ResourceSample(*cpu), "memory": ResourceSample(*memory)}, throttled_ratio)
+    return Snapshot(t_s, {"cpu": ResourceSample(*cpu), "memory": ResourceSample(*memory)}, throttled_ratio, read_s=t_s)
 
 
 def predictions(cpu: float | None, memory: float | None, cpu_note: str = "", memory_note: str = "") -> Prediction:

@@ -120,7 +120,7 @@ class Decider(Struct, eq=False):
         found = {}
         for name, sample in snapshot.of.items():
             now, hour, recent = self._predictors[name], self._predictors[f"{name}{_HOUR}"], self._recent[name]
-            recent.observe(snapshot.t_s, sample.online)
+            recent.observe(snapshot.read_s, sample.online)
             found[name] = ResourcePrediction(
                 level=_known(now.observe(snapshot.t_s, wall_s, sample.online, sample.capacity)),
                 note=now.note,

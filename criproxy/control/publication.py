@@ -59,7 +59,9 @@ class RecentMean(Struct, eq=False):
     _total: float = 0.0
 
     def observe(self, t_s: float, rate: float) -> None:
-        """`rate` is the mean since the last call; one that is not a sane number is left out. Time must not go back."""
+        """`rate` is the mean since the last call; one that is not a sane number is left out. Time must not go back, and
+        it is CLOCK_MONOTONIC where a machine may be suspended: rates are of what was measured.
+        """
         if not 0.0 <= rate < math.inf:
             return
         samples = self._samples

@@ -55,7 +55,7 @@ class Sampler:
             return None
         # The kernel adds up what each CPU was throttled for.
         throttled_ratio = min(1.0, _throttled_s(now.box, last.box) / (dt_s * capacity.cores))
-        return Snapshot(t_s, of, throttled_ratio, now.box.anon_bytes if now.box else 0)
+        return Snapshot(t_s, of, throttled_ratio, now.box.anon_bytes if now.box else 0, now.read_s)
 
 
 def _sample(capacity: float, node: float, box: float) -> ResourceSample:

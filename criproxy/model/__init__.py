@@ -279,12 +279,14 @@ class Snapshot(Struct, frozen=True):
     """One tick's view of the node: `of` each resource that is sampled. `t_s` is CLOCK_BOOTTIME.
 
     `throttled_ratio` is the share of time for which the box's CPU limit held it back; `box_anon_bytes`: see `Usage`.
+    `read_s`: when it was measured, by CLOCK_MONOTONIC, as rates are.
     """
 
     t_s: float
     of: Mapping[str, ResourceSample]
     throttled_ratio: float
     box_anon_bytes: int = 0
+    read_s: float = 0.0
 
 
 CPU: Final = "cpu"

@@ -161,7 +161,7 @@ class Metrics:
             if decided is not None and (level := decided.prediction.level) is not None and sample.online > level:
                 self.count("prediction_exceeded", name)
         if CPU in now.of:
-            self.count("box_cpu_seconds", by=now.of[CPU].box * max(0.0, now.t_s - before.t_s))
+            self.count("box_cpu_seconds", by=now.of[CPU].box * max(0.0, now.read_s - before.read_s))
 
     def tick_failed(self, seconds: float) -> None:
         self._tick_seconds.observe(seconds)

@@ -62,7 +62,9 @@ class TickObserver(Protocol):
 
 
 class Deadlines(Struct):
-    """Of what is due again and again. `due_s` (CLOCK_BOOTTIME) None: at once."""
+    """Of what is due again and again. `due_s` None: at once. By CLOCK_MONOTONIC, as none is missed in a suspended
+    machine.
+    """
 
     due_s: float | None = None
 
@@ -115,7 +117,7 @@ class ControlLoop(Part, Struct, eq=False):
     @property
     def pause_s(self) -> float:
         dues_s = [one.due_s for one in (self._samples, self._harm_looks) if one.due_s is not None]
-        return max(0.0, min(dues_s, default=0.0) - self.shared.clock.boottime_s())
+        return max(0.0, min(dues_s, default=0.0) - self.shared.clock.monotonic_s())
 
     def cease(self) -> None:
         self.harm.cease()
@@ -126,28 +128,28 @@ class ControlLoop(Part, Struct, eq=False):
     async def look(self) -> None:
         """Raises the first failure of any step, once all are done."""
         clock, interval_s = self.shared.clock, self.decider.settings.interval_s
-        pace_s, began_s = self.harm.pace_s or interval_s, clock.boottime_s()
+        pace_s, now_s, began_s = self.harm.pace_s or interval_s, clock.boottime_s(), clock.monotonic_s()
         samples, harm = self._samples.is_due(began_s, interval_s), self._harm_looks.is_due(began_s, pace_s)
         usage, reading = await self.box.usage(self.harm.job() if harm else None)
         failures = [usage] if isinstance(usage, Exception) else list[Exception]()
         snapshot, decided = None, None
         with _noting(failures):
             if isinstance(usage, UsageReading):
-                snapshot = self._learned(began_s, usage, sample=samples)
+                snapshot = self._learned(now_s, usage, sample=samples)
         if harm:
             with _noting(failures):
-                self.harm.judge(began_s, reading)
+                self.harm.judge(now_s, reading)
                 self.guard.acquit(self.harm.innocent)
         with _noting(failures):
-            decided = await self._bounded(began_s, is_new=snapshot is not None)
+            decided = await self._bounded(now_s, is_new=snapshot is not None)
         if harm:
             with _noting(failures):
                 self.harm.follow()
-            self._harm_looks.done(began_s, clock.boottime_s(), self.harm.pace_s or interval_s)
+            self._harm_looks.done(began_s, clock.monotonic_s(), self.harm.pace_s or interval_s)
         if samples:
             with _noting(failures):
-                self._tell(snapshot, decided, failures, clock.boottime_s() - began_s)
-            if missed := self._samples.done(began_s, clock.boottime_s(), interval_s):
+                self._tell(snapshot, decided, failures, clock.monotonic_s() - began_s)
+            if missed := self._samples.done(began_s, clock.monotonic_s(), interval_s):
                 self.observer.ticks_missed(missed)
         if isinstance(reading, Exception):
             failures.append(reading)

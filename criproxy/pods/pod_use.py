@@ -112,7 +112,7 @@ class PodUseWatch(Part, Struct):
         self._began_s = {one.id: created_s.get(one.id) or began_s.get(one.id, wall_s) for one in pods.values()}
         asks = await self._asks_of(pods)
         counters = await self._read(pods)
-        now_s = shared.clock.boottime_s()
+        now_s = shared.clock.monotonic_s()
         readings = shared.readings
         before_s, before = readings.at_s, readings.of
         readings.at_s, readings.of = now_s, counters

@@ -40,7 +40,7 @@ class Turns(Struct):
 
 
 class PodReadings(Struct):
-    """What was counted of the box's pods at `at_s` (CLOCK_BOOTTIME), by their paths; none: nothing is known yet, or no
+    """What was counted of the box's pods at `at_s` (CLOCK_MONOTONIC), by their paths; none: nothing is known yet, or no
     pod runs. Replaced as a whole.
     """
 

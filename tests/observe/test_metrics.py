@@ -135,7 +135,8 @@ def test_what_came_of_a_tick_is_counted_by_the_next() -> None:
     metrics = Metrics("1")
     cpu = SNAPSHOT.of["cpu"]
     assert samples(metrics)["criproxy_prediction_exceeded_total{resource=cpu}"] == 0
-    now = replace(SNAPSHOT, t_s=SNAPSHOT.t_s + 2.0, of={**SNAPSHOT.of, "cpu": replace(cpu, online=2.2, box=0.75)})
+    later = {"t_s": SNAPSHOT.t_s + 3600.0, "read_s": SNAPSHOT.read_s + 2.0}
+    now = replace(SNAPSHOT, **later, of={**SNAPSHOT.of, "cpu": replace(cpu, online=2.2, box=0.75)})
     metrics.passed(SNAPSHOT, DECISION, now)  # which says 2.1 cores, and nothing of memory
     metrics.passed(SNAPSHOT, DECISION, replace(now, of={**now.of, "cpu": replace(cpu, online=2.1, box=0.75)}))
     found = samples(metrics)

@@ -311,7 +311,7 @@ def test_ticks_have_the_recorder_count_what_came_of_the_one_before() -> None:
     bench = Bench()
     bench.tick()
     bench.clock.advance(1.0)
-    bench.recorder.ticked(replace(SNAPSHOT, t_s=SNAPSHOT.t_s + 4.0), decision(), (), 0.01)
+    bench.recorder.ticked(replace(SNAPSHOT, read_s=SNAPSHOT.read_s + 4.0), decision(), (), 0.01)
     assert bench.metric("criproxy_box_cpu_seconds_total") == SNAPSHOT.of[CPU].box * 4.0
 
 

@@ -436,6 +436,18 @@ def test_tick_after_the_machine_was_suspended_goes_on_as_before(node):
     assert node.observer.discarded == []
 
 
+def test_time_that_the_machine_was_suspended_was_not_measured(node):
+    node.run(100)
+    node.clock.during = lambda: node.clock.suspend(3600.0)
+    node.box.online_cores = 3.0
+    node.run(1)
+    node.clock.during = lambda: None
+    node.box.online_cores = 1.0
+    node.run(60)
+    assert node.observer.missed == []
+    assert node.observer.seen[-1][1].resources["cpu"].prediction.recent == pytest.approx(1.0 + 2.0 / 160.0, abs=0.01)
+
+
 events = st.lists(
     st.tuples(
         st.sampled_from([0.0, 0.5, 2.0, 3600.0]),

@@ -87,6 +87,14 @@ def test_status_says_of_each_pod_what_it_uses(bench: Bench) -> None:
     }
 
 
+def test_time_that_the_machine_was_suspended_counts_for_no_size(bench: Bench) -> None:
+    bench.runs("a", PodLimits(cpu_weight=39))
+    bench.looks(120, a=6.0)
+    bench.clock.suspend(7200.0)
+    bench.looks(120, a=6.0)
+    assert (bench.part.of_pod(bench.inventory.placed[0])["cpu_cores"], bench.told()) == (pytest.approx(6.0), [])
+
+
 def test_use_is_not_known_before_the_second_look(bench: Bench) -> None:
     job = bench.runs("a")
     assert set(bench.part.of_pod(job).values()) == {None, "", 0}
