@@ -174,9 +174,8 @@ class Daemon:
 
         metrics = Metrics(__version__, lambda: log_writer.dropped, (*OTHERS, *PARTS))
         self._link = RuntimeLink(Path(config.proxy.runtime_path), self._log)
-        reload_asked = asyncio.Event()
         self._kubernetes = KubernetesPart(
-            own, config, reload_asked.set, dry_run=dry_run, metrics=metrics, clock=clock, log=self._log
+            own, config, watch.ask, dry_run=dry_run, metrics=metrics, clock=clock, log=self._log
         )
         runtime = PodsRuntime(self._link, footprint.trim)
         by_cri = config.proxy.front == "cri"
@@ -216,7 +215,6 @@ class Daemon:
             log=self._log,
             hold_offs=hold_offs,
             load=self._kubernetes.load,
-            asked=reload_asked,
         )
         inside = Listener(UnixAddress(Path(config.proxy.status_path)), self._log)
         outside = Listener(TcpAddress(*config.observe.host_port), self._log)

@@ -45,8 +45,13 @@ _AGAIN_S: Final = 5.0
 """When a disk does not answer."""
 
 
+_Stat = tuple[str, int, int, int]
+"""A file's name, when it was modified, its size, and its inode."""
+
+
 class FileWatch:
-    """`file` and its drop-ins as they were when this was made, or at the last `changed` that said so or `read`.
+    """`file` and its drop-ins as they were when this was made, or at the last `changed` that said so or `read`. Any
+    thread may call it.
 
     A file that is just being written is empty or cut off, and may be valid all the same, with another meaning. So a
     change counts only when the next look finds the same.
@@ -54,7 +59,8 @@ class FileWatch:
 
     def __init__(self, file: Path) -> None:
         self.file: Final = file
-        self._known = self._seen = self._look()
+        self._seen = self._look()
+        self._known: list[_Stat] | None = self._seen
 
     def changed(self) -> bool:
         """Whether the file has changed, and not since the last call. Call it at intervals."""
@@ -67,14 +73,18 @@ class FileWatch:
 
     @property
     def settling(self) -> bool:
-        """Whether the last look found a change that the next one has to confirm: it should come soon."""
+        """Whether the next look may say that the file has changed: it should come soon."""
         return self._seen != self._known
+
+    def ask(self) -> None:
+        """Have the next call of `changed` that finds the file at rest say so."""
+        self._known = None
 
     def read(self) -> None:
         """The file is about to be read, changed or not."""
         self._known = self._seen = self._look()
 
-    def _look(self) -> list[tuple[str, int, int, int]]:
+    def _look(self) -> list[_Stat]:
         """Differs whenever the files differ."""
         files: Sequence[Path] = (self.file,)
         with contextlib.suppress(OSError):

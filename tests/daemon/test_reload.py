@@ -287,6 +287,18 @@ def test_file_that_vanishes_and_comes_back_is_told_each_time(file: Path) -> None
     assert [watch.changed() for _ in range(3)] == [False, True, False]
 
 
+def test_file_that_is_asked_for_amid_a_change_is_told_once_it_is_at_rest(file: Path) -> None:
+    """What is half written may be valid: a change of the policy is no reason to read it."""
+    watch = FileWatch(file)
+    watch.ask()
+    assert (watch.settling, [watch.changed() for _ in range(2)]) == (True, [True, False])
+    file.write_text("")
+    watch.ask()
+    assert watch.changed() is False
+    file.write_text("new, in full")
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+
+
 def test_file_that_was_read_is_not_told_again(file: Path) -> None:
     watch = FileWatch(file)
     file.write_text("new text")
