@@ -1292,7 +1292,7 @@ def test_slow_disk_that_took_the_bound_after_all_is_no_failure(use: DisksUse) ->
         return done
 
     bench.node.writes = slow  # type: ignore[method-assign]
-    failures = []
+    failures: list[str] = []
 
     async def go() -> None:
         rounds = round_of(disks, bench.log, bench.clock)

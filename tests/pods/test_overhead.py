@@ -181,7 +181,7 @@ def test_shim_of_a_process_whose_first_thread_has_ended_is_found(proc: Proc) -> 
     (first / "stat").write_text((first / "stat").read_text().replace(" S ", " Z "))
     (first / "cgroup").write_text("4:cpu,cpuacct,memory:/\n")  # as v1 shows it
     (first / "task/21").mkdir(parents=True)
-    (first / "task/21/stat").write_text("21 (x) S 10\n")
+    (first / "task/21/stat").write_text(f"21 (x) S 10{' 0' * 18}\n")
     (first / "task/21/cgroup").write_text("4:cpu,cpuacct,memory:/offline/poda/x\n")
     assert proc.reader.read(0, [watched]).shims == {(10, 5): ("sa", 3.0)}
 

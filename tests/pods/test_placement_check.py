@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -429,8 +430,8 @@ def test_process_that_left_and_is_another_one_at_each_look_is_found() -> None:
     for _ in range(3):
         number = 301 + bench.again + bench.counted
         bench.node.left = [Stray(11, number, 7 * number, "/kubepods")]
-        again = Stray(11, number + 1, 9000 + number, "/kubepods")
-        bench.between = lambda again=again: setattr(bench.node, "left", [again])
+        again = [Stray(11, number + 1, 9000 + number, "/kubepods")]
+        bench.between = partial(setattr, bench.node, "left", again)
         bench.round()
     assert (len(bench.check.strays), bench.check.pause_s, bench.again) == (1, 60, 1)
     assert (bench.events(), bench.counted) == (["stray_process"], 3)
