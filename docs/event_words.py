@@ -10,6 +10,7 @@ WORDS: Final = {
     "notice": "An offline pod is told that it is going to be stopped; it has that many seconds to end by itself.",
     "evicted": "Kubernetes has taken the eviction of an offline pod: kubelet ends it, within its grace period.",
     "not_evicted": "Kubernetes has not taken the eviction of an offline pod; `outcome` says why.",
+    "stops_wait": "More offline pods are to be stopped than the budget lets go in ten minutes: the rest goes later.",
     "eviction_waits": "A disruption budget does not let an offline pod go yet: its eviction is asked for again.",
     "eviction_not_marked": "The Node could not be marked to keep an evicted pod's like off; the next mark brings it.",
     "event_not_told": "An event that Kubernetes was to show of a pod or of this node could not be written there.",

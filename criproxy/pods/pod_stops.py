@@ -1,10 +1,12 @@
 """Has pods of the box leave: single ones that parts ask for (`StopRequests`), or all, by the switch or the schedule."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from criproxy.concurrency.clock import Wake
+from criproxy.config.ladder import ladder_settings
 from criproxy.model import Sandbox
 from criproxy.model.modes import LimitsUse
 from criproxy.pods.inventory import PodObserver
@@ -47,10 +49,15 @@ class PodStops(PodObserver, Part, Struct, eq=False):
 
     def configure(self, now: NodeSettings) -> None:
         self.all_leave = all_leave(now)
+        self.stopper.budget.law = ladder_settings(now.config.interference).budget
         self.wake.set()
 
     def cease(self) -> None:
         self.stopper.cease()
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from self.stopper.problems()
 
     def pods_listed(self) -> None:
         self.wake.set()
@@ -78,5 +85,5 @@ class PodStops(PodObserver, Part, Struct, eq=False):
             why, setting = self.all_leave
             ended = {sandbox.id for sandbox in self.shared.inventory.ended_pods}
             everything = {one: Leave(pod, why, setting) for one, pod in placed.items() if one not in ended}
-        wanted = {one: leave for one, leave in (everything | single).items() if self.stopper.stands(leave)}
+        wanted = {one: leave for one, leave in (single | everything).items() if self.stopper.stands(leave)}
         await self.stopper.stop_all(wanted, patient=everything.keys() - single.keys())

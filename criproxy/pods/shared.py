@@ -14,7 +14,7 @@ from criproxy.control.interference.ladder import Transition
 from criproxy.model import Counters
 from criproxy.pods.inventory import Inventory
 from criproxy.pods.runtime import Process, Runtime
-from criproxy.pods.stopping import Evicts, Holds, PodStopper
+from criproxy.pods.stopping import Evicts, Holds, PodStopper, StopBudget
 
 
 class TellsLadder(Protocol):
@@ -53,7 +53,7 @@ class PodsShared(Struct, frozen=True):
 
     `processes`: the first one of each sandbox and container of the box, as the runtime answered last, so that it is
     asked only once. `PlacementCheck` keeps it, and `PodUseWatch` keeps `readings`. `day` gets a mark of what happens to
-    the box and its pods.
+    the box and its pods. `budget` is one for all that have pods leave.
     """
 
     inventory: Inventory
@@ -67,7 +67,10 @@ class PodsShared(Struct, frozen=True):
     processes: dict[str, Process] = {}
     readings: PodReadings = field(default_factory=PodReadings)
     day: Day = field(default_factory=Day)
+    budget: StopBudget = field(default_factory=StopBudget)
 
     def stopper(self) -> PodStopper:
         """One for a part that has pods leave."""
-        return PodStopper(self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock, self.day)
+        return PodStopper(
+            self.runtime, self.log, self.inventory, self.holds, self.evicts, self.clock, self.day, self.budget
+        )

@@ -13,7 +13,7 @@ judges that right before each step that can't be undone, whoever has asked for i
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -22,6 +22,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy.concurrency.clock import Clock, Wake
 from criproxy.control.day import Day, Kind
+from criproxy.control.interference.ladder import Budget
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.hold_offs import HoldOffs
 from criproxy.pods.inventory import Inventory
@@ -37,6 +38,7 @@ ON_STARVED: Final = "kubernetes.on_starved"
 ON_DISABLE: Final = "colocation.on_disable"
 ON_CLOSE: Final = "schedule.on_close"
 """Those by which all are."""
+ALL_LEAVE: Final = frozenset({ON_DISABLE, ON_CLOSE})
 
 STOPS_S: Final = 5.0
 """How long `PodStopper.stop_all` waits. A stop that hangs (`Runtime.stop` gives up after two minutes) goes on by
@@ -145,6 +147,36 @@ class Evicts(Protocol):
         """Tell Kubernetes that a pod's sandbox is stopped at the runtime. Neither blocks nor raises."""
 
 
+class StopBudget(Struct):
+    """How many pods may go in `law.window_s`: `law.most`, whoever has picked them, so that no rule and no measurement
+    that is wrong ever empties a node. The ladder keeps to a budget of its own, and what goes for it counts here, too.
+    All pods that an operator has leave (`ON_DISABLE`, `ON_CLOSE`) do not.
+    """
+
+    law: Budget = Budget()
+    _began_s: dict[str, float] = {}
+    """When each was to go that counts (CLOCK_BOOTTIME), by sandbox id."""
+
+    def takes(self, sandbox_id: str, one: Leave, now_s: float) -> bool:
+        """Whether this one may go now, which counts from now on, and once."""
+        self._began_s = {other: s for other, s in self._began_s.items() if now_s - s < self.law.window_s}
+        if one.setting in ALL_LEAVE or sandbox_id in self._began_s:
+            return True
+        if len(self._began_s) >= self.law.most:
+            return False
+        self._began_s[sandbox_id] = now_s
+        return True
+
+    def went(self, sandbox_id: str, one: Leave, now_s: float) -> None:
+        """This one has gone, whether or not anybody has asked for it here."""
+        if one.setting not in ALL_LEAVE:
+            self._began_s.setdefault(sandbox_id, now_s)
+
+    def stays(self, sandbox_id: str) -> None:
+        """This one does not go after all."""
+        self._began_s.pop(sandbox_id, None)
+
+
 class PodStopper(Struct):
     """Has pods leave, each once, and those again that did not. `evicts` None: all are stopped at the runtime. `holds`
     judges whether they are to go, see the module.
@@ -161,6 +193,9 @@ class PodStopper(Struct):
     evicts: Evicts | None = None
     clock: Clock = field(default_factory=Clock)
     day: Day = field(default_factory=Day)
+    budget: StopBudget = field(default_factory=StopBudget)
+    _later: int = 0
+    """How many of those that were last to be stopped wait for the budget."""
     _marked: set[str] = set()
     """Those whose end has a mark in the day."""
     _stopped: set[str] = set()
@@ -208,8 +243,8 @@ class PodStopper(Struct):
         return self.holds.stops(one.setting, one.pod, held_off_too=one.held_off_too)
 
     async def stop_all(self, wanted: Mapping[str, Leave], patient: Collection[str] = ()) -> None:
-        """Have these leave, by sandbox id: all at once, and each in a task that goes on when it takes longer than
-        `STOPS_S`, until `cease`.
+        """Have these leave, by sandbox id: all at once that the budget lets go, those outside the box first, and each
+        in a task that goes on when it takes longer than `STOPS_S`, until `cease`. The next call tries the rest again.
 
         Those that are `patient` wait until their disruption budget lets them go: the next call tries again. Raises what
         `Runtime.stop` does, after all were tried, of what has ended since the last call; of a stop after notice, that
@@ -218,15 +253,31 @@ class PodStopper(Struct):
         self.forget_others(wanted.keys())
         ended = self._ended()
         begun = self.leaving | self._stopped | self._under_way.keys() | ended.keys()
-        for one, leave in wanted.items():
-            if one not in begun:
+        due = [(one, leave) for one, leave in wanted.items() if one not in begun]
+        due.sort(key=lambda item: (item[1].setting != ON_UNBOUNDED, item[0] in self._waiting))
+        now_s, later = self.clock.boottime_s(), 0
+        for one, leave in due:
+            if self.budget.takes(one, leave, now_s):
                 self._under_way[one] = asyncio.create_task(self._leave(one, leave, patient=one in patient))
+            else:
+                later += 1
+        if later and not self._later:
+            self.log.warning("stops_wait", pods=later, most=self.budget.law.most)
+        self._later = later
         if self._under_way:
             await asyncio.wait(self._under_way.values(), timeout=STOPS_S)
         tasks = (ended | self._ended()).values()
         failures = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
         if failures:
             raise failures[0]
+
+    def problems(self) -> Iterator[str]:
+        if self._later:
+            most = self.budget.law.most
+            yield (
+                f"{self._later} offline pods wait to be stopped, as at most {most} go in ten minutes "
+                "(interference.evict_most)"
+            )
 
     def cease(self) -> None:
         """Wait for nothing that is under way, but for notice."""
@@ -303,6 +354,7 @@ class PodStopper(Struct):
                 if sandbox_id not in self._waiting:
                     self.log.info("eviction_waits", pod=str(pod), pod_uid=pod.uid, reason=why, budget=str(error))
                 self._waiting.add(sandbox_id)
+                self.budget.stays(sandbox_id)
                 return
             ends_s = None
         except RefusedError:
@@ -326,6 +378,7 @@ class PodStopper(Struct):
         pod, why = one.pod, one.why
         if not self.stands(one):
             self.log.info("not_stopped_any_more", pod=str(pod), pod_uid=pod.uid, reason=why, setting=one.setting)
+            self.budget.stays(sandbox_id)
             return
         self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
         self._mark(sandbox_id, one, "stopped")
@@ -338,6 +391,7 @@ class PodStopper(Struct):
     def _mark(self, sandbox_id: str, one: Leave, how: str) -> None:
         if sandbox_id not in self._marked:
             self._marked.add(sandbox_id)
+            self.budget.went(sandbox_id, one, self.clock.boottime_s())
             self.day.mark(self.clock.boottime_s(), Kind.LEAVING, one.why, str(one.pod), how)
 
     def _notices(self, sandbox_id: str, one: Leave) -> bool:

@@ -163,6 +163,7 @@ class UnboundedPods(PodObserver, Part, Struct, eq=False):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        yield from self.stopper.problems()
         if unbounded := len(self.pods()):
             yield f"{unbounded} offline pods run outside the box"
 

@@ -37,9 +37,11 @@ SCHEDULE: Final[Mapping[str, str]] = {
 
 NODES_OWN: Final = (
     "proxy.bypass_after_s",
+    "colocation.on_runtime_overload",
     "colocation.on_unbounded",
     "colocation.presets",
     "colocation.rules",
+    "colocation.runtime_max_cores",
     "hardening.allow",
     "hardening.cache_classes",
     "hardening.capabilities",
@@ -54,9 +56,9 @@ NODES_OWN: Final = (
     "pids.max_ratio",
 )
 """Keys that a policy can't set, though a change of them needs no restart: which pods are offline, which are stopped as
-they run outside the box, what is kept from offline pods, which queries a Prometheus gets, and what holds while criproxy
-is down. A node's own file has them. What a policy says there has no effect, and the rest of it holds: refused as a
-whole, a policy of before would take its switch with it.
+they run outside the box or have the runtime work too much, what is kept from offline pods, which queries a Prometheus
+gets, and what holds while criproxy is down. A node's own file has them. What a policy says there has no effect, and the
+rest of it holds: refused as a whole, a policy of before would take its switch with it.
 """
 
 

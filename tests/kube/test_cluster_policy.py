@@ -114,9 +114,11 @@ ALL_IN_THE_CLUSTER_S_HAND: dict[str, dict[str, object]] = {
     "proxy": {"bypass_after_s": "never"},
     "colocation": {
         "enabled": True,
+        "on_runtime_overload": "evict",
         "on_unbounded": "evict",
         "presets": ["koordinator"],
         "rules": [{"annotation": "kubernetes.io/config.source", "equals": "api"}],
+        "runtime_max_cores": 0.01,
     },
     "hardening": {
         "allow": [{"namespace": True, "prefix": "k"}],

@@ -22,6 +22,7 @@ from criproxy.pods.stopping import (
     Evicts,
     Holds,
     KnownPod,
+    Leave,
     StopRequests,
 )
 from tests.fakes.clock import FakeClock
@@ -120,6 +121,54 @@ def test_what_happens_to_pods_asks_for_a_look() -> None:
         part.wake._is_set = False
         happens(part)
         assert part.wake.is_set
+
+
+# --- how many ---
+
+
+def few(bench: Bench) -> list[str]:
+    """All pods of the bench are to go singly, those by the runtime's overload before the others."""
+    for one in bench.runtime.placed:
+        setting = ON_RUNTIME_OVERLOAD if one.pod.uid < "h" else ON_UNBOUNDED
+        bench.requests.stop(one, "why", setting)
+    bench.look()
+    return [one.removeprefix("sandbox-") for one in bench.runtime.stopped]
+
+
+def test_pods_go_within_the_budget_that_the_node_s_file_names_those_outside_the_box_first() -> None:
+    bench = Bench(node_settings("interference.evict_most = 3"), FakePodsRuntime(tuple(map(sandbox, "abcdefghij"))))
+    assert few(bench) == ["h", "i", "j"]
+    assert few(bench) == ["h", "i", "j"]
+    assert list(bench.part.problems()) == [
+        "7 offline pods wait to be stopped, as at most 3 go in ten minutes (interference.evict_most)"
+    ]
+    bench.clock.advance(600.0)
+    assert few(bench)[3:] == ["a", "b", "c"]
+
+
+def test_one_budget_holds_for_all_parts_that_stop_pods_and_all_pods_leave_whatever_it_says() -> None:
+    bench = Bench(ON, FakePodsRuntime(tuple(map(sandbox, "abcdefghij"))))
+    other = bench.part.shared.stopper()
+    leave = Leave(sandbox("x").pod, "why", ON_UNBOUNDED)
+    asyncio.run(other.stop_all({f"other-{number}": leave for number in range(5)}))
+    assert len(few(bench)) == 6
+    bench.part.configure(EVICT)
+    bench.look()
+    assert len(bench.runtime.stopped) == 15
+
+
+def test_pod_whose_disruption_budget_holds_it_takes_no_room_of_the_others() -> None:
+    class Holding:
+        async def evict(self, pod: PodRef, *_: object, **__: object) -> float:
+            if pod.uid < "h":
+                raise BudgetError("no more than this")
+            return 30.0
+
+    bench = Bench(ON, FakePodsRuntime(tuple(map(sandbox, "abcdefghij"))), evicts=Holding())  # type: ignore[arg-type]
+    leaves = {one.id: Leave(one.pod, "why", ON_UNBOUNDED) for one in bench.runtime.placed}
+    for _ in range(2):
+        asyncio.run(bench.part.stopper.stop_all(leaves, patient=leaves.keys()))
+    assert set(bench.part.stopper.evicted) == {f"sandbox-{uid}" for uid in "hij"}
 
 
 # --- single pods -----------------------------------------------------------------------------------------------------

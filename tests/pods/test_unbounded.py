@@ -101,6 +101,21 @@ def test_pod_that_an_operator_holds_criproxy_off_is_told_and_not_stopped() -> No
     assert (set(unbounded.pods()), runtime.stopped) == ({"b"}, ["a"])
 
 
+def test_pods_go_within_the_budget_and_the_rest_later_by_and_by() -> None:
+    unbounded, runtime = bench(EVICT, *(f"p{number:02}" for number in range(20)))
+    clock = unbounded.stopper.clock = FakeClock()
+    gone, waits = [], []
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(50):
+            asyncio.run(unbounded.look())
+            gone.append(len(runtime.stopped))
+            waits += [line for line in unbounded.problems() if "wait" in line]
+            clock.advance(60.0)
+    assert [gone[0], gone[9], gone[10], gone[20], gone[-1]] == [6, 6, 12, 18, 20]
+    assert waits[0] == ("14 offline pods wait to be stopped, as at most 6 go in ten minutes (interference.evict_most)")
+    assert [(log["pods"], log["most"]) for log in logs if log["event"] == "stops_wait"] == [(14, 6)]
+
+
 # --- what was online when it started ----------------------------------------------------------------------------------
 
 ALL = OfflineRules((Rule(Subject.NAMESPACE, "", Test.PREFIX, "b"), DEFAULT_RULE))
