@@ -6,7 +6,7 @@ finds the names that they look for.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal
 
 from msgspec import Struct, field
@@ -19,6 +19,7 @@ from criproxy.control.interference.service_checks import ServiceAnswer, check_of
 from criproxy.control.interference.victim import LONGEST_OWNER, OWNERS, candidate, owner_of
 from criproxy.fronts.cri import messages as cri
 from criproxy.fronts.cri.codec import Request
+from criproxy.fronts.nri.plugin import is_required
 from criproxy.hooks import Chain
 from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
 from criproxy.hooks.batch import asked_by
@@ -28,7 +29,7 @@ from criproxy.hooks.offline import CONFIG_SOURCE, DEFAULT_RULE, PRESETS, Offline
 from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
 from criproxy.hooks.tiers import is_mid
 from criproxy.kube.evictions import MAX_EVICTED, MOST_GRACE_S, Evictor, change, kept_out, kept_out_for
-from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated, told_cores
+from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated, decoded, told_cores
 from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import AppliedAdjustment, adjust, unboundable
@@ -85,6 +86,7 @@ def readers_of_pod(pod: Pod) -> None:
     ):
         with contextlib.suppress(ValueError):
             job()
+    is_required(pod)
     request = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/poduid", Resources(), pod=pod)
     tuple(BandwidthHook(Bandwidth(10**6, 10**6)).adjust(request))
     create = replace(request, operation=Operation.CREATE_CONTAINER, target=Target.CONTAINER, container="NAME")
@@ -97,6 +99,16 @@ def _marks(kind: Kind, *keys: str, namespace: str = "batch") -> Callable[[str], 
 
 def _bound_pod(text: str) -> BoundPod:
     return BoundPod(Meta(uid=text), PodSpec(containers=(ContainerSpec("main", Needs({"cpu": text})),)))
+
+
+def of_spec(name: str, text: str) -> BoundPod:
+    """A pod that has this as a number of its spec, as the node reads it of the API. Raises ObjectError."""
+    return decoded(b'{"spec":{"%b":%b}}' % (name.encode(), text.encode("utf-8", "surrogateescape")), BoundPod)
+
+
+def _ranked(text: str) -> object:
+    pod = of_spec("priority", text)
+    return candidate(pod_of("label", {}), (), 1.0, 0.0, kubernetes_priority=pod.spec.priority)
 
 
 def _evicted(text: str) -> object:
@@ -350,8 +362,9 @@ ROWS: Final = (
         (Hardening.refusal_of_paths,),
         "compared as it is written, and, in a thread of its own, by where it leads; a pod with one of the kernel's or "
         "the runtime's is refused, and one with a path of more than 4,096 characters",
-        NOBODY,
-        NOBODY,
+        "what other folders of the node's hold, to read and, unless the mount is read-only, to write",
+        "a folder that the node's root runs or trusts (/etc, /usr, /root) gives the node to who may write there: name it "
+        "in `hardening.refuse_host_paths`, or let Pod Security's `baseline` refuse hostPath",
         lambda text: (Hardening().refusal_of_paths((text,)), Hardening().refusal_of_paths((f"/{text}",))),
     ),
     AuthorText(
@@ -375,6 +388,17 @@ ROWS: Final = (
         _marks("annotation", f"{CACHE_CLASS}pod", f"{CACHE_CLASS}container.NAME"),
     ),
     AuthorText(
+        "annotation",
+        (names.REQUIRED_PLUGINS, f"{names.REQUIRED_PLUGINS}/pod"),
+        "offline pods",
+        (is_required,),
+        "whether criproxy is in it, and in those of a container alone (`/container.NAME`); criproxy's webhook reads the "
+        "lists, as long as the API server lets them be, and adds to them",
+        "nothing: by NRI, it is not started where a plugin of the list is away",
+        NOBODY,
+        _marks("annotation", names.REQUIRED_PLUGINS, f"{names.REQUIRED_PLUGINS}/pod"),
+    ),
+    AuthorText(
         "field",
         ("spec.terminationGracePeriodSeconds",),
         "offline pods",
@@ -382,7 +406,7 @@ ROWS: Final = (
         f"{MOST_GRACE_S} s, where Kubernetes evicts it; 1 s where memory is short",
         "time to end before it is stopped",
         "online waits up to so long for what the pod has to give back; not in an emergency",
-        _bound_pod,
+        partial(of_spec, "terminationGracePeriodSeconds"),
     ),
     AuthorText(
         "field",
@@ -392,7 +416,7 @@ ROWS: Final = (
         "a number of 32 bits, which the API server sets by the PriorityClass",
         "others of the box go first",
         "other offline pods go in its place",
-        _bound_pod,
+        _ranked,
     ),
     AuthorText(
         "field",

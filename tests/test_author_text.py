@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from criproxy.kube.objects import BoundPod, ObjectError
 from criproxy.vocabulary import names
 from docs.author_text import (
     LEFT,
@@ -15,6 +16,7 @@ from docs.author_text import (
     Kind,
     container_read,
     keys,
+    of_spec,
     page,
     pod_of,
     readers_of_pod,
@@ -153,8 +155,22 @@ def test_each_name_of_a_pods_in_the_vocabulary_has_its_row() -> None:
 
 def _vocabulary() -> Iterator[str]:
     for name, value in vars(names).items():
-        if name.isupper() and isinstance(value, str) and "/" in value and name != "PREFIX":
+        if name.isupper() and isinstance(value, str) and ("/" in value or "." in value) and name != "PREFIX":
             yield value
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("priority", lambda pod: pod.spec.priority),
+        ("terminationGracePeriodSeconds", lambda pod: pod.spec.termination_grace_period_seconds),
+    ],
+)
+def test_number_of_a_spec_reaches_its_reader_and_is_no_text(name: str, read: Callable[[BoundPod], object]) -> None:
+    assert read(of_spec(name, "-17")) == -17
+    for text in ('"17"', "1.5", "1e400", "[]"):
+        with pytest.raises(ObjectError):
+            of_spec(name, text)
 
 
 def test_page_has_a_row_for_each() -> None:

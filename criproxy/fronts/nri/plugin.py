@@ -99,10 +99,12 @@ _READ: Final = frozenset(
         *(PRIORITY, KOORDINATOR_PRIORITY, EVICTION_ENABLED, EVICTION_PRIORITY, *OWNERS),
     )
 )
-"""What is read of the labels and annotations of a pod in the box, beside what rules read: `inventory.described`, and who
-goes first."""
+"""What is read of the labels and annotations of a pod in the box, beside what rules read: `inventory.described`, and
+who goes first."""
 
 _UPDATES: Final = ("UpdatePodSandbox", "UpdateContainer")
+
+_NAMES_US: Final = re.compile(rf"(?<![\w-]){PLUGIN}(?![\w-])")
 
 _NOTHING: Final = b""
 
@@ -169,6 +171,14 @@ class Pending(Struct):
 
     outcome: Awaitable[NriAnswer]
     late: Callable[[float], NriAnswer]
+
+
+def is_required(pod: Pod) -> bool:
+    """Whether the runtime's validator waits for us with each container of the pod: see REQUIRED_PLUGINS."""
+    annotations = pod.annotations
+    for_all = annotations.get(f"{REQUIRED_PLUGINS}/pod", annotations.get(REQUIRED_PLUGINS, ""))
+    own = [text for key, text in annotations.items() if key.startswith(f"{REQUIRED_PLUGINS}/container.")]
+    return all(_NAMES_US.search(text) for text in (for_all, *own))
 
 
 class NriPlugin(Struct, eq=False):
@@ -356,7 +366,7 @@ class NriPlugin(Struct, eq=False):
             self.placing.done(call, outcome, Made(call.sandbox_id, containers))
             if call.operation in STARTS and outcome.place is not None and call.pod is not None:
                 self.started += 1
-                self.required += _requires_us(call.pod.annotations)
+                self.required += is_required(call.pod)
         return self._verdict(outcome)
 
     def _verdict(self, outcome: PlacingOutcome) -> NriAnswer:
@@ -499,13 +509,6 @@ class NriPlugin(Struct, eq=False):
             return place if self.placing.inventory.cgroups.exists(place) else None
         except (ValueError, CgroupError):
             return None
-
-
-def _requires_us(annotations: Mapping[str, str]) -> bool:
-    """Whether the runtime's validator waits for us with each container of a pod: see REQUIRED_PLUGINS."""
-    for_all = annotations.get(f"{REQUIRED_PLUGINS}/pod", annotations.get(REQUIRED_PLUGINS, ""))
-    own = [text for key, text in annotations.items() if key.startswith(f"{REQUIRED_PLUGINS}/container.")]
-    return all(PLUGIN in re.findall(r"[\w-]+", text) for text in (for_all, *own))
 
 
 def _cut(texts: Mapping[str, str], keys: frozenset[str]) -> dict[str, str]:
