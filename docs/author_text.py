@@ -363,8 +363,8 @@ ROWS: Final = (
         "compared as it is written, and, in a thread of its own, by where it leads; a pod with one of the kernel's or "
         "the runtime's is refused, and one with a path of more than 4,096 characters",
         "what other folders of the node's hold, to read and, unless the mount is read-only, to write",
-        "a folder that the node's root runs or trusts (/etc, /usr, /root) gives the node to who may write there: name it "
-        "in `hardening.refuse_host_paths`, or let Pod Security's `baseline` refuse hostPath",
+        "a folder that the node's root runs or trusts (/etc, /usr, /root) gives the node to who may write there: name "
+        "it in `hardening.refuse_host_paths`, or let Pod Security's `baseline` refuse hostPath",
         lambda text: (Hardening().refusal_of_paths((text,)), Hardening().refusal_of_paths((f"/{text}",))),
     ),
     AuthorText(
