@@ -6,6 +6,7 @@ the sidecars that were started before; sidecars stay beside the containers.
 
 from contextlib import suppress
 from functools import lru_cache
+from heapq import nsmallest
 from sys import intern
 from typing import Any, Final
 
@@ -95,29 +96,37 @@ def lent_by(node: NodeObject) -> dict[str, int]:
 
 
 def _asked(spec: PodSpec) -> Amounts:
-    sidecars: list[Amounts] = []
-    beginnings: list[Amounts] = []
+    counted = _counted(spec)
+    running: dict[str, int] = {}
+    most: dict[str, int] = {}
     for one in spec.init_containers or ():
-        needs = _amounts(one)
-        if one.restart == "Always":
-            sidecars.append(needs)
-            needs = ()
-        beginnings.append(total([*sidecars, needs]))
-    running = total([*sidecars, *(_amounts(one) for one in spec.containers or ())])
-    overhead = _read(tuple((spec.overhead or {}).items()))
-    return _shared(_few(total([_most([running, *beginnings]), overhead])))
+        for name, value in _amounts(one, counted):
+            beside = running.get(name, 0) + value
+            most[name] = max(most.get(name, 0), beside)
+            if one.restart == "Always":
+                running[name] = beside
+    for one in spec.containers or ():
+        for name, value in _amounts(one, counted):
+            running[name] = running.get(name, 0) + value
+    for name, value in running.items():
+        most[name] = max(most.get(name, 0), value)
+    overhead = _read(tuple(one for one in (spec.overhead or {}).items() if one[0] in counted))
+    return _shared(total([tuple(most.items()), overhead]))
 
 
-def _few(amounts: Amounts) -> Amounts:
-    if len(amounts) <= MOST_NAMES:
-        return amounts
-    return tuple(one for index, one in enumerate(amounts) if index < MOST_NAMES or one[0] in LENT)
+def _counted(spec: PodSpec) -> set[str]:
+    """The names of extended resources, which have a domain; of too many, the first and those that every node lends."""
+    names = set(spec.overhead or ())
+    for one in (*(spec.init_containers or ()), *(spec.containers or ())):
+        names.update(one.resources.limits or (), one.resources.requests or ())
+    found = {name for name in names if "/" in name}
+    return found if len(found) <= MOST_NAMES else {*nsmallest(MOST_NAMES, found), *found.intersection(LENT)}
 
 
-def _amounts(container: Container) -> Amounts:
+def _amounts(container: Container, counted: set[str]) -> Amounts:
     """A request that is not there is its limit."""
     found = {**(container.resources.limits or {}), **(container.resources.requests or {})}
-    return _read(tuple(found.items()))
+    return _read(tuple(one for one in found.items() if one[0] in counted))
 
 
 def _read(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
@@ -128,24 +137,14 @@ def _read(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
 
 
 def _made(quantities: tuple[tuple[str, Any], ...]) -> Amounts:
-    """Of extended resources alone, whose names have a domain."""
     found = []
     for name, quantity in quantities:
-        if "/" in name:
-            with suppress(ValueError):
-                found.append((intern(name), rounded_up(amount(quantity))))
-    return tuple(sorted(found))
+        with suppress(ValueError):
+            found.append((intern(name), rounded_up(amount(quantity))))
+    return tuple(found)
 
 
 _remembered: Final = lru_cache(4096)(_made)
-
-
-def _most(several: list[Amounts]) -> Amounts:
-    most: dict[str, int] = {}
-    for amounts in several:
-        for name, value in amounts:
-            most[name] = max(most.get(name, 0), value)
-    return tuple(sorted(most.items()))
 
 
 @lru_cache(4096)
