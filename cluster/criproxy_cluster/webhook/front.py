@@ -13,6 +13,8 @@ What is bounded:
 | connections | `connections` | the one that is worth least is cut |
 | bytes of all bodies and answers together | `held_bytes` | what comes waits, and the oldest long request is cut |
 | one body | `Answers.most_bytes` | 413 |
+| a body in chunks, each of which costs as much as a long one | | 411: who asks here says how long it is |
+| a request that comes before the answer to the last one | | it has none: the connection is closed |
 
 A connection is worth least when it has never had an answer, then when it waits for another request, then when it is
 amid one; of two that are worth the same, the older one in that state is. So a new connection is always let in, and one
@@ -22,8 +24,9 @@ bytes, one request is cut each `CUT_EVERY_S`, as who comes back only sends as mu
 `SHORT_BYTES`, as nearly all reviews are, wait for nobody's.
 
 What takes the processor's time has turns. TLS begins with the newest connection first, so that whoever comes amid a
-crowd need not wait for all of it; answers are worked out one after another, the shortest request first, so that a
-review of ordinary size waits for one of the largest at most.
+crowd need not wait for all of it; long heads are read and answers are worked out one after another, the shortest
+request first, so that a review of ordinary size waits for two of the largest at most. Each second turn is the one's who
+has waited longest, as new connections and short requests can come without end.
 
 **The end.** From `end` on, `/readyz` says no, so that the Service forgets this replica; and what comes meanwhile is
 answered as ever, on old connections and new ones, but with `Connection: close`, so that clients let go of them. After
@@ -37,12 +40,10 @@ where uvicorn with Starlette takes 31 MiB and 1.5 s.
 """
 
 import asyncio
-import heapq
 import socket
 import ssl
 from asyncio import sslproto
 from collections.abc import Coroutine, Mapping
-from itertools import count
 from typing import Any, Final, Protocol
 
 import h11
@@ -56,6 +57,9 @@ TLS_BUFFER_BYTES: Final = 16 << 10
 """Asyncio's own is 256 KiB, written to for each connection that is made: the API server keeps dozens of them."""
 
 SHORT_BYTES: Final = 64 << 10
+SHORT_HEAD_BYTES: Final = 1 << 10
+"""Of a head that waits for no turn. The API server's has some 400."""
+
 CUT_EVERY_S: Final = 0.25
 ACCEPTED_AT_ONCE: Final = 32
 BACKLOG: Final = 1024
@@ -131,27 +135,30 @@ class _Gone(Exception):
 
 
 class _Turns:
-    """One goes after another, the one with the lowest rank first; of one rank, who came first."""
+    """One goes after another: the one with the lowest rank, then the one who has waited longest, and so on."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = count()
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        """Each with its rank, as they came."""
         self._task: _Task | None = None
 
     async def take(self, rank: int) -> None:
         """Returns when it is one's turn, which lasts until one waits for something."""
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (rank, next(self._numbers), mine))
+        self._waiting[mine] = rank
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._give())
         await mine
 
     async def _give(self) -> None:
         """Each has had its turn before the next is chosen, of all that have come until then."""
+        goes_by_rank = True
         while self._waiting:
-            *_, mine = heapq.heappop(self._waiting)
-            if not mine.done():
-                mine.set_result(None)
+            one = min(self._waiting, key=self._waiting.__getitem__) if goes_by_rank else next(iter(self._waiting))
+            del self._waiting[one]
+            if not one.done():
+                goes_by_rank = not goes_by_rank
+                one.set_result(None)
                 for _ in range(3):  # it has its turn, and what came meanwhile is read
                     await asyncio.sleep(0)
 
@@ -363,13 +370,13 @@ class _Talk:
         limits = self._front.limits
         while True:
             await self._request()
-            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            is_done = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+            if not is_done or self._http.trailing_data[0]:
                 return
             self._http.start_next_cycle()
             self._connection.waits(self._now_s())
-            if not self._http.trailing_data[0]:
-                self._limit.reschedule(self._now_s() + limits.idle_s)
-                await self._receive()
+            self._limit.reschedule(self._now_s() + limits.idle_s)
+            await self._receive()
             self._limit.reschedule(self._now_s() + limits.head_s)
 
     async def _request(self) -> None:
@@ -385,9 +392,8 @@ class _Talk:
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 await self._send(Reply(error.error_status_hint, b"criproxy: this is no HTTP/1.1\n"), close=True)
             raise
-        if body is None:
-            most = self._front.answers.most_bytes
-            await self._send(Reply(413, f"criproxy: more than {most} bytes\n".encode()), close=True)
+        if isinstance(body, Reply):
+            await self._send(body, close=True)
             await self._discard()
             return
         if len(body) > self._front.limits.turn_bytes:
@@ -400,12 +406,15 @@ class _Talk:
         await self._send(reply, close=self._front.ending)
         self._front.holds(self._connection, 0)
 
-    async def _body(self, head: h11.Request) -> bytearray | None:
-        """None: it is too long, and not read to its end."""
+    async def _body(self, head: h11.Request) -> bytearray | Reply:
+        """A reply: why it is not read."""
         most = self._front.answers.most_bytes
-        said = next((value for name, value in head.headers if name == b"content-length"), b"0")
+        headers = dict(head.headers)
+        if b"transfer-encoding" in headers:
+            return Reply(411, b"criproxy: a body in chunks is not read: send it with a Content-Length\n")
+        said = headers.get(b"content-length", b"0")
         if len(said) > 20 or int(said) > most:  # h11 has seen that it is a number
-            return None
+            return Reply(413, f"criproxy: more than {most} bytes\n".encode())
         if self._http.they_are_waiting_for_100_continue:
             self._writer.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
         body = bytearray()
@@ -414,8 +423,6 @@ class _Talk:
                 if not isinstance(event, h11.Data):
                     raise _Gone
                 body += event.data
-                if len(body) > most:
-                    return None
                 self._front.holds(self._connection, len(body))
                 await self._front.has_room(self._connection)
         except BaseException:
@@ -439,6 +446,10 @@ class _Talk:
         if not (data := await self._reader.read(CHUNK_BYTES)):
             raise _Gone
         self._http.receive_data(data)
+        if self._http.their_state is h11.IDLE:
+            head, _, _ = self._http.trailing_data[0].partition(b"\r\n\r\n")
+            if len(head) > SHORT_HEAD_BYTES:
+                await self._front.turn(len(head))
 
     async def _send(self, reply: Reply, *, close: bool) -> None:
         headers: Mapping[str, str] = {
