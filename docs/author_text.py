@@ -219,9 +219,10 @@ ROWS: Final = (
         f"{names.MOST_RECORDED} characters, {names.MOST_CONTAINERS} containers, {LONGEST_QUANTITY} characters of a "
         "quantity; beyond that all of it is ignored",
         f"a weight in the box of no more than its spec requests, as the API server shows it to the node, and of no "
-        f"more than the node's CPUs. {_PLACED} criproxy's webhook writes the first anew, or takes both away",
-        "without that webhook, and where the node does not know the spec (below), other offline pods have less of the "
-        "box's CPU",
+        f"more than the node's CPUs. {_PLACED} Of a pod with a mark, criproxy's webhook writes the first anew, or "
+        "takes both away; a pod without a mark that has the first is refused by its admission policy",
+        "without the cluster's side, and where the node does not know the spec (below), other offline pods have less "
+        "of the box's CPU",
         _marks("annotation", names.RESOURCES),
     ),
     AuthorText(
@@ -455,7 +456,7 @@ UNKNOWN: Final = (
         "`kubernetes.enabled = false`",
         "the node asks no API server, and neither kubelet's PodResources nor its files that are meant for others have "
         "a pod's extended resources",
-        f"{_CLAIM}; criproxy's webhook, which needs no node",
+        f"{_CLAIM}; criproxy's webhook and admission policies, which need no node",
     ),
     UnknownText(
         "before the API server has shown the pod: for seconds after its start, or while it does not answer",

@@ -4,9 +4,11 @@
 expression, both in the API server, which sends it no other pod. `unmarked`: that an author hears of it when a pod asks
 for what nodes lend, and has no mark. With it, `unconverted`: that an author hears of it when a pod got its mark after
 the webhook. `marks`: that a pod's marks, and the webhook's record of what it asked for, stay as they were when it was
-made. A pod that is made without its mark and gets it later would ask for what online pods are promised; one that loses
-it would be placed by what nodes lend, and run outside the box. The API server
-checks it by itself, in an admission policy: no update of a pod waits for a webhook, or fails as there is none.
+made, and that no pod is made with a record and without a mark, as the webhook would not write that record anew.
+
+A pod that is made without its mark and gets it later would ask for what online pods are promised; one that loses it
+would be placed by what nodes lend, and run outside the box. The API server checks it by itself, in admission policies:
+no update of a pod waits for a webhook, or fails as there is none.
 """
 
 import json
@@ -61,7 +63,7 @@ _BY_ANNOTATION: Final = """\
 _MARKS: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
 # A pod is made offline or online, and stays it: its marks may neither come nor go, nor may the webhook's record change.
-# By pods/status labels can be written, too. The node takes the record for a mark, where this policy is not there.
+# By pods/status labels can be written, too. The node takes the record for a mark, where these policies are not there.
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata:
@@ -110,6 +112,41 @@ metadata:
   name: {name}
 spec:
   policyName: {name}
+  validationActions: [Deny]
+---
+# The webhook writes the record of a pod that has a mark, and sees no other: a record without one is its author's.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {record_name}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [""]
+        apiVersions: [v1]
+        operations: [CREATE]
+        resources: [pods]
+  matchConditions:
+    - name: record
+      expression: '{record} in object.?metadata.annotations.orValue({{}})'
+    - name: no-mirror
+      expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+  validations:
+    - expression: >-
+        [{marks}].exists(one,
+        {{"labels": object.?metadata.labels.orValue({{}}),
+        "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
+      message: >-
+        metadata.annotations[{record_key}] is what the webhook records of an offline pod, and this
+        one has no mark of one: leave it out, or give the pod the label {remedy}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {record_name}
+spec:
+  policyName: {record_name}
   validationActions: [Deny]
 """
 
@@ -214,9 +251,15 @@ def unmarked() -> str:
 
 
 def marks() -> str:
-    """The manifest of the admission policy."""
-    name = f"marks.{PREFIX.rstrip('/')}"
-    return _MARKS.format(name=name, marks=_every_mark(), record=json.dumps(RESOURCES), record_key=RESOURCES)
+    """The manifest of the admission policies that keep marks and records."""
+    return _MARKS.format(
+        name=f"marks.{PREFIX.rstrip('/')}",
+        record_name=f"record.{PREFIX.rstrip('/')}",
+        marks=_every_mark(),
+        record=json.dumps(RESOURCES),
+        record_key=RESOURCES,
+        remedy=f"{CLASS}={OFFLINE}",
+    )
 
 
 def _every_mark() -> str:

@@ -83,10 +83,27 @@ def test_no_mark_comes_or_goes_on_a_pod_that_there_is_gated_or_not(alone, mark):
 
 def test_webhook_s_record_stays_as_it_is(alone):
     record = '{"containers":{}}'
-    assert made_without_webhook(alone, "recorded", annotations={RESOURCES: record})
+    assert made_without_webhook(alone, "recorded", {CLASS: "offline"}, {RESOURCES: record})
     assert made_without_webhook(alone, "none")
     for name, text in (("recorded", None), ("recorded", "{}"), ("none", record)):
         assert "leave it as it is" in refusal(alone, name, {"annotations": {RESOURCES: text}})
+
+
+@pytest.mark.parametrize("mark", EVERY_MARK, ids=of_mark)
+def test_no_pod_is_made_with_a_record_and_without_a_mark(alone, mark):
+    """The webhook would not write it anew, and a node would take it for both."""
+    forged = pod(f"forged-{EVERY_MARK.index(mark)}", labels={})
+    forged["metadata"]["annotations"] = {RESOURCES: '{"containers":{"main":{"requests":{"cpu":"256"}}}}'}
+    assert f"give the pod the label {CLASS}=offline" in until(lambda: refused(alone, forged))
+    for where, given in metadata(mark).items():
+        forged["metadata"][where] = {**forged["metadata"].get(where, {}), **given}
+    assert refused(alone, forged) == "", "with its mark it goes to the webhook"
+
+
+def test_a_mirror_pod_has_what_the_file_has(alone):
+    mirror = pod("mirror", labels={}, nodeName="none")
+    mirror["metadata"]["annotations"] = {RESOURCES: "{}", "kubernetes.io/config.mirror": "x"}
+    assert refused(alone, mirror) == ""
 
 
 def test_all_else_of_pods_changes_as_ever(alone):

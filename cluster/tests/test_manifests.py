@@ -28,7 +28,7 @@ from criproxy_cluster.quota.keeper import QuotaSettings
 from criproxy_cluster.quota.surplus import OVER_S
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
-from criproxy_cluster.vocabulary.names import PRESSURE
+from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, PRESSURE
 from criproxy_cluster.vocabulary.presets import EVERY_MARK, OWN_MARK
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.app import CONVERT
@@ -111,6 +111,19 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     marks = {(mark.of, mark.key, mark.value) for mark in EVERY_MARK}
     has = {(of, *one) for of in ("label", "annotation") for one in own.get(f"{of}s", {}).items()}
     assert not marks & has, "it would wait for itself"
+
+
+def test_a_record_is_let_in_with_any_mark_that_there_is_and_with_no_other_reason():
+    policy = named("ValidatingAdmissionPolicy", "record.colocation.criproxy.io")["spec"]
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert (rule["operations"], rule["resources"], policy["failurePolicy"]) == (["CREATE"], ["pods"], "Fail")
+    assert [one["name"] for one in policy["matchConditions"]] == ["record", "no-mirror"]
+    (check,) = policy["validations"]
+    for mark in EVERY_MARK:
+        assert json.dumps([f"{mark.of}s", mark.key, mark.value]) in check["expression"]
+    assert f"{CLASS}={OFFLINE}" in check["message"]
+    binding = named("ValidatingAdmissionPolicyBinding", "record.colocation.criproxy.io")["spec"]
+    assert binding == {"policyName": "record.colocation.criproxy.io", "validationActions": ["Deny"]}
 
 
 def test_a_namespace_that_enforces_the_restricted_standard_takes_all_pods():
