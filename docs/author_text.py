@@ -433,6 +433,85 @@ ROWS: Final = (
 )
 
 
+class ClusterText(Struct, frozen=True):
+    """A row of what the cluster's side reads of offline pods. `readers`: paths below criproxy_cluster, which a node has
+    not; the test gives them the text.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    readers: tuple[str, ...]
+    bound: str
+    better: str
+    worse: str
+
+
+_VIRTUAL: Final = "other pods of its namespace find less room on virtual nodes, of which a policy says how many it has"
+
+CLUSTER: Final = (
+    ClusterText(
+        "annotation",
+        (names.DEADLINE,),
+        ("owners.rules.deadline_s",),
+        "20 characters of RFC 3339 in UTC, else it is not there",
+        "where a policy has `spec.owners.overflow`, it is left for virtual nodes once that time is near",
+        _VIRTUAL,
+    ),
+    ClusterText(
+        "annotation",
+        (names.ALONE_SECONDS,),
+        ("owners.rules.alone_s",),
+        "8 digits; 30 days",
+        f"with `{names.DEADLINE}`, it is left for virtual nodes earlier; a policy's status counts its owner as kept to",
+        _VIRTUAL,
+    ),
+    ClusterText(
+        "annotation",
+        (names.OVERFLOW, names.RAISED),
+        ("webhook.conversion.converted", "owners.pods.owned_pod"),
+        "whether it is there; of a pod that is made, the webhook takes it away or writes it",
+        NOBODY,
+        "one that is written later counts: others of its namespace find less room on virtual nodes, or in the higher "
+        "tier",
+    ),
+    ClusterText(
+        "label",
+        (names.TIER,),
+        ("owners.pods.owned_pod",),
+        "whether it is there",
+        "nothing: a pod whose author has said its tier is not raised",
+        NOBODY,
+    ),
+    ClusterText(
+        "field",
+        ("metadata.ownerReferences[]",),
+        ("owners.pods.owner_of", "webhook.overflow.Overflow.why"),
+        "kind, name and uid of the one that controls, compared as they are; 400 owners are remembered, of each "
+        "namespace in turn",
+        "a pod that names another owner of its namespace is left for virtual nodes by what befell that one's",
+        _VIRTUAL,
+    ),
+    ClusterText(
+        "field",
+        ("spec.containers[].resources, spec.initContainers[].resources, spec.overhead",),
+        ("ledger.pods.pod_of", "webhook.conversion.converted"),
+        f"{LONGEST_QUANTITY} characters of a quantity, else the webhook refuses CPU and memory, and the ledger counts "
+        "nothing; of more than 64 names, the ledger counts the first and those that every node lends",
+        "a place on a node that lends as much",
+        "other offline pods find less room on that node, as with any scheduler",
+    ),
+    ClusterText(
+        "annotation",
+        (names.REQUIRED_PLUGINS, f"{names.REQUIRED_PLUGINS}/pod", f"{names.REQUIRED_PLUGINS}/container.NAME"),
+        ("webhook.conversion.converted",),
+        "with `--require-plugin`, a JSON list of names, else the pod is refused; on a node, the NRI front looks for "
+        "criproxy's name in it",
+        NOBODY,
+        NOBODY,
+    ),
+)
+
+
 class LeftText(Struct, frozen=True):
     """A row of what criproxy does not read of an offline pod: what an author could want by it, and what bounds that."""
 
@@ -592,6 +671,14 @@ def page() -> str:
             "|---|---|---|---|---|---|---|",
             *map(_row, ROWS),
             "",
+            "## What the cluster's side reads",
+            "",
+            "What webhook, controller and ledger read of offline pods, in the same time.",
+            "",
+            "| what | name | by | bound | better for its author | worse for others |",
+            "|---|---|---|---|---|---|",
+            *map(_cluster_row, CLUSTER),
+            "",
             "## What a node can't know of what the scheduler was told",
             "",
             "Over CRI, kubelet hands on ordinary requests as CPU shares, and of extended resources nothing: what a pod",
@@ -619,10 +706,18 @@ def page() -> str:
     )
 
 
+def _cluster_row(row: ClusterText) -> str:
+    readers = ", ".join(f"`{one}`" for one in row.readers)
+    return f"| {row.kind} | {_shown(row)} | {readers} | {row.bound} | {row.better} | {row.worse} |"
+
+
+def _shown(row: AuthorText | ClusterText) -> str:
+    return ", ".join(f"`{name}`" if row.kind in ("label", "annotation") else name for name in row.names)
+
+
 def _row(row: AuthorText) -> str:
-    keys = ", ".join(f"`{name}`" if row.kind in ("label", "annotation") else name for name in row.names)
     readers = ", ".join(f"`{one.__module__.removeprefix('criproxy.')}.{one.__qualname__}`" for one in row.readers)
-    return f"| {row.kind} | {keys} | {row.of} | {readers} | {row.bound} | {row.better} | {row.worse} |"
+    return f"| {row.kind} | {_shown(row)} | {row.of} | {readers} | {row.bound} | {row.better} | {row.worse} |"
 
 
 def keys(kind: Kind) -> Iterator[str]:

@@ -1,18 +1,31 @@
 """What the author of a pod writes is read in time that grows with its length, whatever it is; and each has its row."""
 
 import contextlib
+import pkgutil
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
 import pytest
 
 from criproxy.kube.objects import BoundPod, ObjectError
 from criproxy.vocabulary import names
+from criproxy_cluster.ledger.pods import PodObject
+from criproxy_cluster.ledger.pods import pod_of as counted
+from criproxy_cluster.owners.history import Written, encoded
+from criproxy_cluster.owners.pods import OwnedPodObject, owned_pod
+from criproxy_cluster.owners.rules import Overflow as OverflowRule
+from criproxy_cluster.owners.rules import OwnersSpec, Rule
+from criproxy_cluster.webhook.conversion import ConversionError, ConversionSettings, converted
+from criproxy_cluster.webhook.overflow import Overflow
 from docs.author_text import (
+    CLUSTER,
     LEFT,
     ROWS,
     UNKNOWN,
     AuthorText,
+    ClusterText,
     Kind,
     container_read,
     keys,
@@ -79,13 +92,13 @@ WORST = {
 }
 
 
-def cost_s(row: AuthorText, text: str) -> float:
+def cost_s(read: Callable[[str], object], text: str) -> float:
     """The least of some tries, in CPU time of this thread: no other load on the machine counts."""
 
     def tried() -> float:
         began_s = time.thread_time()
         with contextlib.suppress(ValueError):
-            row.read(text)
+            read(text)
         return time.thread_time() - began_s
 
     least_s = tried()
@@ -98,11 +111,52 @@ def cost_s(row: AuthorText, text: str) -> float:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind} {row.names[0]}")
 def test_worst_text_costs_what_its_length_says(row: AuthorText) -> None:
-    costs = {name: (cost_s(row, made(SHORT)), cost_s(row, made(LONG))) for name, made in WORST.items()}
+    check_cost(row.read)
+
+
+def check_cost(read: Callable[[str], object]) -> None:
+    costs = {name: (cost_s(read, made(SHORT)), cost_s(read, made(LONG))) for name, made in WORST.items()}
 
     assert {name: of for name, of in costs.items() if of[1] > MOST_S} == {}
     steep = {name: of for name, of in costs.items() if of[1] > 2 * RATIO * max(of[0], LITTLE_S)}
     assert steep == {}, "a cost that grows faster than the text"
+
+
+RULE = OwnersSpec(namespaces=("batch",), overflow=OverflowRule(pods=1000, deadline_margin_seconds=1))
+OVERFLOW = Overflow(lambda: 0.0, lambda: 0.0)
+OVERFLOW.hear(encoded(Written(rules=[Rule("all", RULE)], virtual=True)))
+
+
+def cluster_pod(row: ClusterText, text: str) -> dict[str, Any]:
+    """A pod with the text at the row's place."""
+    meta: dict[str, Any] = {"uid": "u", "name": "pod", "namespace": "batch", "labels": {names.CLASS: names.OFFLINE}}
+    spec: dict[str, Any] = {"containers": [{"name": "main"}]}
+    if row.kind != "field":
+        place = meta.setdefault(f"{row.kind}s", {})
+        place |= dict.fromkeys(row.names, text)
+    elif row.names[0].startswith("metadata.ownerReferences"):
+        meta["ownerReferences"] = [{"kind": text, "name": text, "uid": text, "controller": True}]
+    else:
+        amounts = {"cpu": text, "kubernetes.io/batch-cpu": text, f"a.example/{text}": text}
+        one = {"name": "main", "resources": {"requests": amounts, "limits": amounts}}
+        spec = {"containers": [one], "initContainers": [one], "overhead": amounts}
+    return {"metadata": meta, "spec": spec}
+
+
+def cluster_read(row: ClusterText, text: str) -> None:
+    """All that the cluster's side reads of such a pod."""
+    pod = cluster_pod(row, text)
+    with contextlib.suppress(ConversionError):
+        converted(pod, ConversionSettings(require_plugin=True))
+    OVERFLOW.why(pod, "batch", counts=False)
+    owned_pod(msgspec.convert(pod, OwnedPodObject))
+    counted(msgspec.convert(pod, PodObject))
+
+
+@pytest.mark.parametrize("row", CLUSTER, ids=lambda row: f"{row.kind} {row.names[0]}")
+def test_worst_text_costs_the_cluster_s_side_what_its_length_says(row: ClusterText) -> None:
+    assert all(callable(pkgutil.resolve_name(f"criproxy_cluster.{one}")) for one in row.readers)
+    check_cost(lambda text: cluster_read(row, text))
 
 
 @pytest.mark.parametrize("made", WORST.values(), ids=WORST)
@@ -149,8 +203,9 @@ def test_each_name_of_a_pods_in_the_vocabulary_has_its_row() -> None:
         names.SWITCH, names.MANAGED, names.PRESSURE, names.FOR_OFFLINE, names.SUSPENDED,
         names.SUSPENDS, names.GIVES_BACK,
     }  # fmt: skip
-    of_the_clusters_side = {names.DEADLINE, names.ALONE_SECONDS, names.OVERFLOW, names.RAISED}
+    of_the_clusters_side = {name for row in CLUSTER for name in row.names}
     assert set(_vocabulary()) - of_others - of_the_clusters_side <= {*keys("label"), *keys("annotation")}
+    assert of_the_clusters_side >= {names.DEADLINE, names.ALONE_SECONDS, names.OVERFLOW, names.RAISED}
 
 
 def _vocabulary() -> Iterator[str]:
@@ -174,4 +229,4 @@ def test_number_of_a_spec_reaches_its_reader_and_is_no_text(name: str, read: Cal
 
 
 def test_page_has_a_row_for_each() -> None:
-    assert page().count("\n| ") == len(ROWS) + 1 + len(UNKNOWN) + 1 + len(LEFT) + 1
+    assert page().count("\n| ") == len(ROWS) + 1 + len(CLUSTER) + 1 + len(UNKNOWN) + 1 + len(LEFT) + 1
