@@ -25,8 +25,8 @@ bytes, one request is cut each `CUT_EVERY_S`, as who comes back only sends as mu
 
 What takes the processor's time has turns. TLS begins with the newest connection first, so that whoever comes amid a
 crowd need not wait for all of it; long heads are read and answers are worked out one after another, the shortest
-request first, so that a review of ordinary size waits for two of the largest at most. Each second turn is the one's who
-has waited longest, as new connections and short requests can come without end.
+request first, so that a review of ordinary size waits for two of the largest at most. One turn of `OLDEST_EACH` is the
+one's who has waited longest, as new connections and short requests can come without end.
 
 **The end.** From `end` on, `/readyz` says no, so that the Service forgets this replica; and what comes meanwhile is
 answered as ever, on old connections and new ones, but with `Connection: close`, so that clients let go of them. After
@@ -60,6 +60,7 @@ SHORT_BYTES: Final = 64 << 10
 SHORT_HEAD_BYTES: Final = 1 << 10
 """Of a head that waits for no turn. The API server's has some 400."""
 
+OLDEST_EACH: Final = 4
 CUT_EVERY_S: Final = 0.25
 ACCEPTED_AT_ONCE: Final = 32
 BACKLOG: Final = 1024
@@ -135,7 +136,7 @@ class _Gone(Exception):
 
 
 class _Turns:
-    """One goes after another: the one with the lowest rank, then the one who has waited longest, and so on."""
+    """One goes after another: the one with the lowest rank, and each so often the one who has waited longest."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], int] = {}
@@ -152,12 +153,13 @@ class _Turns:
 
     async def _give(self) -> None:
         """Each has had its turn before the next is chosen, of all that have come until then."""
-        goes_by_rank = True
+        turn = 0
         while self._waiting:
-            one = min(self._waiting, key=self._waiting.__getitem__) if goes_by_rank else next(iter(self._waiting))
+            oldest = turn % OLDEST_EACH == OLDEST_EACH - 1
+            one = next(iter(self._waiting)) if oldest else min(self._waiting, key=self._waiting.__getitem__)
             del self._waiting[one]
             if not one.done():
-                goes_by_rank = not goes_by_rank
+                turn += 1
                 one.set_result(None)
                 for _ in range(3):  # it has its turn, and what came meanwhile is read
                     await asyncio.sleep(0)
