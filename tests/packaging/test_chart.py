@@ -283,7 +283,20 @@ def test_installer_may_read_its_nodes_alone(chart):
     assert rule == {"apiGroups": [""], "resources": ["nodes"], "resourceNames": ["one", "two"], "verbs": ["get"]}
 
 
-def test_a_node_with_the_package_has_no_pod_of_criproxy(chart):
-    pod = pod_of(find(render(chart, ALL), "DaemonSet", "criproxy-node"))
+@pytest.mark.parametrize(
+    ("installer", "names"),
+    [
+        ({"install": ["one"], "remove": ["two"]}, ["one", "two"]),
+        ({"install": ["one"]}, ["one"]),
+        ({"remove": ["two"]}, ["two"]),
+    ],
+    ids=["both", "installed", "being-removed"],
+)
+def test_a_node_with_the_package_has_no_pod_of_criproxy(chart, installer, names):
+    pod = pod_of(find(render(chart, {**ALL, "installer": installer}), "DaemonSet", "criproxy-node"))
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["one"]}]}
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [one]} for one in names]}
+
+
+def test_a_node_without_the_package_may_have_the_pod(chart):
+    assert "affinity" not in pod_of(find(render(chart, NODE), "DaemonSet", "criproxy-node"))

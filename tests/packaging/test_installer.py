@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 from datetime import UTC, datetime, timedelta
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -228,6 +229,58 @@ def test_hand_over_that_is_refused_fails_the_job_and_nothing_is_attached(tmp_pat
 def test_failed_attach_is_attach_s_own_to_roll_back(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host", fails="criproxy attach")
     with pytest.raises(installer.InstallError, match="criproxy attach"):
+        installer.install(host, ready, packages, config)
+    assert host.ran[-1] == "criproxy attach"
+
+
+# --- a pod's criproxy -----------------------------------------------------------------------------------------------
+
+
+def listen(host, cgroup):
+    """This process listens as criproxy does, and the host's /proc has this cgroup for it."""
+    folder = host.root / installer.SOCKETS
+    folder.mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / f"criproxy.sock.{os.getpid()}"))
+    listener.listen()
+    file = host.root / f"proc/{os.getpid()}/cgroup"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"0::{cgroup}\n")
+    return listener
+
+
+POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-2.scope"
+
+
+def test_install_waits_for_the_pod_to_end(tmp_path, packages, config, monkeypatch, capsys):
+    host = FakeHost(tmp_path / "host")
+    listener = listen(host, POD)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append((seconds, list(host.ran)))
+        if len(pauses) == 2:
+            listener.close()
+
+    monkeypatch.setattr(host, "pause", pause)
+    installer.install(host, ready, packages, config)
+    assert pauses == [(installer.POLL_S, [])] * 2
+    assert host.ran[-1] == "criproxy attach"
+    assert f"a pod's criproxy answers at /run/criproxy/criproxy.sock.{os.getpid()}; waiting" in capsys.readouterr().out
+
+
+def test_pod_that_does_not_end_keeps_the_package_out(tmp_path, packages, config, monkeypatch):
+    host = FakeHost(tmp_path / "host")
+    monkeypatch.setattr(installer, "POD_ENDS_S", 0.0)
+    with listen(host, POD), pytest.raises(installer.InstallError, match="take the pod of the DaemonSet criproxy-node"):
+        installer.install(host, ready, packages, config)
+    assert host.ran == [] and list((host.root / installer.CACHE).iterdir()) == []
+
+
+def test_package_s_own_criproxy_is_not_waited_for(tmp_path, packages, config, monkeypatch):
+    host = FakeHost(tmp_path / "host")
+    monkeypatch.setattr(host, "pause", lambda _seconds: pytest.fail("waits"))
+    with listen(host, "/system.slice/criproxy.service"):
         installer.install(host, ready, packages, config)
     assert host.ran[-1] == "criproxy attach"
 
