@@ -19,6 +19,8 @@ Schema = dict[str, Any]
 _BOOL: Final[Schema] = {"type": "boolean"}
 _TEXT: Final[Schema] = {"type": "string"}
 _TABLE: Final[Schema] = {"type": "object"}
+_LOOPBACK: Final = r"^(127(\.[0-9]{1,3}){3}|localhost|\[::1\]):[1-9][0-9]{0,4}$"
+"""observe.address, from which the chart takes host and port of the probes."""
 _PATH: Final[Schema] = {"type": "string", "pattern": "^/"}
 _CONFIG: Final[Schema] = {"$ref": "#/$defs/Config"}
 _SHARE: Final[Schema] = {"oneOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+%$"}]}
@@ -85,6 +87,7 @@ def values_schema() -> str:
     """The file."""
     (_,), found = msgspec.json.schema_components([Config], ref_template="#/$defs/{name}")
     tables = {name: _strict(one) for name, one in sorted(found.items())}
+    tables["Observe"]["properties"]["address"]["pattern"] = _LOOPBACK
     made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_VALUES}
     # Helm's and other charts' own: the values that all charts of a release have in common.
     made["properties"] = {**made["properties"], "global": _TABLE}

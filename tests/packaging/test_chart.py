@@ -159,6 +159,9 @@ def test_replicas_arguments_and_resources_are_the_values_own(chart):
         ({"node": {"config": {"cpu": {"min_core": 1}}}}, "'min_core' not allowed"),
         ({"node": {"config": {"memory": {"min_bytes": 1}}}}, "minimum: got 1"),
         ({"node": {"config": {"control": {"policy": "quick"}}}}, "value must be one of"),
+        ({"node": {"config": {"observe": {"address": ""}}}}, "observe/address': '' does not match pattern"),
+        ({"node": {"config": {"observe": {"address": "0.0.0.0:9464"}}}}, "0.0.0.0:9464' does not match pattern"),
+        ({"installer": {"config": {"observe": {"address": "127.0.0.1"}}}}, "127.0.0.1' does not match pattern"),
         ({"installer": {"config": {"cpus": {}}}}, "'cpus' not allowed"),
         ({"image": {"digest": "1234"}}, "does not match pattern"),
         ({"installer": BOTH}, "two is in installer.install and in installer.remove"),
@@ -227,7 +230,6 @@ def test_paths_of_k3s_are_mounted_where_they_are(chart):
     config = {
         "proxy": {"runtime": "unix:///run/k3s/containerd/containerd.sock"},
         "kubelet": {"root_dir": "/data/kubelet"},
-        "observe": {"address": "127.0.0.1:9999"},
     }
     values = {"node": {"enabled": True, "config": config, "credentials": "/var/lib/rancher"}}
     pod = pod_of(find(render(chart, values), "DaemonSet", "criproxy-node"))
@@ -237,7 +239,69 @@ def test_paths_of_k3s_are_mounted_where_they_are(chart):
     assert {name: mounted[name] for name in paths} == paths
     assert paths["runtime"] == "/run/k3s/containerd"
     assert (paths["kubelet"], paths["kubernetes"]) == ("/data/kubelet", "/var/lib/rancher")
-    assert container["readinessProbe"]["httpGet"]["port"] == container["livenessProbe"]["httpGet"]["port"] == 9999
+
+
+@pytest.mark.parametrize(
+    ("observe", "host", "port"),
+    [
+        ({}, "127.0.0.1", 9464),
+        ({"log_level": "debug"}, "127.0.0.1", 9464),
+        ({"address": "127.0.0.1:9999"}, "127.0.0.1", 9999),
+        ({"address": "127.8.8.8:9464"}, "127.8.8.8", 9464),
+        ({"address": "[::1]:9464"}, "::1", 9464),
+        ({"address": "localhost:1"}, "127.0.0.1", 1),
+    ],
+    ids=["none", "another-key", "port", "all-of-127", "ipv6", "localhost"],
+)
+def test_probes_ask_where_criproxy_answers(chart, observe, host, port):
+    objects = render(chart, {"node": {"enabled": True, "config": {"observe": observe}}})
+    (container,) = pod_of(find(objects, "DaemonSet", "criproxy-node"))["containers"]
+    asked = [container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
+    assert [(one["host"], one["port"]) for one in asked] == [(host, port)] * 2
+    assert parse(config_of(objects, "criproxy-node").encode(), "config.toml").config.observe.host_port == (host, port)
+
+
+WRITTEN = "may write: /run/containerd, /var/run/nri, /run/criproxy, /var/lib/criproxy"
+READ = (
+    "may read: /run/systemd, /run/dbus, /run/containerd, /var/run/nri, /run/criproxy, /var/lib/criproxy, "
+    "/var/lib/kubelet, /etc/kubernetes, /var/log/pods"
+)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "path", "directories"),
+    [
+        ("proxy", "listen", "/run/other/criproxy.sock", WRITTEN),
+        ("proxy", "listen", "unix:///run/criproxy/../criproxy.sock", WRITTEN),
+        ("control", "checkpoint", "/var/lib/criproxy-2/predictor.json", WRITTEN),
+        ("control", "checkpoint", "/etc/kubernetes/predictor.json", WRITTEN),
+        ("observe", "tls_certificate", "/etc/criproxy/tls.crt", READ),
+        ("observe", "tls_key", "/etc/ssl/private/criproxy.key", READ),
+        ("observe", "token_file", "/tmp/tokens", READ),
+        ("observe", "client_ca", "/root/ca.crt", READ),
+        ("kubernetes", "kubeconfig", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig", READ),
+    ],
+)
+def test_path_that_the_pod_does_not_have_is_refused(chart, section, key, path, directories):
+    config = {section: {key: path}}
+    with pytest.raises(helm_python.HelmError) as refused:
+        render(chart, {"node": {"enabled": True, "config": config}})
+    message = str(refused.value)
+    assert (
+        f"node.config.{section}.{key}: {path} is in none of the node's directories that the pod {directories}"
+        in message
+    )
+    render(chart, {"installer": {"install": ["one"], "config": config}})
+
+
+def test_paths_in_directories_that_the_pod_has_are_taken(chart):
+    config = {
+        "proxy": {"listen": "unix:///run/criproxy/other.sock"},
+        "control": {"checkpoint": "/var/lib/criproxy/deeper/predictor.json"},
+        "observe": {"tls_key": "/var/lib/criproxy/tls.key", "token_file": "/var/lib/rancher/tokens"},
+        "kubernetes": {"kubeconfig": "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"},
+    }
+    render(chart, {"node": {"enabled": True, "credentials": "/var/lib/rancher/", "config": config}})
 
 
 def test_no_volume_is_without_its_mount(chart):
