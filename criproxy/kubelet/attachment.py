@@ -4,7 +4,6 @@ The record lets another process undo an attachment, after whatever death.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -13,6 +12,7 @@ from msgspec import Struct
 
 from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag, socket_path
 from criproxy.kubelet.process import command_line, configured, read
+from criproxy.kubelet.units import commands
 from criproxy.model import AttachStatus
 
 STATE: Final = "/var/lib/criproxy/attach.json"
@@ -115,33 +115,3 @@ def _by_flag(root: Path) -> str:
     if not copied or not copied.copied_file or commands(read(root, copied.copied_file))[-1:] == [copied.copied]:
         return f"by {DROPIN}"
     return f"by {DROPIN}; the command in {copied.copied_file} has changed since: `criproxy attach` again takes that up"
-
-
-def commands(unit: bytes) -> list[str]:
-    """The values of ExecStart= of a unit file or a drop-in, as they are written; "" takes back those before it.
-
-    Source: systemd.service(5), ExecStart=.
-    """
-    found, section = [], ""
-    for line in logical_lines(unit.decode(errors="surrogateescape")):
-        key, _, value = (part.strip() for part in line.partition("="))
-        section = line if line.startswith("[") else section
-        if section == "[Service]" and key == "ExecStart":
-            found.append(value)
-    return found
-
-
-def logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones, stripped; a backslash at the end joins the next by a blank."""
-    held = ""
-    for line in text.splitlines():
-        if line.lstrip().startswith(("#", ";")):
-            continue  # also between continued lines
-        if line.endswith("\\"):
-            held += line[:-1] + " "
-            continue
-        if joined := (held + line).strip():
-            yield joined
-        held = ""
-    if joined := held.strip():
-        yield joined

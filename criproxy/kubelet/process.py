@@ -41,24 +41,25 @@ _KUBEADMS: Final = "/var/lib/kubelet/config.yaml"
 def command_line(root: Path) -> list[str]:
     """The words of the unit's kubelet, which may have helpers; empty when none runs. Raises OSError.
 
-    Of a kubelet that is part of k3s's own process, those that k3s gives it, as far as its files say.
+    Of a kubelet that is part of k3s's own process, those that k3s gives it, as far as files say.
     """
     for process in _processes(root, _of_kubelet(root), _KUBELET):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return words_of(process)
-    for process in _processes(root, _embedding(root), (_KUBELET, _K3S)):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            words = words_of(process)
-            if (process / "comm").read_bytes().startswith(_KUBELET):
-                return words
-            return rancher.kubelet_words(root, rancher.K3S, words)
+    for unit in EMBEDDING:
+        for process in _processes(root, _embedding(root, unit), (_KUBELET, _K3S)):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (process / "comm").read_bytes().startswith(_KUBELET):
+                    return words_of(process)
+                return rancher.kubelet_words(root, unit)
     return []
 
 
 def processes_of_unit(root: Path) -> Iterator[Path]:
     """The directories in /proc of the processes of the unit that are kubelet by name. Raises OSError."""
     yield from _processes(root, _of_kubelet(root), _KUBELET)
-    yield from _processes(root, _embedding(root), _KUBELET)
+    for unit in EMBEDDING:
+        yield from _processes(root, _embedding(root, unit), _KUBELET)
 
 
 def _of_kubelet(root: Path) -> Iterator[Path]:
@@ -67,10 +68,9 @@ def _of_kubelet(root: Path) -> Iterator[Path]:
     return (path for unit in units for path in (root / "sys/fs/cgroup").glob(unit))
 
 
-def _embedding(root: Path) -> Iterator[Path]:
-    """Where the processes of the units that bring a kubelet are listed: these are in systemd's default slice."""
-    for hierarchy in _HIERARCHIES:
-        yield from (root / f"sys/fs/cgroup/{hierarchy}system.slice/{unit}/cgroup.procs" for unit in EMBEDDING)
+def _embedding(root: Path, unit: str) -> Iterator[Path]:
+    """Where the processes of a unit that brings a kubelet are listed: it is in systemd's default slice."""
+    return (root / f"sys/fs/cgroup/{hierarchy}system.slice/{unit}/cgroup.procs" for hierarchy in _HIERARCHIES)
 
 
 def _processes(root: Path, lists: Iterable[Path], name: bytes | tuple[bytes, ...]) -> Iterator[Path]:

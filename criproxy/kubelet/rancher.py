@@ -1,34 +1,38 @@
-"""The kubelet of k3s and RKE2: by which words they run it, from their own command line and configuration.
+"""The kubelet of k3s and RKE2: by which words they run it, from their unit and their configuration.
 
 From Kubernetes 1.32 on, kubelet has its configuration from a directory that they keep: `00-k3s-defaults.conf` is theirs
 and written at each start, every other file stays as it is, and a later name goes over an earlier one. RKE2 starts
-kubelet as a process of its own, whose words can be seen; in k3s it is a part of k3s's process.
-Source: docs.k3s.io, "Configuration options"; k3s, pkg/configfilearg/parser.go, pkg/daemons/agent/agent.go.
+kubelet as a process of its own, whose words can be seen; in k3s it is a part of k3s's process, which hides its own
+words from then on, so that its unit is read.
+Source: docs.k3s.io, "Configuration options"; k3s, pkg/configfilearg/parser.go, pkg/daemons/agent/agent.go,
+pkg/cli/agent/agent.go (SetProcTitle).
 """
 
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from criproxy.kubelet import units
 from criproxy.kubelet.configuration import YamlValue, parsed
-from criproxy.kubelet.flags import flag
+from criproxy.kubelet.flags import EMBEDDING
 
-K3S: Final = "k3s"
 _DIRECTORY: Final = "agent/etc/kubelet.conf.d"
 _ARGUMENT: Final = "kubelet-arg"
 _TAKEN: Final = ("config=", "config-dir=")
 """Arguments of kubelet's whose files they copy into the directory."""
 
 
-def kubelet_words(root: Path, product: str, words: Sequence[str]) -> list[str]:
-    """Kubelet's words, given those of its distribution; empty for one before Kubernetes 1.32, which has no directory.
+def kubelet_words(root: Path, unit: str) -> list[str]:
+    """Kubelet's words, given the unit of its distribution; empty for one before Kubernetes 1.32, without a directory.
 
     Raises OSError, and ValueError for a file that is not understood.
     """
+    product = EMBEDDING[unit]
+    words, environment = units.started(root, unit)
     data, arguments = f"/var/lib/rancher/{product}", list[str]()
-    for path in config_files(root, product, words):
+    for path in _config_files(root, product, words, environment):
         try:
             said = parsed((root / path.lstrip("/")).read_bytes())
             data = _text(said.get("data-dir")) or data
@@ -37,17 +41,23 @@ def kubelet_words(root: Path, product: str, words: Sequence[str]) -> list[str]:
             arguments += _texts(said.get(f"{_ARGUMENT}+"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    data = flag(words, "--data-dir") or data
-    arguments += _given(words)
+    *_, data = data, *_given(words, "--data-dir", "-d")
+    arguments += _given(words, f"--{_ARGUMENT}")
     directory = posixpath.join("/", data, _DIRECTORY)
     if not (root / directory.lstrip("/") / f"00-{product}-defaults.conf").exists():
         return []
     return ["kubelet", f"--config-dir={directory}", *(f"--{one}" for one in arguments if not one.startswith(_TAKEN))]
 
 
-def config_files(root: Path, product: str, words: Sequence[str]) -> Iterator[str]:
-    """The distribution's own configuration files, in the order in which they are read."""
-    main = flag(words, "--config") or f"/etc/rancher/{product}/config.yaml"
+def config_files(root: Path, unit: str) -> Iterator[str]:
+    """The distribution's own configuration files, in the order in which they are read. Raises OSError."""
+    return _config_files(root, EMBEDDING[unit], *units.started(root, unit))
+
+
+def _config_files(root: Path, product: str, words: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """The variable goes over the flag, of which the first one counts."""
+    given = environment.get(f"{product.upper()}_CONFIG_FILE") or next(_given(words, "--config", "-c"), "")
+    main = given or f"/etc/rancher/{product}/config.yaml"
     if (root / main.lstrip("/")).is_file():
         yield main
     directory = root / f"{main.lstrip('/')}.d"
@@ -55,11 +65,11 @@ def config_files(root: Path, product: str, words: Sequence[str]) -> Iterator[str
         yield from (f"{main}.d/{name}" for name in sorted(os.listdir(directory)) if name.endswith((".yaml", ".yml")))
 
 
-def _given(words: Sequence[str]) -> Iterator[str]:
-    """The kubelet-args of a command line, which come after those of the files."""
+def _given(words: Sequence[str], *names: str) -> Iterator[str]:
+    """The values of a flag that has these names; those of a command line come after those of the files."""
     for at, word in enumerate(words):
         key, equals, value = word.partition("=")
-        if key == f"--{_ARGUMENT}" and (equals or at + 1 < len(words)):
+        if key in names and (equals or at + 1 < len(words)):
             yield value if equals else words[at + 1]
 
 

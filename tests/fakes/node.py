@@ -3,6 +3,7 @@
 It has a way of its own to read them, by shlex and PyYAML, so that it does not share a mistake with what it tests.
 """
 
+import itertools
 import json
 import re
 import shlex
@@ -208,6 +209,10 @@ class FakeNode(Machine):
             raise TimedOutError(f"systemctl {command} has not ended within {timeout_s:.0f} s")
 
     def argv(self) -> list[str]:
+        return self._started()[0]
+
+    def _started(self) -> tuple[list[str], dict[str, str]]:
+        """The words of the unit's command, and its environment."""
         variables: dict[str, str] = {}
         command: list[str] = []
         for line in "\n".join(self._loaded.values()).replace("\\\n", " ").splitlines():
@@ -215,7 +220,7 @@ class FakeNode(Machine):
             if key == "Environment":
                 variables |= dict(word.split("=", 1) for word in shlex.split(value))
             elif key == "EnvironmentFile":
-                text = self.text(value.removeprefix("-")) or ""
+                text = self.text(value.removeprefix("-").replace("%N", self.unit.removesuffix(".service"))) or ""
                 variables |= dict(word.split("=", 1) for word in shlex.split(text, comments=True))
             elif key == "ExecStart":
                 command = shlex.split(value)
@@ -225,7 +230,7 @@ class FakeNode(Machine):
                 words += variables.get(word[1:], "").split()
             else:
                 words.append(re.sub(r"\$\{(\w+)\}", lambda found: variables.get(found[1], ""), word))
-        return words
+        return words, variables
 
     def start(self) -> None:
         self.pid += 1
@@ -245,7 +250,7 @@ class FakeNode(Machine):
         if dead:
             return
         if product == "k3s":
-            argv = self.argv()
+            argv = ["/usr/local/bin/k3s server", ""]  # it hides its arguments
         self.write(f"/proc/{self.pid}/cmdline", "".join(f"{word}\0" for word in argv))
         self.write(f"/proc/{self.pid}/comm", "k3s-server\n" if product == "k3s" else "kubelet\n")
         self.write("/proc/90/comm", "containerd-shim\n")
@@ -254,12 +259,17 @@ class FakeNode(Machine):
     def _rancher_starts(self, product: str) -> list[str]:
         """Kubelet's words: the defaults are written anew at each start, and what else is in the directory stays."""
         given: dict[str, list[str]] = {"kubelet-arg": [], "data-dir": [f"/var/lib/rancher/{product}"]}
-        configs = self.root / f"etc/rancher/{product}"
-        for path in [configs / "config.yaml", *sorted((configs / "config.yaml.d").glob("*.y*ml"))]:
+        words, variables = self._started()
+        options = {"-c": "--config", "-d": "--data-dir"}
+        flags = {options.get(key, key): value for key, value in itertools.pairwise(words)}
+        config = flags.get("--config", f"/etc/rancher/{product}/config.yaml")
+        config = variables.get(f"{product.upper()}_CONFIG_FILE", config)
+        main = self.root / config.lstrip("/")
+        for path in [main, *sorted(main.with_name(f"{main.name}.d").glob("*.y*ml"))]:
             for key, value in (yaml.safe_load(path.read_text()) or {}).items():
                 values = value if isinstance(value, list) else [value]
                 given[key.rstrip("+")] = (given.get(key.rstrip("+"), []) if key.endswith("+") else []) + values
-        directory = f"{given['data-dir'][-1]}/agent/etc/kubelet.conf.d"
+        directory = f"{flags.get('--data-dir', given['data-dir'][-1])}/agent/etc/kubelet.conf.d"
         defaults = f"{CONFIG}containerRuntimeEndpoint: unix://{RANCHERS_RUNTIME}\n"
         self.write(f"{directory}/00-{product}-defaults.conf", defaults)
         return ["kubelet", f"--config-dir={directory}", *(f"--{argument}" for argument in given["kubelet-arg"])]

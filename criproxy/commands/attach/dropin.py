@@ -11,8 +11,8 @@ import shlex
 from typing import Final
 
 from criproxy.commands.attach.kubelet import Command
-from criproxy.kubelet.attachment import commands, logical_lines
 from criproxy.kubelet.flags import ENDPOINT_FLAG, socket_path
+from criproxy.kubelet.units import commands, logical_lines
 
 MARK: Final = "# Written by `criproxy attach`; `criproxy detach` removes it."
 """The first line of a file that is all ours."""

@@ -20,8 +20,8 @@ from msgspec import Struct
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, UnitState
 from criproxy.commands.attach.wrappers import KUBELET, PREFIXES, kubelet_at
-from criproxy.kubelet import rancher
-from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY, commands
+from criproxy.kubelet import rancher, units
+from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY
 from criproxy.kubelet.flags import EMBEDDING, ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import command_line, configuration, configured
 
@@ -33,8 +33,6 @@ _IMAGE_KEY: Final = "imageServiceEndpoint"
 _HEALTHZ_KEYS: Final = ("healthzBindAddress", "healthzPort")
 DEFAULT_HEALTHZ: Final = ("127.0.0.1", 10248)
 _DEFAULT: Final = re.compile(r'\(default "([^"]*)"\)')
-_VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
-_ASSIGNMENT: Final = re.compile(r"^[ \t]*(\w+)=(.*)$", re.MULTILINE)
 _KEYS: Final = (
     r"(?:(?:--|(?<![\w-]))(?:container[-_]runtime|image[-_]service)[-_]endpoint|containerRuntimeEndpoint|imageServiceEndpoint"
     r"|(?<![\w-])[A-Z_][A-Z0-9_]*(?==))"
@@ -97,13 +95,12 @@ def look(host: Host) -> NodeKubelet | None:
     environment_files = [path for pattern in unit.environment_files for path in host.matching(pattern)]
     try:
         words = command_line(host.root)
-        started = _to_be_started(host, unit, environment_files)
-        if product := EMBEDDING.get(unit.name):
-            words = words or rancher.kubelet_words(host.root, product, started)
-            environment_files = [*rancher.config_files(host.root, product, started), *environment_files]
+        if unit.name in EMBEDDING:
+            words = words or rancher.kubelet_words(host.root, unit.name)
+            environment_files = [*rancher.config_files(host.root, unit.name), *environment_files]
             if not words:
                 return None  # as before Kubernetes 1.32, where no file of kubelet's can say it
-        return _kubelet(host, unit, words or started, environment_files)
+        return _kubelet(host, unit, words or _to_be_started(host, unit, environment_files), environment_files)
     except OSError as error:
         raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
     except ValueError as error:
@@ -149,7 +146,7 @@ def command_of(host: Host, paths: Iterable[str]) -> Command | None:
     """
     held: list[Command] = []
     for path in paths:
-        for text in commands(host.read(path) or b""):
+        for text in units.commands(host.read(path) or b""):
             held = [*held, Command(text, path)] if text else []
     return held[0] if len(held) == 1 else None
 
@@ -169,14 +166,10 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     with contextlib.suppress(ValueError):
         variables |= dict(word.partition("=")[::2] for word in shlex.split(unit.environment))
     for path in environment_files:
-        text = host.text(path).replace("\\\n", "")
-        for name, value in _ASSIGNMENT.findall(text):
-            with contextlib.suppress(ValueError):
-                variables[name] = " ".join(shlex.split(value))
+        variables |= units.assignments(host.text(path))
     command = command_of(host, unit.files)
     with contextlib.suppress(ValueError):
-        put_in = _VARIABLE.sub(lambda found: variables.get(found[1], ""), command.text if command else "")
-        words = shlex.split(put_in)
+        words = units.words(command.text if command else "", variables)
         with contextlib.suppress(ValueError):  # what stands before kubelet may have flags of its own
             at = kubelet_at(words)
             return [words[at].lstrip(PREFIXES), *words[at + 1 :]]

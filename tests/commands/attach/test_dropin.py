@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from criproxy.commands.attach import dropin
 from criproxy.commands.attach.kubelet import Command
-from criproxy.kubelet.attachment import logical_lines
+from criproxy.kubelet.units import logical_lines
 
 LISTEN = "/run/criproxy/criproxy.sock"
 FLAG = f"--container-runtime-endpoint=unix://{LISTEN}"

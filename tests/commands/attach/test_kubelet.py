@@ -15,8 +15,8 @@ from criproxy.commands.attach.kubelet import (
     look,
     renamed,
 )
-from criproxy.kubelet.attachment import logical_lines
 from criproxy.kubelet.flags import socket_path
+from criproxy.kubelet.units import logical_lines
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
 FLAG = "--container-runtime-endpoint"

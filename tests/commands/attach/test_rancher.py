@@ -7,7 +7,7 @@ import pytest
 from criproxy.commands.attach.edits import NodeError
 from criproxy.kubelet.attachment import attachment
 from tests.commands.attach.attach_bench import ON_PROXY, Bench
-from tests.fakes.node import LISTEN, RANCHERS_RUNTIME
+from tests.fakes.node import LISTEN, RANCHERS_RUNTIME, FakeNode
 
 NODES = {
     "k3s": ("k3s", "k3s.service"),
@@ -117,6 +117,47 @@ def test_other_data_directory_and_later_files_are_found(rancher: Bench) -> None:
     assert rancher.attach() == 0, rancher.err
     assert node.text("/srv/k3s/agent/etc/kubelet.conf.d/zz-criproxy.conf") is not None
     assert node.endpoint == ON_PROXY
+
+
+def unit_with(node: FakeNode, product: str, arguments: str = "", environment: str = "") -> None:
+    """The unit's command has these arguments, and the installers' file for its variables this line."""
+    unit = f"/etc/systemd/system/{node.unit}"
+    file = f"/etc/systemd/system/{node.unit}.env"
+    node.write(unit, f"[Service]\nEnvironmentFile=-{file}\nExecStart=/usr/local/bin/{product} server {arguments}\n")
+    if environment:
+        node.write(file, f"{environment}\n")
+
+
+@pytest.mark.parametrize("rancher", NODES, indirect=True)
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        ("--config /srv/own.yaml", ""),
+        ("-c /srv/own.yaml", ""),
+        ("-c /srv/first.yaml", "{}_CONFIG_FILE=/srv/own.yaml"),
+        ("$MORE", 'MORE="-c /srv/own.yaml"'),
+        ("--data-dir /srv/data", ""),
+        ("-d /srv/data", ""),
+    ],
+    ids=["config", "c", "variable", "variable-in-the-command", "data-dir", "d"],
+)
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "stopped"])
+def test_configuration_and_data_are_where_the_unit_says(
+    rancher: Bench, arguments: str, environment: str, runs: bool
+) -> None:
+    node, product = rancher.node, "k3s" if "k3s" in rancher.node.unit else "rke2"
+    default = f"/var/lib/rancher/{product}/agent/etc/kubelet.conf.d/00-{product}-defaults.conf"
+    (node.root / default[1:]).unlink()
+    node.write("/srv/own.yaml", "data-dir: /srv/data\n")
+    unit_with(node, product, arguments, environment.format(product.upper()))
+    node.boot()
+    if not runs:
+        node.stop()
+    assert rancher.attach() == 0, rancher.err
+    node.start()
+    assert node.text("/srv/data/agent/etc/kubelet.conf.d/zz-criproxy.conf") is not None
+    assert node.endpoint == ON_PROXY
+    assert attachment(LISTEN, node.root).state == "yes"
 
 
 def test_argument_that_names_the_runtime_itself_is_told_with_the_remedy(rancher: Bench) -> None:
