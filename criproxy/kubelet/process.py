@@ -1,8 +1,7 @@
 """The kubelet that runs on this node: its process, its command line, and what its configuration files say.
 
 Only files are read, and of processes only kubelet's own, so that it costs next to nothing to ask each second.
-`KubeletSearch` alone goes through all processes, for a kubelet that no unit runs, and
-only while it knows none.
+`KubeletSearch` alone goes through all processes, for a kubelet that no unit runs, and rarely.
 """
 
 import contextlib
@@ -101,35 +100,47 @@ class KubeletProcess(Struct, frozen=True):
 class KubeletSearch(Struct):
     """Finds the kubelet that uses the socket `listen`, else any of the node, whoever has started it.
 
-    Which process that is, is remembered, as a search reads a file of each process of the node. It is searched for anew
-    once it has ended, was replaced (by another with its pid, or by exec), and, where it does not name `listen` on its
-    command line, every `ANEW` looks: another one may have come that does.
+    Which process that is, is remembered, as a walk through /proc reads a file of each process of the node. It is
+    searched for anew once it has ended, was replaced (by another with its pid, or by exec), and, where it does not
+    name `listen` on its command line, every `ANEW` looks: another one may have come that does. The units' processes
+    are asked first. While there is no kubelet, as in k3s, whose kubelet is no process, only every `ANEW`th look walks;
+    the `ANEW` looks after one has ended walk all, as another takes its place.
     """
 
     listen: str
     root: Path = Path("/")
     _known: KubeletProcess | None = None
-    _looks: int = 0
-    """Since the last search."""
+    _until_walk: int = 0
+    """Looks until the next walk that nothing else gives cause for."""
+
+    _walks_at_once: int = 0
+    """Looks that walk whatever `_until_walk` is: since a kubelet was known, at most `ANEW`."""
 
     ANEW: ClassVar[int] = 10
 
     def find(self) -> KubeletProcess | None:
         """None: there is none by that name. Raises OSError or ValueError."""
         known = self._known
-        self._looks += 1
-        if known is not None and (known.uses_us or self._looks < self.ANEW):
+        self._until_walk -= 1
+        if known is not None and (known.uses_us or self._until_walk > 0):
             now = self._at(str(known.directory))
             if now is not None and now.started == known.started:
                 return now
-        self._known, self._looks = self._searched(), 0
-        return self._known
+        found = self._best(str(process) for process in processes_of_unit(self.root))
+        if (found is None or not found.uses_us) and (self._until_walk <= 0 or self._walks_at_once > 0):
+            proc = str(self.root / "proc")  # of thousands of processes, a Path each triples the cost
+            found = self._best(f"{proc}/{pid}" for pid in os.listdir(proc) if pid.isdecimal())
+            self._until_walk, self._walks_at_once = self.ANEW, self._walks_at_once - 1
+        if found is not None:
+            self._walks_at_once = self.ANEW
+        self._known = found
+        return found
 
-    def _searched(self) -> KubeletProcess | None:
+    def _best(self, directories: Iterable[str]) -> KubeletProcess | None:
+        """The first that uses us, else the first; directories in /proc."""
         found = None
-        proc = str(self.root / "proc")  # of thousands of processes, a Path each triples the cost
-        for pid in filter(str.isdecimal, os.listdir(proc)):
-            if process := self._at(f"{proc}/{pid}"):
+        for directory in directories:
+            if process := self._at(directory):
                 if process.uses_us:
                     return process
                 found = found or process

@@ -1,10 +1,12 @@
 """The search for kubelet's process, which goes through all of /proc only while none is known."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from criproxy.kubelet import process
 from criproxy.kubelet.process import KubeletSearch
 from tests.fakes.proc import kubelet
 
@@ -13,8 +15,8 @@ USES_US = f"--container-runtime-endpoint=unix://{LISTEN}"
 
 
 def found(search: KubeletSearch) -> int | None:
-    process = search.find()
-    return None if process is None else int(process.directory.name)
+    one = search.find()
+    return None if one is None else int(one.directory.name)
 
 
 def end(root: Path, pid: int) -> None:
@@ -50,9 +52,9 @@ def test_command_line_is_that_of_now(tmp_path: Path) -> None:
     search.find()
     kubelet(tmp_path, USES_US, "--v=2")
 
-    process = search.find()
+    one = search.find()
 
-    assert process is not None and "--v=2" in process.words
+    assert one is not None and "--v=2" in one.words
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,82 @@ def test_kubelet_that_has_restarted_is_found_at_once(tmp_path: Path) -> None:
     assert found(search) is None
     kubelet(tmp_path, USES_US, pid=6)
     assert found(search) == 6
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directories whose entries were listed."""
+    listed: list[str] = []
+    listdir = os.listdir
+
+    def counted(path: str) -> list[str]:
+        listed.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr(process.os, "listdir", counted)
+    return listed
+
+
+def unit(root: Path, name: str, *pids: int) -> None:
+    """The unit's processes."""
+    file = root / f"sys/fs/cgroup/system.slice/{name}/cgroup.procs"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{pid}\n" for pid in pids))
+
+
+def test_node_whose_kubelet_is_no_process_is_walked_through_rarely(tmp_path: Path, walks: list[str]) -> None:
+    kubelet(tmp_path, pid=5)
+    (tmp_path / "proc/5/comm").write_text("k3s-agent\n")
+    unit(tmp_path, "k3s-agent.service", 5)
+    search = KubeletSearch(LISTEN, tmp_path)
+
+    assert {found(search) for _ in range(30)} == {None}
+
+    assert len(walks) == 3
+
+
+def test_kubelet_of_no_unit_that_comes_late_is_found(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    search = KubeletSearch(LISTEN, tmp_path)
+    assert found(search) is None
+
+    kubelet(tmp_path, pid=5)
+
+    assert [found(search) for _ in range(KubeletSearch.ANEW)][-1] == 5
+
+
+@pytest.mark.parametrize("name", ["kubelet.service", "rke2-agent.service"])
+def test_kubelet_of_a_unit_is_found_at_once_and_without_a_walk(tmp_path: Path, walks: list[str], name: str) -> None:
+    (tmp_path / "proc").mkdir()
+    search = KubeletSearch(LISTEN, tmp_path)
+    assert found(search) is None and len(walks) == 1
+
+    kubelet(tmp_path, USES_US, pid=5)
+    unit(tmp_path, name, 4, 5)
+
+    assert {found(search) for _ in range(30)} == {5}
+    assert len(walks) == 1
+
+
+def test_kubelet_that_uses_us_goes_before_the_unit_s(tmp_path: Path) -> None:
+    kubelet(tmp_path, pid=5)
+    unit(tmp_path, "kubelet.service", 5)
+    kubelet(tmp_path, USES_US, pid=9)
+
+    assert found(KubeletSearch(LISTEN, tmp_path)) == 9
+
+
+def test_kubelet_that_has_ended_for_good_is_looked_for_rarely(tmp_path: Path, walks: list[str]) -> None:
+    kubelet(tmp_path, USES_US, pid=5)
+    search = KubeletSearch(LISTEN, tmp_path)
+    assert found(search) == 5
+    end(tmp_path, 5)
+
+    assert {found(search) for _ in range(KubeletSearch.ANEW)} == {None}
+    del walks[:]
+    assert {found(search) for _ in range(30)} == {None}
+
+    assert len(walks) == 3
 
 
 def test_what_is_no_process_is_passed_over(tmp_path: Path) -> None:
