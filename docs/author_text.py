@@ -393,8 +393,8 @@ ROWS: Final = (
         (names.REQUIRED_PLUGINS, f"{names.REQUIRED_PLUGINS}/pod"),
         "offline pods",
         (is_required,),
-        "whether criproxy is in it, and in those of a container alone (`/container.NAME`); criproxy's webhook reads the "
-        "lists, as long as the API server lets them be, and adds to them",
+        "whether criproxy is in it, and in those of a container alone (`/container.NAME`); criproxy's webhook reads "
+        "the lists, as long as the API server lets them be, and adds to them",
         "nothing: by NRI, it is not started where a plugin of the list is away",
         NOBODY,
         _marks("annotation", names.REQUIRED_PLUGINS, f"{names.REQUIRED_PLUGINS}/pod"),
