@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from criproxy.kubelet import process
 from criproxy.kubelet.process import KubeletSearch
 from tests.fakes.proc import kubelet
 
@@ -98,7 +97,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         listed.append(path)
         return listdir(path)
 
-    monkeypatch.setattr(process.os, "listdir", counted)
+    monkeypatch.setattr(os, "listdir", counted)
     return listed
 
 

@@ -48,7 +48,7 @@ class Node:
     def __init__(self) -> None:
         self.judge, self.t_s, self.harmless = Judge(SETTINGS, seed=3), 1000.0, False
         self.shares: Mapping[str, float] = {}
-        self.accuser, self.harmed_s = "", 0.0
+        self.harmed_s = 0.0
         self.transitions: list[Transition] = []
 
     @property
@@ -58,7 +58,7 @@ class Node:
     def look(self) -> None:
         self.t_s += self.judge.responder.look_s
         judged = self.judge.judge(self.seen())
-        self.shares, self.accuser = judged.decision.shares, judged.accuser
+        self.shares = judged.decision.shares
         self.transitions += judged.decision.transitions
 
     def seen(self) -> Look:
@@ -79,14 +79,14 @@ class Node:
 
 
 class Service(Node):
-    """It says how it fares each five seconds, and each second while it is waited for."""
+    """It says how it fares each second."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pod, self.percent, self.asked_s = "a", 20.0, self.t_s
 
     def seen(self) -> Look:
-        if self.t_s - self.asked_s >= (1.0 if self.accuser == self.pod else 5.0):
+        if self.t_s - self.asked_s >= 1.0:
             self.asked_s, self.percent = self.t_s, 200.0 if self.harms else 20.0
         word = ServiceSignal(PodRef(self.pod, "shop", f"web-{self.pod}"), self.percent, None, 3.0, self.asked_s)
         reading = SignalReading(cpu_use=self.spent, disks=IDLE)
