@@ -4,8 +4,10 @@ It looks off every call's path: a moment after each start, and at everything wit
 each minute, it looks at all processes of the pods, too: one may leave the box while its container's first one stays.
 
 What looks misplaced is looked at again a second later, in a look of its own: on v1, the kernel shows a process that is
-ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show. A container
-of which a process is outside in both looks has a stray, whichever process it is: one that leaves may fork and end.
+ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show. A process
+that is outside in both looks is a stray. As one that leaves may fork and end, so is any of a container that has some
+outside in `LOOKS` looks in a row; fewer would take a runtime's exec for one, which joins the container's namespaces a
+moment before its cgroup.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from msgspec.structs import asdict
 
 from criproxy.cgroup.naming import parse_placement
 from criproxy.cgroup.processes import ProcCgroupReader
-from criproxy.cgroup.strays import astray
+from criproxy.cgroup.strays import Stray, astray
 from criproxy.concurrency.clock import Wake
 from criproxy.model import Finding
 from criproxy.model.shown import Counter, Gauge, listed
@@ -29,6 +31,8 @@ from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopRequests
 
 CONFIRM_S: Final = 1.0
 """How much later what looks misplaced is looked at again, at least."""
+
+LOOKS: Final = 5
 
 TOGETHER_S: Final = 0.5
 """What starts within this time, as a pod's sandbox and its containers, shares a look."""
@@ -71,6 +75,14 @@ class _Suspect(Struct, frozen=True):
     fresh: bool
 
 
+class _Suspected(Struct, frozen=True):
+    """Processes of a container were outside in so many `looks` in a row, `processes` in the last, at `seen_s`."""
+
+    seen_s: float
+    processes: frozenset[tuple[int, int]]
+    looks: int = 1
+
+
 class PlacementCheck(PodObserver, Part, Struct):
     """See the module."""
 
@@ -108,8 +120,8 @@ class PlacementCheck(PodObserver, Part, Struct):
     _fresh_since_s: float = 0.0
     _suspects: dict[str, _Suspect] = {}
     """What was outside the box in one look, by its id."""
-    _suspected: dict[str, float] = {}
-    """Containers of which a single process was so, and since when, by id."""
+    _suspected: dict[str, _Suspected] = {}
+    """Containers of which single processes were so, by id."""
     _strays: dict[tuple[str, int, int], Finding] = {}
     """By their container's id, their number and their start."""
     _pids: dict[str, int] = {}
@@ -248,25 +260,42 @@ class PlacementCheck(PodObserver, Part, Struct):
         """All processes of the containers whose first ones are in the box."""
         firsts = {self._pids[one.id]: one for one in self.shared.inventory.running if one.id in self._pids}
         found = await self.proc_cgroups.strays({pid: _box(one) for pid, one in firsts.items()})
-        suspected, now_s = self._suspected, self.shared.clock.boottime_s()
-        known, self._strays, self._suspected = self._strays, {}, {}
-        confirmed = {container for container, _, _ in known}
+        known, self._strays = self._strays, {}
+        told = {container for container, _, _ in known}
+        confirmed = told | self._confirmed(firsts, [one for one in found if firsts[one.first].id not in told])
         for stray in found:
             one = firsts[stray.first]
             key = one.id, stray.pid, stray.started
-            since_s = suspected.get(one.id, now_s)
-            if one.id not in confirmed and now_s - since_s < CONFIRM_S:
-                self._suspected[one.id] = since_s
+            if one.id not in confirmed:
                 continue
             where = f"its process {stray.pid} runs at {stray.where}"
             self._strays[key] = Finding(**asdict(one.sandbox.pod), container=one.container, detail=where)
             if key not in known:
                 self.shared.counters.count("strays")
-            if one.id not in confirmed:
+            if one.id not in told:
                 self.shared.log.error("stray_process", **_names(one), pid=stray.pid, where=stray.where, box=_box(one))
             if self.shared.holds.stops(ON_UNBOUNDED, one.sandbox.pod):
                 self.shared.holds.hold(one.sandbox.pod, HOLD_S, f"{where}, outside the box", ON_UNBOUNDED)
                 self.stops.stop(one.sandbox, f"{where}, outside the box", ON_UNBOUNDED)
+
+    def _confirmed(self, firsts: Mapping[int, Running], found: Iterable[Stray]) -> set[str]:
+        """The containers, by id, of which enough looks have seen processes outside; the others are suspected."""
+        outside: dict[str, set[tuple[int, int]]] = {}
+        for one in found:
+            outside.setdefault(firsts[one.first].id, set()).add((one.pid, one.started))
+        before, now_s, confirmed = self._suspected, self.shared.clock.boottime_s(), set[str]()
+        self._suspected = {}
+        for id, processes in outside.items():
+            was = before.get(id)
+            if was is None:
+                self._suspected[id] = _Suspected(now_s, frozenset(processes))
+            elif now_s - was.seen_s < CONFIRM_S:
+                self._suspected[id] = was
+            elif processes & was.processes or was.looks + 1 >= LOOKS:
+                confirmed.add(id)
+            else:
+                self._suspected[id] = _Suspected(now_s, frozenset(processes), was.looks + 1)
+        return confirmed
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:
         """The quick look: at the processes that are known already, and without the runtime."""

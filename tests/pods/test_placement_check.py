@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from criproxy.clients.http2.connection import CallError
 from criproxy.concurrency.clock import Clock
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.placement_check import CONFIRM_S, TOGETHER_S, PlacementCheck
+from criproxy.pods.placement_check import CONFIRM_S, LOOKS, TOGETHER_S, PlacementCheck
 from criproxy.pods.runtime import Process, Running, UnknownError
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
@@ -426,16 +426,32 @@ def test_process_that_is_ending_is_no_stray() -> None:
 
 
 def test_process_that_left_and_is_another_one_at_each_look_is_found() -> None:
-    bench = with_stray(stop=True)
-    for _ in range(3):
-        number = 301 + bench.again + bench.counted
+    bench, numbers = with_stray(stop=True), count(301)
+
+    def fork() -> None:
+        number = next(numbers)
         bench.node.left = [Stray(11, number, 7 * number, "/kubepods")]
-        again = [Stray(11, number + 1, 9000 + number, "/kubepods")]
-        bench.between = partial(setattr, bench.node, "left", again)
+
+    bench.between = fork
+    for _ in range(3):
         bench.round()
-    assert (len(bench.check.strays), bench.check.pause_s, bench.again) == (1, 60, 1)
+        fork()
+    assert (len(bench.check.strays), bench.check.pause_s, bench.again) == (1, 60, LOOKS - 1)
     assert (bench.events(), bench.counted) == (["stray_process"], 3)
     assert {id for id, _ in bench.stopped} == {"s1"}
+
+
+def test_commands_that_start_during_a_few_looks_are_no_strays() -> None:
+    """The runtime puts what it executes into the container's namespaces, and then into its cgroup."""
+    bench = with_stray(stop=True)
+    numbers = iter(range(301, 301 + LOOKS - 2))
+
+    def begin() -> None:
+        bench.node.left = [Stray(11, number, number, "/init.scope") for number in (next(numbers, 0),) if number]
+
+    bench.between = begin
+    bench.round()
+    assert (bench.check.strays, bench.check.pause_s, bench.again, bench.stopped) == ((), 60, LOOKS - 1, [])
 
 
 def test_container_that_was_back_in_the_box_is_suspected_anew() -> None:
