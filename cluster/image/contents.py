@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from cluster.image.oci import MACHINES
+
 CLUSTER: Final = Path(__file__).resolve().parents[1]
 RELEASE: Final = "bookworm"
 PYTHON: Final = "3.11"
 PACKAGES: Final = ("base-files", f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal", "libstdc++6", "tzdata")
 """libstdc++6 is for gRPC, tzdata for schedules."""
 
-PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
+PLATFORMS: Final = ("manylinux2014", "manylinux_2_28", "manylinux_2_34")
+"""The wheels that Debian's C library takes, without the machine."""
+LOADERS: Final = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
 PACKAGED: Final = "usr/share/criproxy/debian-packages.json"
 """What `make_base` unpacked: name, version and architecture of each package."""
 HOST_PACKAGES: Final = "usr/share/criproxy/host"
@@ -63,8 +67,8 @@ class Program:
     code: Path
     """Its package."""
     lock: Path
-    has_sources: bool = False
-    """Whether something of the lock has no wheel: this Python's setuptools builds it."""
+    sources: str = ""
+    """What of the lock has no wheel, for no machine: this Python's setuptools builds it."""
 
     @property
     def directory(self) -> str:
@@ -73,7 +77,7 @@ class Program:
 
 PROGRAMS: Final = (
     Program("criproxy-cluster", CLUSTER / "criproxy_cluster", CLUSTER / "requirements.lock"),
-    Program("criproxy", CLUSTER.parent / "criproxy", CLUSTER.parent / "requirements.lock", has_sources=True),
+    Program("criproxy", CLUSTER.parent / "criproxy", CLUSTER.parent / "requirements.lock", sources="cgroupspy"),
 )
 
 
@@ -81,15 +85,15 @@ class BuildError(Exception):
     """The image can't be built; the message says why and what to do."""
 
 
-def make_base(root: Path, mirror: str) -> None:
-    """Debian's part, below `root`. Raises BuildError."""
+def make_base(root: Path, mirror: str, architecture: str, python: Path) -> None:
+    """Debian's part, below `root`, compiled by the Python that is in `python`. Raises BuildError."""
     tree = root.with_name(f"{root.name}.tar")
     archive = f"deb {mirror} {RELEASE} main"
     # A mirror may be a snapshot, whose index is of no date that holds any more; it is signed all the same.
     lasting = '--aptopt=Acquire::Check-Valid-Until "false"'
     packages = f"--include={','.join(PACKAGES)}"
     listed = f'--extract-hook=ls "$1/var/cache/apt/archives" >"$1/{_LISTED}"'
-    options = ("-q", "--variant=extract", lasting, packages, listed)
+    options = ("-q", "--variant=extract", f"--architectures={architecture}", lasting, packages, listed)
     _run(["mmdebstrap", *options, RELEASE, str(tree), archive], "mmdebstrap")
     root.mkdir()
     _run(["tar", "-x", "--no-same-owner", "--exclude=./dev", "-f", str(tree), "-C", str(root)], "tar")
@@ -108,30 +112,32 @@ def make_base(root: Path, mirror: str) -> None:
     (root / "etc/nsswitch.conf").write_text("hosts: files dns\n")
     (root / "etc/passwd").write_text(f"root:x:0:0:root:/:/bin/false\nreplica:x:{USER}:{USER}:replica:/:/bin/false\n")
     (root / "etc/group").write_text(f"root:x:0:\nreplica:x:{USER}:\n")
-    compile_python(root, root, f"usr/lib/python{PYTHON}")
+    compile_python(python, root, f"usr/lib/python{PYTHON}")
 
 
-def make_code(root: Path, base: Path, host_packages: Sequence[Path] = ()) -> None:
-    """Our part, below `root`, compiled by the Python that is in `base`. Raises BuildError or OSError."""
+def make_code(root: Path, architecture: str, python: Path, host_packages: Sequence[Path] = ()) -> None:
+    """Our part, below `root`, compiled by the Python that is in `python`. Raises BuildError or OSError."""
     (root / "usr/bin").mkdir(parents=True)
     for program in PROGRAMS:
-        _add_program(root, program)
-        compile_python(base, root, program.directory)
+        _add_program(root, program, MACHINES[architecture])
+        compile_python(python, root, program.directory)
     installer = root / "usr/bin/criproxy-install"
     script = (CLUSTER.parent / "packaging/installer").read_text()
     installer.write_text(script.replace("#!/usr/bin/env python3", f"#!/usr/bin/python{PYTHON} -ISB"))
     installer.chmod(0o755)
     (root / HOST_PACKAGES).mkdir(parents=True)
     for package in host_packages:
-        shutil.copy(package, root / HOST_PACKAGES)
+        if package.name.endswith(f"_{architecture}.deb"):
+            shutil.copy(package, root / HOST_PACKAGES)
     add_license(root)
 
 
-def _add_program(root: Path, program: Program) -> None:
+def _add_program(root: Path, program: Program, machine: str) -> None:
     code = root / program.directory
-    wheels = "--no-build-isolation" if program.has_sources else "--only-binary=:all:"
-    options = ("--no-deps", "--require-hashes", wheels, "--no-compile", f"--target={code}")
-    of_image = ("--implementation=cp", f"--python-version={PYTHON}", *(f"--platform={one}" for one in PLATFORMS))
+    built = (f"--no-binary={program.sources}", "--no-build-isolation") if program.sources else ()
+    options = ("--no-deps", "--require-hashes", "--only-binary=:all:", *built, "--no-compile", f"--target={code}")
+    platforms = (f"--platform={one}_{machine}" for one in PLATFORMS)
+    of_image = ("--implementation=cp", f"--python-version={PYTHON}", *platforms)
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--no-input", "install"]
     _run([*pip, *options, *of_image, "-r", str(program.lock)], "pip")
     shutil.rmtree(code / "bin", ignore_errors=True)
@@ -155,10 +161,14 @@ def add_license(root: Path) -> None:
 
 
 def compile_python(base: Path, root: Path, directory: str) -> None:
-    """Compile all of `root`/`directory` with the Python in `base`, which runs by its own loader. Raises BuildError."""
-    library = base / "lib64/ld-linux-x86-64.so.2"
-    libraries = f"{base}/lib/x86_64-linux-gnu:{base}/usr/lib/x86_64-linux-gnu"
-    python = [str(library), "--library-path", libraries, str(base / f"usr/bin/python{PYTHON}"), "-sSB"]
+    """Compile all of `root`/`directory` with the Python in `base`, which runs by its own loader. Raises BuildError.
+
+    Bytecode is of a version of Python and of no machine, so `base` is of this one, whatever the image is for.
+    """
+    machine = os.uname().machine
+    libraries = f"{base}/lib/{machine}-linux-gnu:{base}/usr/lib/{machine}-linux-gnu"
+    program = base / f"usr/bin/python{PYTHON}"
+    python = [str(base / LOADERS[machine]), "--library-path", libraries, str(program), "-sSB"]
     told = ["-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash"]
     where = ["-s", str(root), "-p", "/", str(root / directory)]
     environment = {"PYTHONHOME": str(base / "usr"), "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": ""}

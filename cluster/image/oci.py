@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+"""The architectures that images are for, and the kernel's words for them."""
+INDEX: Final = "application/vnd.oci.image.index.v1+json"
+"""The media type of the manifests of several architectures."""
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 """The media type of a manifest."""
 
@@ -20,7 +23,7 @@ MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 def architecture() -> str:
     """This machine's, in OCI's words."""
     machine = os.uname().machine
-    return ARCHITECTURES.get(machine, machine)
+    return next((name for name, one in MACHINES.items() if one == machine), machine)
 
 
 def layer(directory: Path) -> bytes:
@@ -40,24 +43,40 @@ def layer(directory: Path) -> bytes:
     return buffer.getvalue()
 
 
-def write_archive(file: Path, layers: Sequence[bytes], settings: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Write the image under these names, and return its digest. `settings` are the `config` of its config."""
-    config, manifest = describe(layers, settings)
-    described = _descriptor("manifest.v1+json", manifest)
+def write_archive(
+    file: Path, images: Mapping[str, Sequence[bytes]], settings: Mapping[str, Any], names: Sequence[str]
+) -> str:
+    """Write the image under these names, and return its digest. `settings` are the `config` of its config.
+
+    `images` has the layers of each architecture. Of one, the digest is its manifest's, of several their index's.
+    """
+    blobs: dict[str, bytes] = {}
+    listed = []
+    for name, layers in images.items():
+        config, manifest = describe(layers, settings, name)
+        blobs |= {digest(blob): blob for blob in (*layers, config, manifest)}
+        listed.append(_descriptor("manifest.v1+json", manifest))
+    described = listed[0]
+    if len(images) > 1:
+        platforms = [{"platform": {"architecture": name, "os": "linux"}} for name in images]
+        entries = [one | platform for one, platform in zip(listed, platforms, strict=True)]
+        index = _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
+        blobs[digest(index)] = index
+        described = _descriptor("index.v1+json", index)
     manifests = [described | {"annotations": {"io.containerd.image.name": name}} for name in names]
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
         add(archive, "index.json", _json({"schemaVersion": 2, "manifests": manifests}))
-        for blob in (*layers, config, manifest):
-            add(archive, f"blobs/sha256/{digest(blob).removeprefix('sha256:')}", blob)
-    return digest(manifest)
+        for name, blob in blobs.items():
+            add(archive, f"blobs/sha256/{name.removeprefix('sha256:')}", blob)
+    return str(described["digest"])
 
 
-def describe(layers: Sequence[bytes], settings: Mapping[str, Any]) -> tuple[bytes, bytes]:
+def describe(layers: Sequence[bytes], settings: Mapping[str, Any], architecture: str) -> tuple[bytes, bytes]:
     """The config and the manifest of an image; `settings` are the `config` of its config."""
     config = _json(
         {
-            "architecture": architecture(),
+            "architecture": architecture,
             "os": "linux",
             "config": settings,
             "rootfs": {"type": "layers", "diff_ids": [digest(one) for one in layers]},

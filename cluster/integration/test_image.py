@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from cluster.image.__main__ import NAME, build, version
+from cluster.image.oci import architecture
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import of_process, unkept
 from integration.lab.clean import clean, leftovers
@@ -42,13 +43,13 @@ SOON_S = 180.0
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> tuple[Path, str]:
     file = tmp_path_factory.mktemp("image") / "image.tar"
-    return file, build(file, "")
+    return file, build(file, "", [architecture()])
 
 
 @pytest.mark.by_command
 def test_image_that_is_built_twice_is_the_same_to_the_last_byte(image, tmp_path):
     file, digest = image
-    assert build(tmp_path / "again.tar", "") == digest
+    assert build(tmp_path / "again.tar", "", [architecture()]) == digest
     assert sha256(file.read_bytes()).digest() == sha256((tmp_path / "again.tar").read_bytes()).digest()
 
 

@@ -39,7 +39,7 @@ def write_archive(file: Path) -> None:
     Raises LabError when busybox is missing or not static.
     """
     settings = {"Env": ["PATH=/bin"], "Cmd": ["sleep", "2147483647"]}
-    oci.write_archive(file, [layer(APPLETS, {})], settings, NAMES)
+    oci.write_archive(file, {oci.architecture(): [layer(APPLETS, {})]}, settings, NAMES)
 
 
 def layer(applets: str, files: Mapping[str, tuple[bytes, int]]) -> bytes:

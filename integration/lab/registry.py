@@ -105,7 +105,9 @@ class Registry(ThreadingHTTPServer):
         self.manifests: dict[str, bytes] = {}
         self.blobs: dict[str, bytes] = {oci.digest(layer): layer}
         for name, settings in _settings().items():
-            config, manifest = oci.describe([layer], {"Env": ["PATH=/bin"], "Cmd": _SLEEP, **settings})
+            config, manifest = oci.describe(
+                [layer], {"Env": ["PATH=/bin"], "Cmd": _SLEEP, **settings}, oci.architecture()
+            )
             self.blobs[oci.digest(config)] = config
             self.manifests[name] = self.manifests[f"{name.rpartition(':')[0]}@{oci.digest(manifest)}"] = manifest
         super().__init__(address, _Handler)

@@ -12,12 +12,14 @@ import helm_python
 import pytest
 import yaml
 
+from cluster.image.oci import MACHINES
 from criproxy import __version__
 from criproxy.config.load import parse
 from criproxy.config.schema import settings
 
 CHECKOUT = Path(__file__).parents[2]
 CHART = CHECKOUT / "packaging" / "chart"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 Values = Mapping[str, Any]
 
 NODE: Values = {"node": {"enabled": True}}
@@ -61,6 +63,12 @@ def pod_of(one: Mapping[str, Any]) -> dict[str, Any]:
     """The spec of a workload's pods."""
     spec: Any = one["spec"]
     return dict(spec.get("jobTemplate", {}).get("spec", spec)["template"]["spec"])
+
+
+def term_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node must be for a workload's pods."""
+    (term,) = pod_of(one)["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    return dict(term)
 
 
 @pytest.mark.parametrize("values", [{}, NODE, ALL], ids=["default", "node", "all"])
@@ -357,10 +365,16 @@ def test_installer_may_read_its_nodes_alone(chart):
     ids=["both", "installed", "being-removed"],
 )
 def test_a_node_with_the_package_has_no_pod_of_criproxy(chart, installer, names):
-    pod = pod_of(find(render(chart, {**ALL, "installer": installer}), "DaemonSet", "criproxy-node"))
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [one]} for one in names]}
+    term = term_of(find(render(chart, {**ALL, "installer": installer}), "DaemonSet", "criproxy-node"))
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": [one]} for one in names]
 
 
 def test_a_node_without_the_package_may_have_the_pod(chart):
-    assert "affinity" not in pod_of(find(render(chart, NODE), "DaemonSet", "criproxy-node"))
+    assert "matchFields" not in term_of(find(render(chart, NODE), "DaemonSet", "criproxy-node"))
+
+
+def test_no_pod_is_on_a_node_that_the_image_is_not_for(chart):
+    objects = render(chart, {**NODE, "cluster": {"ledger": {"enabled": True}}})
+    scheduled = [one for one in objects if one["kind"] in ("Deployment", "DaemonSet", "Job", "CronJob")]
+    wanted = [{"key": "kubernetes.io/arch", "operator": "In", "values": list(MACHINES)}]
+    assert [term_of(one)["matchExpressions"] for one in scheduled] == [wanted] * 8

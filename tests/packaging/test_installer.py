@@ -42,11 +42,15 @@ class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
         self.ran: list[str] = []
         self.fails = fails
         self.last = last
+        self.has_architecture = "amd64"
         for folder in ("usr/bin", "usr/lib", "etc", "run", installer.CACHE, Path(installer.KNOWN).parent):
             (root / folder).mkdir(parents=True)
         (root / "usr/lib/os-release").write_text(f'ID=debian\nVERSION_CODENAME="{release}"\n')
         for program in ("apt-get", "systemctl"):
             self.add(program)
+
+    def architecture(self) -> str:
+        return self.has_architecture
 
     def add(self, program: str) -> None:
         (self.root / "usr/bin" / program).touch()
@@ -120,6 +124,23 @@ def test_install_puts_the_release_s_own_package_in_configures_and_attaches(tmp_p
     assert host.ran == [CONFIGURE, INSTALL, "criproxy check", "criproxy upgrade", "criproxy attach"]
     assert (host.root / installer.OURS).read_bytes() == NEW
     assert list((host.root / installer.CACHE).iterdir()) == []
+
+
+def test_package_is_of_the_host_s_architecture(tmp_path, packages):
+    host = FakeHost(tmp_path / "host")
+    host.has_architecture = "arm64"
+    assert installer.package_for(host, packages).name == "criproxy_0.1.0~deb13u1_arm64.deb"
+    host.has_architecture = "riscv64"
+    with pytest.raises(installer.InstallError, match=r"trixie on riscv64: .*packaging/deb/build --arch riscv64"):
+        installer.package_for(host, packages)
+
+
+def test_architecture_is_what_the_host_s_dpkg_says(tmp_path, real_host):
+    add_program(tmp_path, "dpkg", '[ "$1" = --print-architecture ] && echo arm64')
+    assert real_host.architecture() == "arm64"
+    add_program(tmp_path, "dpkg", "exit 2")
+    with pytest.raises(installer.InstallError, match="dpkg --print-architecture ended with 2"):
+        real_host.architecture()
 
 
 def test_install_waits_for_what_kubelet_says_after_it_began_to_attach(tmp_path, packages, config):

@@ -58,22 +58,26 @@ for name in 0.2.0-linux-amd64.tar.gz 0.2.0-linux-arm64.tar.gz 0.2.0-1.x86_64.rpm
 """
 
 
-PACKAGE = {"package": "libstdc++6", "version": "1:12.2.0-14+deb12u1", "architecture": "amd64"}
+PACKAGE = {"package": "libstdc++6", "version": "1:12.2.0-14+deb12u1"}
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    return buffer.getvalue()
 
 
 def _image() -> bytes:
-    """An image as far as packaging/sbom reads it: a config, and a layer that lists a Debian package."""
-    layer, image = io.BytesIO(), io.BytesIO()
-    for archive, name, content in (
-        (layer, "usr/share/criproxy/debian-packages.json", lambda: json.dumps([PACKAGE]).encode()),
-        (image, "blobs/sha256/layer", layer.getvalue),
-    ):
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            for each, text in (("blobs/sha256/config", b"{}"), (name, content())):
-                entry = tarfile.TarInfo(each)
-                entry.size = len(text)
-                tar.addfile(entry, io.BytesIO(text))
-    return image.getvalue()
+    """An image as far as packaging/sbom reads it: a config, and for each architecture a layer that lists a package."""
+    blobs = {"blobs/sha256/config": b"{}"}
+    for architecture in ("amd64", "arm64"):
+        listed = json.dumps([{**PACKAGE, "architecture": architecture}]).encode()
+        blobs[f"blobs/sha256/{architecture}"] = _tar({"etc/os": b"", "usr/share/criproxy/debian-packages.json": listed})
+    return _tar(blobs)
 
 
 IMAGE = _image()
@@ -174,7 +178,8 @@ def test_release_says_what_the_image_carries(repository: Repository) -> None:
     assert repository.release("trixie").returncode == 0
     found = json.loads((repository.root / "dist/release/0.2.0/criproxy-image-0.2.0.cdx.json").read_text())
     purls = [one["purl"] for one in found["components"]]
-    assert purls[-1] == "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14%2Bdeb12u1?arch=amd64"
+    package = "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14%2Bdeb12u1?arch="
+    assert purls[-2:] == [f"{package}amd64", f"{package}arm64"]
     for lock in ("requirements.lock", "cluster/requirements.lock"):
         pins = re.findall(r"^([^\s#]+)==([^\s;]+)", (CHECKOUT / lock).read_text(), re.MULTILINE)
         assert {f"pkg:pypi/{name}@{version}" for name, version in pins} <= {*purls}
