@@ -80,12 +80,17 @@ _DEEPEST: Final = 33
 
 
 class Stray(Struct, frozen=True):
-    """A process of the container whose first process is `first`; with `started`, its number is its own for good."""
+    """A process of the container whose first process is `first`; with `started`, its number is its own for good.
+
+    `entered`: it was not made in the container, but by the runtime, which puts what it executes there into the
+    namespaces a moment before the cgroup. Source: opencontainers/runc, libcontainer/process_linux.go.
+    """
 
     first: int
     pid: int
     started: int
     where: str
+    entered: bool = False
 
 
 class _SeenProcess(Struct, frozen=True):
@@ -102,31 +107,31 @@ def strays(proc: Path, boxes: Mapping[int, str]) -> list[Stray]:
     for pid, one in processes.items():
         children[one.parent].append(pid)
     found = []
-    for first, pid in _of_containers(proc, processes, children, boxes):
+    for first, pid, entered in _of_containers(proc, processes, children, boxes):
         one = processes[pid]
         cgroups = _cgroups_of_threads(proc, pid) if one.state in _ENDED else cgroups_of(proc, pid)
         if cgroups and (where := astray(cgroups, boxes[first])):
-            found.append(Stray(first, pid, one.started, where))
+            found.append(Stray(first, pid, one.started, where, entered))
     return found
 
 
 def _of_containers(
     proc: Path, processes: Mapping[int, _SeenProcess], children: Mapping[int, Sequence[int]], boxes: Mapping[int, str]
-) -> Iterator[tuple[int, int]]:
-    """All but the first processes themselves, each with the first one of a container of its pod."""
+) -> Iterator[tuple[int, int, bool]]:
+    """All but the first processes themselves, each with the first one of a container of its pod, and if it entered."""
     shims: dict[int, int] = {}
     for first in boxes.keys() & processes.keys():
         cgroups = cgroups_of(proc, first)
         if cgroups and astray(cgroups, boxes[first]):
             continue  # it is not what it was: its number is another's by now, or it was moved
-        yield from ((first, pid) for pid in _below(first, children, boxes))
+        yield from ((first, pid, False) for pid in _below(first, children, boxes))
         if (shim := processes.get(processes[first].parent)) is not None and shim.name in _SHIMS:
             shims[processes[first].parent] = first
     for shim_pid, first in shims.items():
         depth = _depth(proc, shim_pid)
         for pid in _below(shim_pid, children, boxes):
             if _depth(proc, pid) > depth:
-                yield first, pid
+                yield first, pid, _depth(proc, processes[pid].parent) <= depth
 
 
 def _below(pid: int, children: Mapping[int, Sequence[int]], apart: Mapping[int, str]) -> Iterator[int]:

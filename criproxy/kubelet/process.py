@@ -104,7 +104,7 @@ class KubeletSearch(Struct):
     searched for anew once it has ended, was replaced (by another with its pid, or by exec), and, where it does not
     name `listen` on its command line, every `ANEW` looks: another one may have come that does. The units' processes
     are asked first. While there is no kubelet, as in k3s, whose kubelet is no process, only every `ANEW`th look walks;
-    the `ANEW` looks after one has ended walk all, as another takes its place.
+    the first `ANEW` looks, and as many after one has ended, walk all, as one comes or another takes its place.
     """
 
     listen: str
@@ -113,10 +113,10 @@ class KubeletSearch(Struct):
     _until_walk: int = 0
     """Looks until the next walk that nothing else gives cause for."""
 
-    _walks_at_once: int = 0
-    """Looks that walk whatever `_until_walk` is: since a kubelet was known, at most `ANEW`."""
-
     ANEW: ClassVar[int] = 10
+
+    _walks_at_once: int = ANEW
+    """Looks that walk whatever `_until_walk` is: at first, and since a kubelet was known, at most `ANEW`."""
 
     def find(self) -> KubeletProcess | None:
         """None: there is none by that name. Raises OSError or ValueError."""
@@ -127,7 +127,7 @@ class KubeletSearch(Struct):
             if now is not None and now.started == known.started:
                 return now
         found = self._best(str(process) for process in processes_of_unit(self.root))
-        if (found is None or not found.uses_us) and (self._until_walk <= 0 or self._walks_at_once > 0):
+        if (found is None or not found.uses_us) and (self._until_walk <= 0 or self._is_expected()):
             proc = str(self.root / "proc")  # of thousands of processes, a Path each triples the cost
             found = self._best(f"{proc}/{pid}" for pid in os.listdir(proc) if pid.isdecimal())
             self._until_walk, self._walks_at_once = self.ANEW, self._walks_at_once - 1
@@ -135,6 +135,12 @@ class KubeletSearch(Struct):
             self._walks_at_once = self.ANEW
         self._known = found
         return found
+
+    def _is_expected(self) -> bool:
+        """Whether a kubelet may come at any moment that is a process of its own."""
+        return self._walks_at_once > 0 and not any(
+            True for unit in EMBEDDING for _ in _processes(self.root, _embedding(self.root, unit), (_KUBELET, _K3S))
+        )
 
     def _best(self, directories: Iterable[str]) -> KubeletProcess | None:
         """The first that uses us, else the first; directories in /proc."""

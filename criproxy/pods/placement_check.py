@@ -5,9 +5,8 @@ each minute, it looks at all processes of the pods, too: one may leave the box w
 
 What looks misplaced is looked at again a second later, in a look of its own: on v1, the kernel shows a process that is
 ending in the root of every hierarchy until it is reaped. Source: kernel/cgroup/cgroup.c, proc_cgroup_show. A process
-that is outside in both looks is a stray. As one that leaves may fork and end, so is any of a container that has some
-outside in `LOOKS` looks in a row; fewer would take a runtime's exec for one, which joins the container's namespaces a
-moment before its cgroup.
+that is outside in both looks is a stray; as one that leaves may fork and end, so is one that was made in a container of
+which another was outside a second before.
 """
 
 import asyncio
@@ -31,8 +30,6 @@ from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, StopRequests
 
 CONFIRM_S: Final = 1.0
 """How much later what looks misplaced is looked at again, at least."""
-
-LOOKS: Final = 5
 
 TOGETHER_S: Final = 0.5
 """What starts within this time, as a pod's sandbox and its containers, shares a look."""
@@ -76,11 +73,11 @@ class _Suspect(Struct, frozen=True):
 
 
 class _Suspected(Struct, frozen=True):
-    """Processes of a container were outside in so many `looks` in a row, `processes` in the last, at `seen_s`."""
+    """`processes` of a container were outside at `seen_s`. `left`: one of them was made in the container."""
 
     seen_s: float
     processes: frozenset[tuple[int, int]]
-    looks: int = 1
+    left: bool
 
 
 class PlacementCheck(PodObserver, Part, Struct):
@@ -280,21 +277,20 @@ class PlacementCheck(PodObserver, Part, Struct):
 
     def _confirmed(self, firsts: Mapping[int, Running], found: Iterable[Stray]) -> set[str]:
         """The containers, by id, of which enough looks have seen processes outside; the others are suspected."""
-        outside: dict[str, set[tuple[int, int]]] = {}
+        outside: dict[str, list[Stray]] = {}
         for one in found:
-            outside.setdefault(firsts[one.first].id, set()).add((one.pid, one.started))
+            outside.setdefault(firsts[one.first].id, []).append(one)
         before, now_s, confirmed = self._suspected, self.shared.clock.boottime_s(), set[str]()
         self._suspected = {}
-        for id, processes in outside.items():
-            was = before.get(id)
-            if was is None:
-                self._suspected[id] = _Suspected(now_s, frozenset(processes))
-            elif now_s - was.seen_s < CONFIRM_S:
-                self._suspected[id] = was
-            elif processes & was.processes or was.looks + 1 >= LOOKS:
+        for id, strays in outside.items():
+            processes = frozenset((one.pid, one.started) for one in strays)
+            left, was = not all(one.entered for one in strays), before.get(id)
+            if was is None or now_s - was.seen_s < CONFIRM_S:
+                self._suspected[id] = was or _Suspected(now_s, processes, left)
+            elif processes & was.processes or (left and was.left):
                 confirmed.add(id)
             else:
-                self._suspected[id] = _Suspected(now_s, frozenset(processes), was.looks + 1)
+                self._suspected[id] = _Suspected(now_s, processes, left)
         return confirmed
 
     async def _not_seen_inside(self, due: Iterable[Running]) -> list[Running]:

@@ -94,7 +94,7 @@ class ServiceChecksSettings(Struct, frozen=True):
     """`active`: offline pods are ours to act on; else there are no checks. `rules` tell which pods are offline.
 
     `measured_s`: for how long the shortest experiment measures; a check that lags behind for as long proves nothing,
-    and is not asked, and none is asked more rarely.
+    and is not asked, and none but commands is asked more rarely.
     `queries`: PromQL by the names that checks may use.
     """
 
@@ -225,9 +225,10 @@ class ServiceChecks(PodObserver, Part, Struct, eq=False):
                 task.add_done_callback(lambda _, id=id: self._asking.pop(id, None))  # type: ignore[misc]
 
     def _pace_s(self, check: ServiceCheck) -> float:
-        """How often it is asked: as it says, and at least once in what an experiment measures."""
-        wanted_s = max(check.every_s, COMMAND_S) if check.exec is not None else check.every_s
-        return wanted_s if self.settings is None else max(EVERY_S, min(wanted_s, self.settings.measured_s))
+        """How often it is asked: as it says, and about once in what an experiment measures."""
+        least_s = EVERY_S if check.exec is None else COMMAND_S
+        most_s = check.every_s if self.settings is None else self.settings.measured_s
+        return max(least_s, min(check.every_s, most_s))
 
     def _new(self, id: str, pod: Pod, queries: Mapping[str, str]) -> AskedService | None:
         try:

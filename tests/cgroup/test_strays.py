@@ -61,6 +61,16 @@ def test_what_the_runtime_started_in_the_container_is_found_below_the_shim(proc:
     assert proc.found() == [(110, "/kubepods/pod2"), (111, "/kubepods/pod2")]
 
 
+def test_only_what_the_runtime_executes_has_entered_the_container(proc: Proc) -> None:
+    proc.add(101, 100, cgroups=OUT)
+    proc.add(112, 50, "runc", depth=1, cgroups="0::/system.slice\n")
+    proc.add(113, 112, "runc:[2:INIT]", cgroups=OUT)
+    proc.add(114, 50, "exec", cgroups=OUT)
+    proc.add(115, 114, cgroups=OUT)
+    found = strays(proc.root, BOXES)
+    assert {one.pid: one.entered for one in found} == {101: False, 113: True, 114: True, 115: False}
+
+
 def test_process_of_the_most_groups_is_as_deep_as_it_is(proc: Proc) -> None:
     """Its groups come before its numbers in the namespaces. Source: limits.h, NGROUPS_MAX."""
     groups = " ".join(str(4294901760 + number) for number in range(65_536))

@@ -126,6 +126,16 @@ def test_kubelet_of_no_unit_that_comes_late_is_found(tmp_path: Path) -> None:
 
     kubelet(tmp_path, pid=5)
 
+    assert found(search) == 5, "soon after criproxy's start it is looked for each time"
+
+
+def test_kubelet_of_no_unit_that_comes_much_later_is_found(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    search = KubeletSearch(LISTEN, tmp_path)
+    assert {found(search) for _ in range(3 * KubeletSearch.ANEW)} == {None}
+
+    kubelet(tmp_path, pid=5)
+
     assert [found(search) for _ in range(KubeletSearch.ANEW)][-1] == 5
 
 

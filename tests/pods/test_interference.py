@@ -1081,7 +1081,7 @@ def test_service_that_is_harmed_by_something_else_exonerates_the_box() -> None:
 def test_experiment_without_an_answer_to_it_is_called_off_and_proves_nothing() -> None:
     bench = Bench()
     bench.words = (ServiceSignal(WEB, 150.0, 250.0, 0.0, bench.clock.boottime_s()),)
-    bench.looks(6)
+    bench.looks(8)
 
     assert bench.moves() == [(CPU, "tried"), (CPU, "open")]
     assert "called off" in bench.watch.status().moves[0].transition.reason

@@ -635,7 +635,8 @@ def _called_off(scene: _Scene) -> bool:
 
 
 def _wait_s(scene: _Scene, case: Case) -> float:
-    return case.long_s if case.squeezed else case.long_s + scene.phases.return_s
+    """How long a phase waits for its first value."""
+    return scene.phases.longest_s if case.squeezed else case.long_s + scene.phases.return_s
 
 
 def _guilty(scene: _Scene) -> bool:
