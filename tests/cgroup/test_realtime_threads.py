@@ -8,7 +8,7 @@ import pytest
 
 from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import PodLimits
-from criproxy.cgroup.realtime import RealtimeThreads
+from criproxy.cgroup.realtime import RealtimeFound, RealtimeThreads
 from tests.fakes.kernel import FakeKernel
 
 BOX, POD = "/kubelet/offline", "/kubelet/offline/poda"
@@ -28,7 +28,10 @@ class Node:
 
     def look(self, *threads: int) -> dict[str, str]:
         self.file.write_text("\n".join(map(str, threads)))
-        return RealtimeThreads(self.kernel, self.kernel.root).read({"s1": POD})
+        return self.read({"s1": 0}, 100).words
+
+    def read(self, seen: dict[str, int], most: int) -> RealtimeFound:
+        return RealtimeThreads(self.kernel, self.kernel.root).read({"s1": POD, "s2": f"{BOX}/podb"}, seen, most)
 
 
 @pytest.fixture(params=[1, 2])
@@ -69,4 +72,21 @@ def test_real_thread_in_real_time_is_found(node: Node) -> None:
 
 
 def test_pod_whose_cgroup_has_gone_is_no_finding(node: Node) -> None:
-    assert RealtimeThreads(node.kernel, node.kernel.root).read({"s2": "/kubelet/offline/podb"}) == {}
+    assert node.read({"s2": 0}, 100) == RealtimeFound({}, {})
+
+
+def test_no_more_threads_are_looked_at_than_asked_and_the_rest_is_left(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def policy_of(thread: int) -> int:
+        looked.append(thread)
+        return os.SCHED_FIFO if thread == 9 else os.SCHED_OTHER
+
+    monkeypatch.setattr(os, "sched_getscheduler", policy_of)
+    node.file.write_text("5\n6\n7\n8\n9\n")
+    assert node.read({"s1": 0, "s2": 0}, 2) == RealtimeFound({}, {"s1": 2, "s2": 0})
+    assert node.read({"s1": 2, "s2": 0}, 2) == RealtimeFound({}, {"s1": 4, "s2": 0})
+    assert node.read({"s1": 4, "s2": 0}, 2) == RealtimeFound({"s1": "thread 9 runs under SCHED_FIFO"}, {})
+    assert looked == [5, 6, 7, 8, 9]

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import structlog
 
+from criproxy.cgroup.realtime import RealtimeFound
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.inventory import PodObserver
-from criproxy.pods.realtime import SOON_S, RealtimeWatch
+from criproxy.pods.realtime import MOST_THREADS, SOON_S, RealtimeWatch
 from criproxy.pods.runtime import ListedSandbox, Running
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import HOLD_S, ON_UNBOUNDED, Holds
@@ -34,6 +35,8 @@ class Bench:
     says: dict[str, str] | Exception = field(default_factory=dict)
     stopped: list[tuple[str, str]] = field(default_factory=list)
     asked: list[Mapping[str, str]] = field(default_factory=list)
+    seen: list[Mapping[str, int]] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
     running_pods: tuple[Sandbox, ...] = PLACED
     clock: FakeClock = field(default_factory=FakeClock)
 
@@ -54,11 +57,13 @@ class Bench:
     def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         self.stopped.append((sandbox.id, setting))
 
-    def read(self, placements: Mapping[str, str]) -> dict[str, str]:
-        self.asked.append(placements)
+    def read(self, placements: Mapping[str, str], seen: Mapping[str, int], most: int) -> RealtimeFound:
+        assert most == MOST_THREADS
+        self.asked.append({id: placements[id] for id in seen})
+        self.seen.append(seen)
         if isinstance(self.says, Exception):
             raise self.says
-        return {id: words for id, words in self.says.items() if id in placements}
+        return RealtimeFound({id: words for id, words in self.says.items() if id in seen}, self.left)
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()
@@ -116,7 +121,81 @@ def test_what_has_started_is_looked_at_a_moment_later_all_of_it_at_once() -> Non
     assert (len(bench.asked), bench.part.pause_s) == (1, SOON_S)
     bench.clock.now += SOON_S
     assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job")]
-    assert (len(bench.asked), bench.part.pause_s) == (2, bench.part.EVERY_S)
+    assert (len(bench.asked), bench.part.pause_s) == (2, bench.part.EVERY_S - SOON_S)
+
+
+def test_what_starts_just_before_a_look_has_a_later_one_of_its_own() -> None:
+    bench = Bench()
+    bench.look({})
+    bench.part.pod_started(Running(PLACED[0], "s1", ""))
+    bench.clock.now += 1.9
+    bench.part.pod_started(Running(PLACED[0], "c1", "main"))
+    bench.clock.now += 0.1
+    bench.look({})
+    assert bench.part.pause_s == SOON_S
+    bench.clock.now += SOON_S
+    assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job")]
+
+
+def test_pod_that_has_ended_is_found_no_more_though_no_other_runs() -> None:
+    bench = Bench()
+    bench.look({"s1": FIFO})
+    bench.running_pods = ()
+    bench.look({})
+    assert (bench.part.found, len(bench.asked)) == ({}, 1)
+
+
+def test_after_a_start_only_the_pods_that_started_are_looked_at() -> None:
+    bench = Bench()
+    bench.look({"s2": FIFO})
+    bench.part.pod_started(Running(PLACED[0], "c1", "main"))
+    bench.clock.now += SOON_S
+    bench.look({})
+    assert bench.asked == [BOTH, {"s1": "/offline/pod1"}]
+    assert bench.part.found == {OTHER: FIFO}
+    bench.clock.now += bench.part.EVERY_S - SOON_S
+    bench.look({})
+    assert (bench.asked[2:], bench.part.found) == ([BOTH], {})
+
+
+def test_starts_without_a_pause_keep_nobody_from_the_look_of_each_minute() -> None:
+    bench = Bench()
+    bench.look({})
+    for _ in range(int(bench.part.EVERY_S / SOON_S)):
+        bench.part.pod_started(Running(PLACED[0], "c1", "main"))
+        bench.clock.now += SOON_S
+        bench.look({})
+    assert [one for one in bench.asked[1:] if "s2" in one] == [BOTH]
+
+
+def test_what_is_left_over_goes_on_a_moment_later_behind_what_has_started() -> None:
+    bench = Bench()
+    bench.left = {"s1": 500, "s2": 0}
+    bench.look({})
+    assert bench.part.pause_s == SOON_S
+    bench.clock.now += SOON_S
+    bench.part.pod_started(Running(PLACED[1], "c2", "main"))
+    bench.clock.now += SOON_S
+    bench.left = {}
+    bench.look({})
+    assert [list(one.items()) for one in bench.seen] == [[("s1", 0), ("s2", 0)], [("s2", 0), ("s1", 500)]]
+    assert bench.part.pause_s == bench.part.EVERY_S - 2 * SOON_S
+
+
+def test_pod_that_is_not_looked_through_yet_is_not_cleared() -> None:
+    bench = Bench()
+    bench.look({"s1": FIFO})
+    bench.left = {"s1": 500}
+    assert bench.look({}) == []
+    assert bench.part.found == {POD: FIFO}
+
+
+def test_what_failed_to_be_looked_at_keeps_its_turn() -> None:
+    bench = Bench()
+    bench.part.pod_started(Running(PLACED[0], "c1", "main"))
+    bench.clock.now += SOON_S
+    bench.look(OSError("no"))
+    assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job"), ("look_succeeded", None)]
 
 
 def test_failure_is_told_of_once_and_keeps_what_is_known() -> None:
