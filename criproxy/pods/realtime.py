@@ -4,7 +4,8 @@ A call by CRI has that capability dropped (`criproxy.hooks.rewrites`); NRI neith
 has, nor lets a plugin set them. So each minute, the threads of the box's pods are looked at, and a moment after each
 start, those of the pod that started; at most `MOST_THREADS` in one look, the others in the next. A pod that runs in
 real time is told of, and stopped when the config says so, as what runs outside the box. One that the node's own file
-allows all of this (`hardening.allow`) may run so.
+allows all of this (`hardening.allow`) may run so. Where privileged pods are let in, nobody is stopped for it: such a pod
+has the capability whatever it drops, and would be stopped with each try.
 """
 
 from collections.abc import Iterator, Mapping
@@ -74,8 +75,8 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
         return cls(ports.shared, ports.stops, RealtimeThreads(Tree()), ports.workers["node-looks"])
 
     def configure(self, now: NodeSettings) -> None:
-        by_nri = now.config.proxy.front == "nri"
-        self.hardening = now.config.hardening.of_hooks() if by_nri else None
+        looks = now.config.proxy.front == "nri" and now.relieves
+        self.hardening = now.config.hardening.of_hooks() if looks else None
         self._wake.set()
 
     def pod_started(self, running: Running) -> None:
@@ -119,7 +120,7 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
             pod, why = placed[id].pod, f"{words}, {_PAST}"
             if pod not in before:
                 self.shared.log.error("realtime_in_box", pod=str(pod), pod_uid=pod.uid, reason=why)
-            if self.shared.holds.stops(ON_UNBOUNDED, pod):
+            if hardening.refuse_privileged and self.shared.holds.stops(ON_UNBOUNDED, pod):
                 self.shared.holds.hold(pod, HOLD_S, why, ON_UNBOUNDED)
                 self.stops.stop(placed[id], why, ON_UNBOUNDED)
 
@@ -139,8 +140,11 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        remedy = "take CAP_SYS_NICE from it (capabilities.drop)"
+        if self.hardening is not None and not self.hardening.refuse_privileged:
+            remedy += ", and `privileged`, which gives it back"
         for pod, words in self.found.items():
-            yield f"offline pod {pod}: {words}, {_PAST}: take CAP_SYS_NICE from it (capabilities.drop)"
+            yield f"offline pod {pod}: {words}, {_PAST}: {remedy}"
 
 
 def _pod(sandbox: ListedSandbox) -> Pod:

@@ -103,6 +103,22 @@ def test_nobody_is_looked_at_where_the_capability_is_dropped() -> None:
     assert (bench.asked, bench.part.found, bench.part.pause_s) == ([], {}, None)
 
 
+def test_nobody_is_looked_at_while_the_box_does_not_bound() -> None:
+    bench = Bench()
+    bench.part.configure(node_settings(f'colocation.on_disable = "release"\n{BY_NRI}', enabled=False))
+    assert bench.look({"s1": FIFO}) == []
+    assert (bench.asked, bench.part.found) == ([], {})
+
+
+def test_pod_is_only_reported_where_privileged_ones_are_let_in() -> None:
+    """It has every capability by that, and its next try would have it again."""
+    bench = Bench(stops=True, config=f"{BY_NRI}[hardening]\nrefuse_privileged = false\n")
+    assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job")]
+    assert (bench.stopped, bench.holds.held(POD)) == ([], "")
+    (problem,) = bench.part.problems()
+    assert "privileged" in problem
+
+
 def test_pod_that_the_nodes_file_allows_all_of_it_may_run_so() -> None:
     bench = Bench(stops=True, config=ALLOWS)
     bench.look({"s1": FIFO, "s2": FIFO})
