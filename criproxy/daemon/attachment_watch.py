@@ -54,7 +54,7 @@ class AttachmentWatch(Part, Struct, eq=False):
 
     def configure(self, now: NodeSettings) -> None:
         if not self.front:
-            self.front = now.config.proxy.front
+            self.front = now.front
             self.publishes = now.config.kubernetes.enabled and self.front == "cri"
 
     async def look(self) -> None:

@@ -169,6 +169,7 @@ class Daemon:
             pass_through=bool(loaded.errors),
             dry_run=dry_run,
             held_off=hold_offs.why_box(),
+            front=config.proxy.front,
         )
         predecessor = Predecessor.of_environment(os.environ)
 
@@ -303,7 +304,7 @@ class Daemon:
             counters=shared.counters,
             log=self._log,
         )
-        self._nri = self._make_nri(settings.config, predecessor) if settings.config.proxy.front == "nri" else None
+        self._nri = self._make_nri(settings.config, predecessor) if settings.front == "nri" else None
         self._engine = ChosenEngine(
             settings.config.proxy.engine,
             self._link.path,

@@ -55,7 +55,8 @@ class Stage(Struct, frozen=True):
 
 class NodeSettings(Struct, frozen=True):
     """What holds now, by config, schedule, operator and command line. `pass_through`: the config had errors at the
-    start. `held_off`: who holds criproxy off the box and why, in words; "": nobody does.
+    start. `held_off`: who holds criproxy off the box and why, in words; "": nobody does. `front`: the one that
+    runs, also while a change of proxy.front waits for a restart.
     """
 
     config: Config
@@ -63,6 +64,7 @@ class NodeSettings(Struct, frozen=True):
     pass_through: bool
     dry_run: bool
     held_off: str = ""
+    front: str = "cri"
 
     @property
     def modes(self) -> Modes:

@@ -4,8 +4,8 @@ A call by CRI has that capability dropped (`criproxy.hooks.rewrites`); NRI neith
 has, nor lets a plugin set them. So each minute, the threads of the box's pods are looked at, and a moment after each
 start, those of the pod that started; at most `MOST_THREADS` in one look, the others in the next. A pod that runs in
 real time is told of, and stopped when the config says so, as what runs outside the box. One that the node's own file
-allows all of this (`hardening.allow`) may run so. Where privileged pods are let in, nobody is stopped for it: such a pod
-has the capability whatever it drops, and would be stopped with each try.
+allows all of this (`hardening.allow`) may run so. Where privileged pods are let in, nobody is stopped for it: such a
+pod has the capability whatever it drops, and would be stopped with each try.
 """
 
 from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
         return cls(ports.shared, ports.stops, RealtimeThreads(Tree()), ports.workers["node-looks"])
 
     def configure(self, now: NodeSettings) -> None:
-        looks = now.config.proxy.front == "nri" and now.relieves
+        looks = now.front == "nri" and now.relieves
         self.hardening = now.config.hardening.of_hooks() if looks else None
         self._wake.set()
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from criproxy.config import Config, ConfigError, Loaded
-from criproxy.config.settings import Colocation
+from criproxy.config.settings import Colocation, Proxy
 from criproxy.daemon.reload import FileWatch, Reload
 from criproxy.daemon.settings import Timetable
 from criproxy.pods.part import NodeSettings
@@ -171,6 +171,18 @@ def test_config_that_is_taken(loaded: Loaded, enabled: bool) -> None:
     reload._take_up(loaded)
     assert reload.settings.config.colocation.enabled is enabled
     assert [one.config.colocation.enabled for one in applied] == ([] if enabled else [False])
+
+
+def test_front_of_a_config_that_is_taken_waits_for_a_restart() -> None:
+    shown, clock, applied = Shown(), FakeClock(), list[NodeSettings]()
+    settings = NodeSettings(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False, front="cri")
+    watch = SimpleNamespace(file=Path("config.toml"))
+    others = dict.fromkeys(("socket", "hold_offs", "bypass"))
+    told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)
+    reload = Reload(watch, settings, Timetable(ON), applied.append, clock=clock, **told, **others)  # type: ignore[arg-type]
+    by_nri = Config(proxy=Proxy(front="nri"))
+    reload._take_up(Loaded(by_nri, ()))
+    assert [(one.config.proxy.front, one.front) for one in applied] == [("nri", "cri")]
 
 
 # --- before anything acts -------------------------------------------------------------------------------

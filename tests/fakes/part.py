@@ -23,6 +23,7 @@ def node_settings(text: str = "", *, enabled: bool = True, **changed: Any) -> No
             "stage": Stage(policy(loaded.config)),
             "pass_through": False,
             "dry_run": False,
+            "front": loaded.config.proxy.front,
             **changed,
         }
     )

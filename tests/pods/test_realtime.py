@@ -103,6 +103,14 @@ def test_nobody_is_looked_at_where_the_capability_is_dropped() -> None:
     assert (bench.asked, bench.part.found, bench.part.pause_s) == ([], {}, None)
 
 
+def test_it_goes_by_the_front_that_runs_until_a_restart() -> None:
+    bench = Bench(config=BY_CRI)
+    bench.part.configure(node_settings(BY_NRI, front="cri"))
+    assert (bench.look({"s1": FIFO}), bench.asked) == ([], [])
+    bench.part.configure(node_settings(BY_CRI, front="nri"))
+    assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job")]
+
+
 def test_nobody_is_looked_at_while_the_box_does_not_bound() -> None:
     bench = Bench()
     bench.part.configure(node_settings(f'colocation.on_disable = "release"\n{BY_NRI}', enabled=False))

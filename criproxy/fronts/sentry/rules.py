@@ -68,7 +68,7 @@ class SentryRules(Part, Struct, eq=False):
         return cls(Path(RULES), ports.workers["sentry-rules"], ports.shared)
 
     def configure(self, now: NodeSettings) -> None:
-        places = now.config.proxy.front == "nri" and now.modes.judges and Mode.DRY_RUN not in now.modes
+        places = now.front == "nri" and now.modes.judges and Mode.DRY_RUN not in now.modes
         self.rules = now.config.colocation.offline_rules() if places else None
         self._wake.set()
 

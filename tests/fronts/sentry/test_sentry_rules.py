@@ -72,6 +72,8 @@ CASES = {
     "a dry run": (NRI, {"dry_run": True}, False),
     "held off": (NRI, {"held_off": "repair"}, True),
     "the other front": ("", {}, False),
+    "the other front, after a restart": ("", {"front": "nri"}, True),
+    "this front, after a restart": (NRI, {"front": "cri"}, False),
 }
 
 
