@@ -106,8 +106,11 @@ class Opened(Protocol):
 
 class Call(Opened, Protocol):
     """A call of a front. `sandbox_id` and `container_id` are "" where it carries none; one that follows a sandbox has
-    either. `pod_resources` are those of the pod as a whole, with its overhead; 0: not set, or no limit.
+    either. `pod_resources` are those of the pod as a whole, with its overhead; 0: not set, or no limit. `late`: it was
+    refused, as it took too long (`Placing.late`), so what is decided afterwards happens to nobody.
     """
+
+    late: bool
 
     @property
     def sandbox_id(self) -> str: ...
@@ -299,7 +302,9 @@ class Placing(Struct, eq=False):
         known = self.inventory.known(call.sandbox_id, call.container_id)
         pod = call.pod.ref if call.pod is not None else _NOBODY if known is None else known.pod
         why = f"the node did not make room for it within {limit_s:g} s; kubelet tries again by itself"
-        return self._refuse(call, pod, Refuse(Cause.LATE, why))
+        refused = self._refuse(call, pod, Refuse(Cause.LATE, why))
+        call.late = True
+        return refused
 
     def not_placed(self, call: Call) -> RefusedCall:
         """A container of an offline pod that the process which hands over to this one has not let in."""
@@ -433,8 +438,9 @@ class Placing(Struct, eq=False):
             message = call.encode()
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
-        self.counters.count("rewrites", call.operation)
-        self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
+        if not call.late:
+            self.counters.count("rewrites", call.operation)
+            self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
         return Proceed(message, True, admitted.parent, sandbox)
 
     def _paths_to_check(self, call: Call) -> Sequence[str]:
@@ -476,10 +482,11 @@ class Placing(Struct, eq=False):
 
     def _refuse(self, call: Call, pod: PodRef, refusal: Refuse) -> RefusedCall:
         operation, cause = call.operation, refusal.cause
-        self.counters.count("refusals", operation, cause)
-        self.log.warning(
-            "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(cause), error=refusal.detail
-        )
+        if not call.late:
+            self.counters.count("refusals", operation, cause)
+            self.log.warning(
+                "refused", pod=str(pod), pod_uid=pod.uid, method=operation, reason=str(cause), error=refusal.detail
+            )
         shown = f"{_shown(str(pod), _SHOWN_NAME)}: {_shown(refusal.detail, _SHOWN_TEXT)}"
         return RefusedCall(cause, f"criproxy refuses {operation} of offline pod {shown}")
 

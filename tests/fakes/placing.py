@@ -80,6 +80,7 @@ class FakeCall:
     pod_resources: Resources = field(default_factory=Resources)
     parts: list[FakePart] = field(default_factory=list)
     stuck: bool = False
+    late: bool = False
 
     def encode(self) -> bytes:
         if self.stuck:

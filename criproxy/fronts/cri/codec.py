@@ -109,6 +109,8 @@ class MessagePart(Struct, frozen=True):
 class Request:
     """A `placing.Call`, decoded; its fields are read on demand. Raises CodecError when `data` does not decode."""
 
+    late: bool = False
+
     def __init__(self, operation: Operation, data: bytes) -> None:
         self.operation = operation
         kind: type[Message] = getattr(cri, f"{operation}Request")

@@ -86,10 +86,7 @@ class NriPart(Struct):
 
 
 class NriCall:
-    """A `placing.Call` of an event. What is not asked of it is not read.
-
-    `late`: the runtime was told that it took too long, so what is decided afterwards happens to nobody.
-    """
+    """A `placing.Call` of an event. What is not asked of it is not read."""
 
     def __init__(
         self,

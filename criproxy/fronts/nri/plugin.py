@@ -356,7 +356,6 @@ class NriPlugin(Struct, eq=False):
         return self._done(call, await outcome)
 
     def _late(self, call: NriCall, limit_s: float) -> NriAnswer:
-        call.late = True
         return self._verdict(self.placing.late(call, limit_s))
 
     def _done(self, call: NriCall, outcome: PlacingOutcome) -> NriAnswer:

@@ -13,8 +13,9 @@ from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
 from criproxy.hooks import HookSettings
-from criproxy.model import Resources
+from criproxy.model import Operation, Resources
 from criproxy.model.cpulist import parse_cpus
+from criproxy.pods.admission import Cause
 from criproxy.pods.inventory import UNLISTED_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.nri import BOXED, KUBELET, ONLINE, container, entries, event, read, sandbox
@@ -458,6 +459,24 @@ def test_a_call_that_takes_too_long_is_refused_and_counted() -> None:
     assert decided(pending) == b""  # what was begun goes on
     assert isinstance(refused, NriRefusal)
     assert "offline pod batch/job: the node did not make room for it within 0.45 s" in refused.words
+    assert bench.counters.counted == [("refusals", (Operation.RUN_POD_SANDBOX, Cause.LATE), 1)]
+
+
+def test_what_is_decided_after_a_call_was_refused_is_neither_logged_nor_counted() -> None:
+    bench = acting()
+    bench.run(sandbox())
+    before = list(bench.counters.counted)
+    mounts = [{"type": b"bind", "source": b"/srv"}]
+    for refused in ("/etc", "/srv"):
+        bench.host_paths.refused = frozenset([refused])
+        pending = bench.plugin.call("CreateContainer", event(sandbox(), container(mounts=mounts)))
+        assert isinstance(pending, Pending)
+        pending.late(0.45)
+        with capture_logs() as log:
+            decided(pending)
+        assert log == []
+    late = ("refusals", (Operation.CREATE_CONTAINER, Cause.LATE), 1)
+    assert bench.counters.counted == [*before, late, late]
 
 
 REQUIRED = "required-plugins.noderesource.dev"
