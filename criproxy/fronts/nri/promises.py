@@ -7,8 +7,8 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.config import Config
-from criproxy.config.settings import HardeningTable
 from criproxy.fronts.nri.plugin import RuntimeSeen
+from criproxy.hooks.hardening import ALL, Hardening
 
 NOT_BOUNDED: Final = (
     "sandboxes' own processes",
@@ -44,10 +44,10 @@ def gaps(runtime: RuntimeSeen, *, launcher: bool, sentry: bool) -> Gaps:
 
 def unmet(config: Config) -> tuple[str, ...]:
     """The settings that ask for what a plugin of NRI can't bring about."""
-    network = config.network
+    network, capabilities = config.network, config.hardening.of_hooks().capabilities
     asked = {
         "network.max_egress_bits_per_s": network.max_egress_bits_per_s is not None,
         "network.max_ingress_bits_per_s": network.max_ingress_bits_per_s is not None,
-        "hardening.capabilities": config.hardening.capabilities != HardeningTable().capabilities,
+        "hardening.capabilities": ALL not in capabilities and capabilities != Hardening().capabilities,
     }
     return tuple(key for key, is_asked in asked.items() if is_asked)

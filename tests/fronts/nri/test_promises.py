@@ -7,6 +7,7 @@ import pytest
 
 from criproxy.fronts.nri.plugin import RuntimeSeen
 from criproxy.fronts.nri.promises import CLOSED, OPEN, REQUIRED, Gaps, gaps, unmet
+from criproxy.hooks.hardening import CAPABILITIES
 from tests.fakes.part import node_settings
 
 PAGE = Path(__file__).parents[3] / "docs" / "nri.md"
@@ -43,6 +44,9 @@ def test_the_page_has_all_kinds_of_runtimes() -> None:
         ("[network]\nmax_egress_bits_per_s = 1000000\n", ("network.max_egress_bits_per_s",)),
         ("[network]\nmax_ingress_bits_per_s = 1000000\n", ("network.max_ingress_bits_per_s",)),
         ('[hardening]\ncapabilities = ["NET_RAW"]\n', ("hardening.capabilities",)),
+        (f"[hardening]\ncapabilities = {list(reversed(CAPABILITIES))}\n", ()),
+        (f"[hardening]\ncapabilities = {[f'CAP_{one}' for one in CAPABILITIES]}\n", ()),
+        ('[hardening]\ncapabilities = ["ALL"]\n', ()),
     ],
 )
 def test_settings_without_effect_are_named(text: str, keys: tuple[str, ...]) -> None:
