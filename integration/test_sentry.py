@@ -20,8 +20,8 @@ import grpc
 import pytest
 
 from criproxy.commands.attach.host import Machine
-from criproxy.commands.sentry import FIRST, NAMES, PLUGINS, plugin_text, run
-from criproxy.fronts.sentry.rules import SentryOrders
+from criproxy.commands.sentry import FIRST, plugin_text, run
+from criproxy.fronts.sentry.rules import NAMES, PLUGINS, SentryOrders
 from criproxy.hooks.offline import DEFAULT_RULE
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import FIRST_VALIDATOR, Containerd, containerd_version, programs

@@ -14,17 +14,9 @@ from typing import Final
 from criproxy.commands.attach.edits import Edit, NodeError
 from criproxy.commands.attach.host import Host, Machine
 from criproxy.config import load
-from criproxy.fronts.nri.front import INDEX
-from criproxy.fronts.nri.handed import NAME
+from criproxy.fronts.nri import handed
 from criproxy.fronts.sentry import plugin
-from criproxy.fronts.sentry.rules import SentryOrders
-from criproxy.vocabulary.names import PLUGIN
-
-PLUGINS: Final = "/opt/nri/plugins"
-"""Where runtimes look for plugins, unless their config says otherwise."""
-
-NAMES: Final = (f"{INDEX}-{PLUGIN}", f"99-{plugin.SENTRY}")
-"""Launcher and sentry. The runtime calls plugins in the order of their names."""
+from criproxy.fronts.sentry.rules import NAMES, PLUGINS, SentryOrders
 
 FIRST: Final = {"containerd": (1, 7, 27), "cri-o": (1, 32, 0)}
 """By runtime. Earlier ones end when a plugin that they have started ends, or does not register: the node is without a
@@ -62,7 +54,7 @@ def switch_on(host: Host, config_file: Path) -> str:
     with host.lock():
         if host.read(plugin.RULES) is None:
             host.apply(Edit(plugin.RULES, None, SentryOrders().encode()))  # criproxy says more, once it runs
-        content = plugin_text(handed=str(Path(proxy.listen_path).parent / NAME)).encode()
+        content = plugin_text(handed=str(Path(proxy.listen_path).parent / handed.NAME)).encode()
         for name in NAMES:
             _place(host, f"{PLUGINS}/{name}", content)
     return f"on from the next start of {runtime.split()[0]}: {', '.join(f'{PLUGINS}/{name}' for name in NAMES)}"

@@ -12,11 +12,12 @@ from criproxy.commands import sentry
 from criproxy.fronts.nri import handed
 from criproxy.fronts.sentry import plugin
 from criproxy.fronts.sentry.plugin import RULES
+from criproxy.fronts.sentry.rules import NAMES, PLUGINS
 from tests.commands.attach.attach_bench import Bench
 from tests.fakes.node import FakeNode
 
 NRI = 'proxy.front = "nri"\n'
-LAUNCHER, SENTRY = (f"{sentry.PLUGINS}/{name}" for name in sentry.NAMES)
+LAUNCHER, SENTRY = (f"{PLUGINS}/{name}" for name in NAMES)
 
 
 class SentryBench(Bench):
@@ -38,7 +39,7 @@ class SentryBench(Bench):
         return self.node.root / name.lstrip("/")
 
     def plugins(self) -> list[str]:
-        return sorted(path.name for path in self.path(sentry.PLUGINS).glob("**/*"))
+        return sorted(path.name for path in self.path(PLUGINS).glob("**/*"))
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SentryBench:
 def test_on_puts_both_plugins_and_the_rules_there(node: SentryBench) -> None:
     assert node.switch("on") == 0
 
-    assert node.plugins() == list(sentry.NAMES)
+    assert node.plugins() == list(NAMES)
     assert [stat.S_IMODE(node.path(one).stat().st_mode) for one in (LAUNCHER, SENTRY)] == [0o755, 0o755]
     assert node.path(SENTRY).read_text().startswith("#!/")
     assert msgspec.json.decode(node.path(RULES).read_bytes()) == {"rules": [], "let_by": []}, "criproxy says more"
@@ -112,7 +113,7 @@ def test_a_full_disk_leaves_what_was_there(node: SentryBench, monkeypatch: pytes
     assert node.switch("on") == 1
     assert "No space left on device" in node.err
     assert node.node.files() == before
-    assert node.plugins() == list(sentry.NAMES)
+    assert node.plugins() == list(NAMES)
 
 
 def test_a_disk_that_is_full_from_the_first_plugin_on_leaves_none_half_written(
@@ -136,14 +137,14 @@ def test_no_executable_of_another_name_is_ever_in_the_directory(
     fsync = os.fsync
 
     def look(file: int) -> None:
-        seen.extend(path.name for path in node.path(sentry.PLUGINS).glob("*") if path.is_file())
+        seen.extend(path.name for path in node.path(PLUGINS).glob("*") if path.is_file())
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", look)
     node.switch("on")
     node.switch("on")
 
-    assert set(seen) == set(sentry.NAMES)
+    assert set(seen) == set(NAMES)
 
 
 def test_off_leaves_nothing(node: SentryBench) -> None:
@@ -166,7 +167,7 @@ def test_off_needs_neither_runtime_nor_config(node: SentryBench) -> None:
 
 
 def test_others_plugins_stay(node: SentryBench) -> None:
-    node.node.write(f"{sentry.PLUGINS}/10-other", "")
+    node.node.write(f"{PLUGINS}/10-other", "")
     node.switch("on")
     node.switch("off")
 
@@ -185,7 +186,7 @@ def test_detach_takes_it_away_and_its_dry_run_does_not(node: SentryBench) -> Non
     node.switch("on")
 
     assert node.detach(dry_run=True) == 0
-    assert node.plugins() == list(sentry.NAMES)
+    assert node.plugins() == list(NAMES)
     assert node.detach() == 0
     assert node.plugins() == []
     assert not node.path(RULES).exists()
@@ -202,7 +203,7 @@ def test_it_is_of_the_nri_front_alone(node: SentryBench) -> None:
 def test_what_the_launcher_says_is_what_the_nri_front_takes() -> None:
     assert Path(plugin.HANDED).name == handed.NAME
     assert plugin.TAKEN == handed.TAKEN
-    assert sentry.NAMES == ("95-criproxy", "99-criproxy-sentry"), "the sentry is asked last"
+    assert NAMES == ("95-criproxy", "99-criproxy-sentry"), "the sentry is asked last"
 
 
 def test_the_paths_are_those_of_the_config(node: SentryBench) -> None:

@@ -87,10 +87,12 @@ class KnowsRuntime(Protocol):
 
 
 class KnowsSentry(Protocol):
-    """`state`: "on" while the runtime has one."""
+    """`state`: "on" while the runtime has one. `starts`: whether it starts one, and the launcher, when it starts."""
 
     @property
     def state(self) -> str: ...
+    @property
+    def starts(self) -> bool: ...
 
 
 class NriConnectionStatus(Struct, frozen=True):
@@ -482,7 +484,7 @@ class NriFront(Shows):
             if self.lost
             else []
         )
-        there = gaps(self.plugin.runtime, launcher=now.by == "launcher", sentry=self._sentry.state == "on")
+        there = gaps(self.plugin.runtime, starts=self._sentry.starts, sentry=self._sentry.state == "on")
         past = [f"at the runtime's start: {there.at_start}; while criproxy is away: {there.away}"] if now.by else []
         yield "front", told, *lost, *past, f"required plugin: {now.required_plugins}"
         yield "not bounded", f"by NRI: {', '.join(NOT_BOUNDED)}"

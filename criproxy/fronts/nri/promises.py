@@ -23,6 +23,9 @@ NOT_BOUNDED: Final = (
 
 CLOSED: Final = "closed"
 REQUIRED: Final = "closed for pods that require the plugin"
+REQUIRED_AWAY: Final = f"{REQUIRED}, but for one container that the runtime waits 2 s for"
+"""One that is frozen is asked until the runtime has thrown it out."""
+
 OPEN: Final = "open, found"
 """A container may be made outside the box. It is found, and handled by `colocation.on_unbounded`."""
 
@@ -34,12 +37,12 @@ class Gaps(Struct, frozen=True):
     away: str
 
 
-def gaps(runtime: RuntimeSeen, *, launcher: bool, sentry: bool) -> Gaps:
+def gaps(runtime: RuntimeSeen, *, starts: bool, sentry: bool) -> Gaps:
     """As of a runtime that calls criproxy. REQUIRED counts where the runtime's default validator is on, which it does
-    not tell. `launcher`, `sentry`: whether the runtime has started them.
+    not tell. `starts`: whether it starts launcher and sentry with its next start; `sentry`: whether it has one now.
     """
-    without = REQUIRED if runtime.may_require_plugins else OPEN
-    return Gaps(CLOSED if launcher or sentry else without, CLOSED if sentry else without)
+    at_start, away = (REQUIRED, REQUIRED_AWAY) if runtime.may_require_plugins else (OPEN, OPEN)
+    return Gaps(CLOSED if starts else at_start, CLOSED if sentry else away)
 
 
 def unmet(config: Config) -> tuple[str, ...]:

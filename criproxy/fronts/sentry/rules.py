@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -19,11 +19,13 @@ from msgspec import Struct, field
 from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Wake
 from criproxy.concurrency.worker import Worker
+from criproxy.fronts.nri.front import INDEX
 from criproxy.fronts.sentry.plugin import RULES, SENTRY
 from criproxy.hooks.offline import OfflineRules, Rule
 from criproxy.model.modes import Mode
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.shared import PodsShared
+from criproxy.vocabulary.names import PLUGIN
 
 
 class SentryOrders(Struct, frozen=True):
@@ -41,14 +43,23 @@ class SentryOrders(Struct, frozen=True):
         return SentryOrders(rules, tuple(sorted(one for one in kept if one in outside)))
 
 
-SentryState = Literal["off", "on", "not started"]
-"""Not started: it is switched on, and the runtime has none."""
+PLUGINS: Final = "/opt/nri/plugins"
+"""Where runtimes look for plugins, unless their config says otherwise."""
+
+NAMES: Final = (f"{INDEX}-{PLUGIN}", f"99-{SENTRY}")
+"""Launcher and sentry. The runtime calls plugins in the order of their names."""
+
+SentryState = Literal["off", "on", "not started", "not known"]
+"""Not started: it is switched on, and the runtime has none. Not known: it is switched on, and the runtime's
+processes can't be seen.
+"""
 
 
 class SentryRules(Part, Struct, eq=False):
     """Writes `file`, if it is there, whenever it has something else to say, and looks whether the runtime has a sentry.
 
-    `rules` None: nobody is placed for now.
+    `rules` None: nobody is placed for now. `starts`: the files are there by which the runtime's next start brings
+    launcher and sentry.
     """
 
     NAME = "keeping the orders of the runtime's sentry"
@@ -60,7 +71,9 @@ class SentryRules(Part, Struct, eq=False):
     shared: PodsShared
     rules: OfflineRules | None = None
     proc: Path = Path("/proc")
+    plugins: Path = Path(PLUGINS)
     state: SentryState = "off"
+    starts: bool = False
     _wake: Wake = field(default_factory=Wake)
 
     @classmethod
@@ -85,13 +98,13 @@ class SentryRules(Part, Struct, eq=False):
             job = partial(_keep, self.file, rules.every, matching)
         else:
             return
-        self.state = await self.worker.run("write the sentry's orders", lambda: self._looked(job))
+        self.state, self.starts = await self.worker.run("write the sentry's orders", lambda: self._looked(job))
 
-    def _looked(self, keep: Callable[[], bool]) -> SentryState:
-        """Raises OSError."""
+    def _looked(self, keep: Callable[[], bool]) -> tuple[SentryState, bool]:
+        """What `state` and `starts` are now. Raises OSError."""
         if not keep():
-            return "off"
-        return "on" if _is_parent(self.proc, self.shared.runtime.pid) else "not started"
+            return "off", False
+        return _state(self.proc, self.shared.runtime.pid), all((self.plugins / name).exists() for name in NAMES)
 
     def section(self) -> Mapping[str, Any]:
         return {"sentry": self.state}
@@ -109,8 +122,8 @@ class SentryRules(Part, Struct, eq=False):
             yield "sentry", self.state
 
 
-def _is_parent(proc: Path, pid: int) -> bool:
-    """Whether a process has a sentry for a child; so it may, where that is not known (`pid` 0).
+def _state(proc: Path, pid: int) -> SentryState:
+    """Whether a process has a sentry for a child; `pid` 0: not known.
 
     Source: proc_pid_task(5), children; CONFIG_PROC_CHILDREN.
     """
@@ -120,8 +133,8 @@ def _is_parent(proc: Path, pid: int) -> bool:
             for child in file.read_text().split():
                 with contextlib.suppress(OSError):
                     if f"-{SENTRY}\0".encode() in (proc / child / "cmdline").read_bytes():
-                        return True
-    return not files
+                        return "on"
+    return "not started" if files else "not known"
 
 
 def _keep(file: Path, rules: tuple[Rule, ...], outside: Collection[str]) -> bool:

@@ -56,7 +56,7 @@ class NriRig:
         self.path = directory / "nri.sock"
         self.bench = PluginBench()
         self.listed = 0
-        self.state = "off"
+        self.state, self.starts = "off", False
         self.info: RuntimeSeen | None = RuntimeSeen("containerd", "2.4.2")
         self.front = NriFront(
             self.bench.plugin,
@@ -128,8 +128,13 @@ async def test_the_status_says_what_this_front_does_not_do(tmp_path: Path) -> No
         await one.registered()
         past = "at the runtime's start: {}; while criproxy is away: {}"
         front, not_bounded = one.front.rows()
-        assert past.format(*["closed for pods that require the plugin"] * 2) in front
+        required = "closed for pods that require the plugin"
+        assert past.format(required, f"{required}, but for one container that the runtime waits 2 s for") in front
         assert not_bounded[0] == "not bounded"
+        one.state = "on"
+        assert past.format(required, "closed") in next(one.front.rows())
+        one.state, one.starts = "not known", True
+        assert past.format("closed", required) in next(one.front.rows())[-2]
         one.state = "on"
         assert past.format("closed", "closed") in next(one.front.rows())
         one.front.configure(node_settings('[hardening]\ncapabilities = ["NET_RAW"]\n').config)

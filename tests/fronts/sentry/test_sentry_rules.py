@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from criproxy.concurrency.worker import Worker
-from criproxy.fronts.sentry.rules import SentryOrders, SentryRules
+from criproxy.fronts.sentry.rules import NAMES, SentryOrders, SentryRules
 from criproxy.model import Pod, PodRef
 from criproxy.pods.shared import PodsShared
 from criproxy.vocabulary.names import CLASS, OFFLINE
@@ -42,6 +42,7 @@ class OrderedNode:
         shared = PodsShared(self.pods, self.runtime, None, FakeCounters(), FakeClock(), FakeLog())  # type: ignore[arg-type]
         self.part = SentryRules(directory / "rules", Worker("sentry-rules", 5.0), shared)
         self.part.proc = directory / "proc"
+        self.part.plugins = directory
         self.part.file.write_bytes(STALE)
 
     def children(self, **commands: str) -> None:
@@ -174,6 +175,18 @@ def test_the_runtime_has_a_sentry(node: OrderedNode) -> None:
     assert list(node.part.problems()) == []
 
 
+def test_the_runtime_starts_what_is_in_its_directory_of_plugins(node: OrderedNode) -> None:
+    node.look()
+    assert not node.part.starts
+    for name in NAMES:
+        (node.part.plugins / name).write_text("")
+    node.look()
+    assert node.part.starts
+    node.part.file.unlink()
+    look(node.part, FakeLog())
+    assert not node.part.starts, "without rules it lets all by"
+
+
 def test_a_sentry_that_the_runtime_does_not_have_is_a_problem(node: OrderedNode) -> None:
     node.children(p71=LAUNCHER)
     node.look()
@@ -185,7 +198,8 @@ def test_a_sentry_that_the_runtime_does_not_have_is_a_problem(node: OrderedNode)
 def test_where_children_are_not_known_nobody_is_alarmed(node: OrderedNode) -> None:
     node.look()
 
-    assert node.part.state == "on"
+    assert list(node.part.problems()) == []
+    assert list(node.part.rows()) == [("sentry", "not known")], "it promises nothing"
 
 
 def test_a_sentry_that_is_off_is_not_missed(node: OrderedNode) -> None:
