@@ -37,7 +37,7 @@ def run(switch: str, config_file: Path, machine: Machine | None = None, root: Pa
     except NodeError as error:
         sys.stderr.write(f"criproxy sentry: {error}\n")
         return 1
-    print(words)
+    print(words or "off already")
     return 0
 
 
@@ -61,7 +61,7 @@ def switch_on(host: Host, config_file: Path) -> str:
 
 
 def switch_off(host: Host) -> str:
-    """Returns what was done, in words. Raises NodeError."""
+    """Returns what was done, in words; "": it was off. Raises NodeError."""
     done = []
     for path in (plugin.RULES, *(f"{PLUGINS}/{name}" for name in NAMES)):  # without rules, one that runs lets all by
         try:
@@ -71,7 +71,7 @@ def switch_off(host: Host) -> str:
             pass
         except OSError as error:
             raise NodeError(f"{path}: {error.strerror or error}: remove it, as root") from error
-    return f"off: removed {', '.join(done)}" if done else "off already"
+    return f"off: removed {', '.join(done)}" if done else ""
 
 
 def check_runtime(runtime: str) -> None:

@@ -181,15 +181,29 @@ def test_a_broken_config_changes_nothing(node: SentryBench) -> None:
     assert node.plugins() == []
 
 
-def test_detach_takes_it_away_and_its_dry_run_does_not(node: SentryBench) -> None:
+def test_detach_leaves_it_on_where_the_runtime_calls(node: SentryBench) -> None:
+    """The status advises to detach there where kubelet calls, too."""
     node.node.kubeadm()
     node.switch("on")
+
+    assert node.detach() == 0
+    assert node.plugins() == list(NAMES)
+    assert node.path(RULES).exists()
+
+
+def test_detach_takes_what_is_left_of_it_by_the_other_front_and_says_so(node: SentryBench) -> None:
+    node.node.kubeadm()
+    node.switch("on")
+    node.config.write_text("colocation.enabled = true\n")
 
     assert node.detach(dry_run=True) == 0
     assert node.plugins() == list(NAMES)
     assert node.detach() == 0
     assert node.plugins() == []
     assert not node.path(RULES).exists()
+    assert f"the runtime's sentry is off: removed {RULES}, {LAUNCHER}, {SENTRY}" in node.out
+    assert node.detach() == 0
+    assert "sentry" not in node.out
 
 
 def test_it_is_of_the_nri_front_alone(node: SentryBench) -> None:

@@ -21,7 +21,11 @@ LIMITS = {
 }
 """What criproxy bounds a box by; on v1, in which hierarchy."""
 
-CRIPROXY = '#!/bin/sh\n[ "$1" != status ] || cat {0}/status 2>/dev/null\n'
+CRIPROXY = """#!/bin/sh
+[ "$1" = status ] || echo "$*" >>{0}/called
+[ "$1" != status ] || cat {0}/status 2>/dev/null
+[ "$1" != sentry ] || [ ! -e {0}/stays ]
+"""
 SYSTEMCTL = """#!/bin/sh
 cd {0}
 case $1 in
@@ -128,6 +132,19 @@ def slices_of(box: str) -> tuple[str, set[str], set[str]]:
     """Of the box: a pod, kubelet's slices beside it, and the anchors in those."""
     kubelets = parse_box(box).online_parents
     return parse_box(box).pod(f"pod{UID}"), set(kubelets), {child_of(parent, ANCHOR) for parent in kubelets}
+
+
+def test_kubelet_has_its_runtime_back_and_the_sentry_is_off_before_criproxy_stops(node: Node) -> None:
+    """Without criproxy, a sentry would refuse offline pods for good."""
+    node.remove()
+    assert (node.directory / "called").read_text().splitlines()[:2] == ["detach", "sentry off"]
+
+
+def test_package_stays_where_the_sentry_can_not_be_switched_off(node: Node) -> None:
+    (node.directory / "stays").touch()
+    with pytest.raises(AssertionError):
+        node.remove()
+    assert (node.directory / "called").read_text().splitlines() == ["detach", "sentry off"]
 
 
 BOXES = pytest.mark.parametrize("box", ["offline.slice", "kubelet-offline.slice", "a-b-offline.slice"])

@@ -11,7 +11,7 @@ from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.detaching import detach
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, Machine
-from criproxy.commands.attach.steps import SIGNALS, Steps, hold
+from criproxy.commands.attach.steps import SIGNALS, Steps, hold, say
 from criproxy.config import load
 
 
@@ -35,8 +35,8 @@ def run(verb: str, config_file: Path, dry_run: bool, machine: Machine | None = N
     before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
     try:
         (attach if verb == "attach" else detach)(steps)
-        if verb == "detach" and not dry_run:
-            sentry.switch_off(steps.host)
+        if verb == "detach" and proxy.front != "nri" and not dry_run and (done := sentry.switch_off(steps.host)):
+            say(f"the runtime's sentry is {done}")
     except NodeError as error:
         return _fail(f"criproxy {verb}: {error}")
     except SignalledError as error:
