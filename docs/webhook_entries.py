@@ -24,9 +24,10 @@ _BEGIN: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
 # Marked pods alone reach the webhook: when it is away, they can't be made, as they would use up online's requests; all
 # others start as ever. A selector has no "or", so there is an entry for each label, and knows no annotations, for which
-# an entry has an expression (matchConditions, Kubernetes 1.30 and later). The webhook gives all of them our own mark,
-# whose entry is the last: so it is called again where a webhook that comes later has changed the pod. The API server
-# does so with entries that it has called before, and no others.
+# an entry has an expression (matchConditions, Kubernetes 1.30 and later; an API server of before may drop it, and the
+# entry is of all pods then: those of kube-system, and the webhook's own, must never wait for it). The webhook gives all
+# of them our own mark, whose entry is the last: so it is called again where a webhook that comes later has changed the
+# pod. The API server does so with entries that it has called before, and no others.
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration
 metadata:
@@ -53,6 +54,9 @@ _BY_LABEL: Final = """\
 """
 
 _BY_ANNOTATION: Final = """\
+    namespaceSelector:
+      matchExpressions:
+        - {{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, criproxy-system]}}
     matchConditions:
       - name: annotation
         expression: >-

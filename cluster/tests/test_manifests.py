@@ -113,6 +113,18 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     assert not marks & has, "it would wait for itself"
 
 
+def test_no_entry_can_hold_up_the_cluster_or_the_webhook_s_own_pods():
+    """An API server before 1.30 may drop an entry's expression: without labels to choose by, it is of every pod then."""
+    (configuration,) = of_kind("MutatingWebhookConfiguration")
+    own = named("Deployment", "criproxy-webhook")["metadata"]["namespace"]
+    open_to_all = [one for one in configuration["webhooks"] if "matchLabels" not in one["objectSelector"]]
+    assert open_to_all
+    for one in open_to_all:
+        namespaces = parsed(one["name"], 1, {"selector": one["namespaceSelector"]}).selector
+        assert not any(namespaces.selects({"kubernetes.io/metadata.name": name}) for name in ("kube-system", own))
+        assert namespaces.selects({"kubernetes.io/metadata.name": "batch"})
+
+
 def test_a_record_is_let_in_with_any_mark_that_there_is_and_with_no_other_reason():
     policy = named("ValidatingAdmissionPolicy", "record.colocation.criproxy.io")["spec"]
     (rule,) = policy["matchConstraints"]["resourceRules"]
