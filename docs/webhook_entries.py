@@ -1,10 +1,11 @@
 """What the API server does about marks of offline pods. `docs.generate` writes it, a row for each mark.
 
 `webhook`: which pods it sends to the webhook when they are made: a label chooses by a selector, an annotation by an
-expression, both in the API server, which sends it no other pod. `unmarked`: that an author hears of it when a pod asks
-for what nodes lend, and has no mark. With it, `unconverted`: that an author hears of it when a pod got its mark after
-the webhook. `marks`: that a pod's marks, and the webhook's record of what it asked for, stay as they were when it was
-made, and that no pod is made with a record and without a mark, as the webhook would not write that record anew.
+expression, both in the API server, which sends it no other pod. A namespace may leave annotations to another system.
+`unmarked`: that an author hears of it when a pod asks for what nodes lend, and has no mark. With it,
+`unconverted`: that an author hears of it when a pod got its mark after the webhook. `marks`: that a pod's marks, and
+the webhook's record of what it asked for, stay as they were when it was made, and that no pod is made with a record and
+without a mark, as the webhook would not write that record anew.
 
 A pod that is made without its mark and gets it later would ask for what online pods are promised; one that loses it
 would be placed by what nodes lend, and run outside the box. The API server checks it by itself, in admission policies:
@@ -17,7 +18,7 @@ from typing import Final
 
 import yaml
 
-from criproxy.vocabulary.names import CLASS, OFFLINE, PREFIX, RESOURCES
+from criproxy.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, OFFLINE, PREFIX, RESOURCES
 from criproxy.vocabulary.presets import EVERY_MARK, MARKS, NAMES, OLDER, OWN_MARK, Mark
 
 _BEGIN: Final = """\
@@ -57,6 +58,7 @@ _BY_ANNOTATION: Final = """\
     namespaceSelector:
       matchExpressions:
         - {{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, criproxy-system]}}
+        - {{key: {annotation_marks}, operator: NotIn, values: [{ignore}]}}
     matchConditions:
       - name: annotation
         expression: >-
@@ -83,7 +85,7 @@ spec:
   variables:
     - name: marks
       expression: >-
-        [{marks}]
+        {marks}
     - name: before
       expression: >-
         {{"labels": oldObject.?metadata.labels.orValue({{}}),
@@ -138,7 +140,7 @@ spec:
       expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
   validations:
     - expression: >-
-        [{marks}].exists(one,
+        {marks}.exists(one,
         {{"labels": object.?metadata.labels.orValue({{}}),
         "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
       message: >-
@@ -162,7 +164,7 @@ metadata:
 spec:
   failurePolicy: Ignore
   matchConstraints:
-    resourceRules:
+{where}    resourceRules:
       - apiGroups: [""]
         apiVersions: [v1]
         operations: [CREATE]
@@ -170,7 +172,7 @@ spec:
   matchConditions:
     - name: {condition}
       expression: >-
-        {has_not}[{marks}].exists(one,
+        {marks}.exists(one,
         {{"labels": object.?metadata.labels.orValue({{}}),
         "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
     - name: no-mirror
@@ -184,7 +186,13 @@ spec:
   policyName: {name}
   validationActions: [Warn]
 """
-"""A policy that warns the author of a pod, by whether it has a label of an offline pod."""
+"""A policy that warns the author of a pod, by whether it has a mark of an offline pod."""
+
+_NOT_IGNORED: Final = f"""\
+    namespaceSelector:
+      matchExpressions:
+        - {{key: {ANNOTATION_MARKS}, operator: NotIn, values: [{IGNORE}]}}
+"""
 
 _OF_UNMARKED: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
@@ -208,7 +216,7 @@ _CHECKS_OF_UNMARKED: Final = """\
 _OF_UNCONVERTED: Final = """\
 ---
 # A pod that gets its mark by a webhook that comes after criproxy's was never sent to it: it asks for what online pods
-# are promised.
+# are promised. A namespace may leave annotations to another system: they are no marks there.
 """
 
 _CHECKS_OF_UNCONVERTED: Final = """\
@@ -218,6 +226,11 @@ _CHECKS_OF_UNCONVERTED: Final = """\
       message: >-
         it is marked as an offline pod, and was not converted: whatever gave it the mark came after criproxy's webhook.
         Webhooks are called in the order of their configurations' names: have that one come before criproxy-cluster
+{more}"""
+
+_OF_NAMESPACES: Final = """\
+        or, in kube-system and criproxy-system, where an annotation is no mark, give the pod the label
+        {remedy}
 """
 
 
@@ -230,7 +243,8 @@ def webhook() -> str:
             text += _entry(f"{preset}{f'-{number}' if number > 1 else ''}", by_label + _but(before))
             before.append(mark)
     annotations = _listed(10, ([mark.key, mark.value] for mark in EVERY_MARK if mark.of == "annotation"))
-    text += _entry("annotations", _but(before) + _BY_ANNOTATION.format(annotations=annotations))
+    by_annotation = _BY_ANNOTATION.format(annotations=annotations, annotation_marks=ANNOTATION_MARKS, ignore=IGNORE)
+    text += _entry("annotations", _but(before) + by_annotation)
     return text + _entry(OFFLINE, _BY_LABEL.format(key=OWN_MARK.key, value=OWN_MARK.value))
 
 
@@ -238,18 +252,24 @@ def unmarked() -> str:
     """The manifest of the admission policies that speak to authors."""
     asked = _listed(8, (name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows))
     of_unmarked = _CHECKS_OF_UNMARKED.format(names=asked, remedy=f"{CLASS}={OFFLINE}")
-    of_unconverted = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES))
+    remedy = _OF_NAMESPACES.format(remedy=f"{CLASS}={OFFLINE}")
 
-    def policy(name: str, condition: str, has_not: str, checks: str) -> str:
+    def policy(name: str, condition: str, marks: str, checks: str, where: str = "") -> str:
         full = f"{name}.{PREFIX.rstrip('/')}"
-        return _SPEAKS.format(name=full, condition=condition, has_not=has_not, marks=_every_mark(), checks=checks)
+        return _SPEAKS.format(name=full, condition=condition, marks=marks, checks=checks, where=where)
+
+    def unconverted(name: str, of: str, more: str, where: str) -> str:
+        checks = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES), more=more)
+        return policy(name, "mark", _in_expression(mark for mark in EVERY_MARK if mark.of == of), checks, where)
 
     return "".join(
         (
             _OF_UNMARKED,
-            policy("unmarked", "no-mark", "!", of_unmarked),
+            policy("unmarked", "no-mark", f"!{_in_expression(EVERY_MARK)}", of_unmarked),
             _OF_UNCONVERTED,
-            policy("unconverted", "mark", "", of_unconverted),
+            unconverted("unconverted", "label", "", ""),
+            "---\n",
+            unconverted("unconverted-annotations", "annotation", remedy, _NOT_IGNORED),
         )
     )
 
@@ -259,15 +279,16 @@ def marks() -> str:
     return _MARKS.format(
         name=f"marks.{PREFIX.rstrip('/')}",
         record_name=f"record.{PREFIX.rstrip('/')}",
-        marks=_every_mark(),
+        marks=_in_expression(EVERY_MARK),
         record=json.dumps(RESOURCES),
         record_key=RESOURCES,
         remedy=f"{CLASS}={OFFLINE}",
     )
 
 
-def _every_mark() -> str:
-    return _listed(8, ([f"{mark.of}s", mark.key, mark.value] for mark in EVERY_MARK))
+def _in_expression(marks: Iterable[Mark]) -> str:
+    """As a list of where a mark is, its key and its value."""
+    return f"[{_listed(8, ([f'{mark.of}s', mark.key, mark.value] for mark in marks))}]"
 
 
 def _listed(indent: int, rows: Iterable[object]) -> str:

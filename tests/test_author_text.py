@@ -201,7 +201,7 @@ def test_each_name_of_a_pods_in_the_vocabulary_has_its_row() -> None:
     of_others = {
         names.PUBLISHES, names.POLICY, names.POLICIES, names.POLICY_STATUS, names.EVICTED, names.EVICTED_FROM,
         names.SWITCH, names.MANAGED, names.PRESSURE, names.FOR_OFFLINE, names.SUSPENDED,
-        names.SUSPENDS, names.GIVES_BACK,
+        names.SUSPENDS, names.GIVES_BACK, names.ANNOTATION_MARKS,
     }  # fmt: skip
     of_the_clusters_side = {name for row in CLUSTER for name in row.names}
     assert set(_vocabulary()) - of_others - of_the_clusters_side <= {*keys("label"), *keys("annotation")}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cluster.integration.objects import PODS, pod, until
-from criproxy_cluster.vocabulary.names import CLASS, RESOURCES
+from criproxy_cluster.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, RESOURCES
 from criproxy_cluster.vocabulary.presets import EVERY_MARK
 from integration.lab.cluster_side import MANIFESTS
 from integration.lab.control_plane import ApiError
@@ -36,6 +36,15 @@ def test_pod_with_the_mark_alone_is_sent_to_the_webhook(plane, mark):
     assert refused(plane, pod("sent", labels={})) == ""
     one["metadata"] |= metadata(mark, "another")
     assert refused(plane, one) == ""
+
+
+def test_namespace_that_leaves_annotations_to_another_system_has_labels_alone_sent(plane):
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "theirs", "labels": {ANNOTATION_MARKS: IGNORE}}})
+    until(lambda: plane.exists("/api/v1/namespaces/theirs/serviceaccounts/default"))
+    for mark in EVERY_MARK:
+        one = pod("sent", labels={})
+        one["metadata"] |= metadata(mark) | {"namespace": "theirs"}
+        assert bool(refused(plane, one, PODS.replace("default", "theirs"))) == (mark.of == "label"), mark
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +127,7 @@ def test_all_else_of_pods_changes_as_ever(alone):
     alone.call("DELETE", f"{PODS}/offline?gracePeriodSeconds=0")
 
 
-UNMARKED, UNCONVERTED = "unmarked.colocation.criproxy.io", "unconverted.colocation.criproxy.io"
+SPEAK = tuple(f"{name}.colocation.criproxy.io" for name in ("unmarked", "unconverted", "unconverted-annotations"))
 WARNED = {
     "name": "resource.katalyst.kubewharf.io/reclaimed_millicpu",
     "older-name": "koordinator.sh/batch-cpu",
@@ -167,10 +176,10 @@ def test_author_of_a_pod_that_got_its_mark_after_the_webhook_is_warned(alone, ma
     alone.kubectl("create", "-f", "-", stdin=made)
 
 
-def refused(plane, made):
+def refused(plane, made, where=PODS):
     """Why the API server does not make it; "": it does."""
     try:
-        plane.call("POST", f"{PODS}?dryRun=All", made)
+        plane.call("POST", f"{where}?dryRun=All", made)
     except ApiError as error:
         return str(error)
     return ""
@@ -180,7 +189,7 @@ def test_with_the_component_such_a_pod_is_refused(alone):
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     folder = MANIFESTS / "marked-only" / "kustomization.yaml"
     patches = yaml.safe_load(folder.read_text())["patches"]
-    assert [one["target"]["name"] for one in patches] == [UNMARKED, UNCONVERTED]
+    assert [one["target"]["name"] for one in patches] == [*SPEAK]
     for one in patches:
         where = f"{bindings}/{one['target']['name']}"
         alone.call("PATCH", where, yaml.safe_load(one["patch"]), content="application/json-patch+json")
@@ -193,5 +202,5 @@ def test_with_the_component_such_a_pod_is_refused(alone):
             late["metadata"] |= metadata(mark)
             assert "was not converted" in until(lambda late=late: refused(alone, late))
     finally:
-        for name in (UNMARKED, UNCONVERTED):
+        for name in SPEAK:
             alone.merge(f"{bindings}/{name}", {"spec": {"validationActions": ["Warn"]}})

@@ -28,7 +28,7 @@ from criproxy_cluster.quota.keeper import QuotaSettings
 from criproxy_cluster.quota.surplus import OVER_S
 from criproxy_cluster.requests import Trouble
 from criproxy_cluster.resources import PolicyResource
-from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, PRESSURE
+from criproxy_cluster.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, OFFLINE, PRESSURE
 from criproxy_cluster.vocabulary.presets import EVERY_MARK, OWN_MARK
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.app import CONVERT
@@ -114,7 +114,7 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
 
 
 def test_no_entry_can_hold_up_the_cluster_or_the_webhook_s_own_pods():
-    """An API server before 1.30 may drop an entry's expression: without labels to choose by, it is of every pod then."""
+    """An API server before 1.30 may drop an entry's expression: without labels to choose by, it is of all pods then."""
     (configuration,) = of_kind("MutatingWebhookConfiguration")
     own = named("Deployment", "criproxy-webhook")["metadata"]["namespace"]
     open_to_all = [one for one in configuration["webhooks"] if "matchLabels" not in one["objectSelector"]]
@@ -123,6 +123,34 @@ def test_no_entry_can_hold_up_the_cluster_or_the_webhook_s_own_pods():
         namespaces = parsed(one["name"], 1, {"selector": one["namespaceSelector"]}).selector
         assert not any(namespaces.selects({"kubernetes.io/metadata.name": name}) for name in ("kube-system", own))
         assert namespaces.selects({"kubernetes.io/metadata.name": "batch"})
+
+
+def test_a_namespace_may_leave_the_annotations_to_another_system():
+    """Of the webhook, and of what is said of pods that were not sent to it: all labels are marks there, too."""
+    theirs = {"kubernetes.io/metadata.name": "katalyst", ANNOTATION_MARKS: IGNORE}
+    (configuration,) = of_kind("MutatingWebhookConfiguration")
+    selectors = {one["name"]: one.get("namespaceSelector", {}) for one in configuration["webhooks"]}
+    said = set()
+    for one in of_kind("ValidatingAdmissionPolicy"):
+        name, spec = one["metadata"]["name"], one["spec"]
+        if name.startswith("unconverted"):
+            selectors[name] = spec["matchConstraints"].get("namespaceSelector", {})
+            (expression,) = [one["expression"] for one in spec["matchConditions"] if one["name"] == "mark"]
+            by_annotation = "annotations" in name
+            marks = [mark for mark in EVERY_MARK if json.dumps([f"{mark.of}s", mark.key, mark.value]) in expression]
+            assert {mark.of for mark in marks} == {"annotation" if by_annotation else "label"}
+            said.update(marks)
+    assert said == {*EVERY_MARK}
+    for name, selector in selectors.items():
+        namespaces = parsed(name, 1, {"selector": selector}).selector
+        assert namespaces.selects(theirs) == (not name.startswith(("annotations.", "unconverted-annotations."))), name
+        assert namespaces.selects({**theirs, ANNOTATION_MARKS: "another"})
+
+
+def test_marked_only_refuses_all_that_is_warned_of():
+    component = yaml.safe_load((_BASE.parent / "marked-only" / "kustomization.yaml").read_text())
+    warn = [one for one in of_kind("ValidatingAdmissionPolicyBinding") if one["spec"]["validationActions"] == ["Warn"]]
+    assert [one["target"]["name"] for one in component["patches"]] == [one["metadata"]["name"] for one in warn]
 
 
 def test_a_record_is_let_in_with_any_mark_that_there_is_and_with_no_other_reason():

@@ -122,6 +122,14 @@ OCCUPIED: Final = "Occupied"
 AWAY: Final = "Away"
 """criproxy does not run here, or says nothing."""
 
+# --- of namespaces ---------------------------------------------------------------------------------------------------
+
+ANNOTATION_MARKS: Final = f"{PREFIX}annotation-marks"
+IGNORE: Final = "ignore"
+"""A Namespace's label, written by people, and its value: the webhook takes no annotation there for a mark, as the pods
+are another system's.
+"""
+
 # --- of Kueue's objects ----------------------------------------------------------------------------------------------
 
 SUSPENDED: Final = f"{PREFIX}suspended"

@@ -116,7 +116,7 @@ def test_policies_stay_when_the_release_goes(chart):
 def test_pods_that_were_not_converted_are_refused_where_the_values_say_so(chart, marked_only, actions):
     made = render(chart, {"cluster": {"markedOnly": marked_only}})
     bindings = {one["metadata"]["name"]: one for one in made if one["kind"] == "ValidatingAdmissionPolicyBinding"}
-    for name in ("unmarked", "unconverted"):
+    for name in ("unmarked", "unconverted", "unconverted-annotations"):
         assert bindings[f"{name}.colocation.criproxy.io"]["spec"]["validationActions"] == [actions]
 
 
