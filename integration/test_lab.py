@@ -12,13 +12,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from integration.lab import cgroups, images
 from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.clean import clean, clean_abandoned, leftovers
-from integration.lab.client import METHODS, CriClient
+from integration.lab.client import METHODS, TRIES, CriClient, PatientClient
 from integration.lab.containerd import Containerd, shim_sockets
 from integration.lab.criproxy import CHECKOUT, ENGINE, LETS_THE_LAB, Criproxy
 from integration.lab.directory import abandoned, cgroup_root, claimed, mounts_below, socket_path
@@ -168,6 +169,58 @@ def test_pod_runs_in_its_cgroup_and_leaves_nothing(
     )
     wait_until(lambda: not mounts_below(containerd.directory), 60, "the last mount to go")
     wait_until(lambda: not any(path.exists() for path in sockets), 60, "the shim's socket to go")
+
+
+class RefusingRuntime:
+    """A runtime's answers, in their order; "" is one that is no refusal."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = [*words]
+
+    def __call__(self, *_: object) -> str:
+        if word := self.words.pop(0):
+            raise grpc.RpcError(f"criproxy refuses CreateContainer of offline pod batch/job: {word}")
+        return "made"
+
+
+AGAIN = "kubelet tries again by itself"
+ROOM = f"the node did not make room for it within 0.45 s; {AGAIN}"
+HANDS_OVER = f"criproxy hands over to a new process, and the old one was too slow for it; {AGAIN}"
+SENTRY = f"criproxy has not placed this container: it does not run, or has yet to come back to the runtime; {AGAIN}"
+CLOSED = f"an operator holds criproxy off; {AGAIN}"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[PatientClient]:
+    monkeypatch.setattr("integration.lab.client.PAUSE_S", 0.001)
+    with PatientClient("/nowhere") as client:
+        yield client
+
+
+def call(client: PatientClient, refusals: RefusingRuntime, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(CriClient, "call", refusals)
+    return client.call("CreateContainer", cri.CreateContainerRequest())
+
+
+def test_patient_client_asks_again_where_criproxy_was_late(
+    patient: PatientClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(patient, RefusingRuntime(ROOM, HANDS_OVER, ""), monkeypatch) == "made"
+
+
+@pytest.mark.parametrize("word", [SENTRY, CLOSED, "no such image"], ids=["sentry", "closed", "runtime"])
+def test_patient_client_asks_once_where_another_refuses(
+    patient: PatientClient, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(grpc.RpcError, match=word):
+        call(patient, RefusingRuntime(word, ""), monkeypatch)
+
+
+def test_patient_client_gives_up_in_time(patient: PatientClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = RefusingRuntime(*[ROOM] * 1000)
+    with pytest.raises(grpc.RpcError, match="did not make room"):
+        call(patient, refusals, monkeypatch)
+    assert len(refusals.words) == 1000 - TRIES
 
 
 def test_both_api_versions_show_the_same_pods(containerd: Containerd, client: CriClient, cgroup_parent: str) -> None:

@@ -5,6 +5,7 @@ Source: CRI v1 and v1alpha2 (the same messages under another service name).
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ Api = Literal["runtime.v1", "runtime.v1alpha2"]
 CALL_S = 120
 STOP_S = 240
 """containerd 1.6 may hold a stop for two minutes after it has lost clients in mid-exec."""
+LATE = ("the node did not make room for it within", "criproxy hands over to a new process")
+"""Words of criproxy's refusals of what it had no time for: see `Placing.late` and `not_placed`."""
+TRIES, PAUSE_S = 30, 0.5
+"""How often such a call is made, and the pause in between."""
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -257,15 +262,20 @@ def _pid(info: Mapping[str, str]) -> int:
 
 
 class PatientClient(CriClient):
-    """Asks again where criproxy was too slow for an offline pod (the refusal's reason is "late"), as kubelet does."""
+    """Asks again where criproxy was too slow for an offline pod (the refusal's cause is "late"), as kubelet does.
+
+    No other refusal is asked about again, and none more than `TRIES` times: the last one is raised.
+    """
 
     def call(self, method: str, request: Message, timeout_s: float | None = CALL_S) -> Any:
-        while True:
+        for _ in range(TRIES - 1):
             try:
                 return super().call(method, request, timeout_s)
             except grpc.RpcError as error:
-                if "kubelet tries again by itself" not in str(error):
+                if not any(words in str(error) for words in LATE):
                     raise
+                time.sleep(PAUSE_S)
+        return super().call(method, request, timeout_s)
 
 
 def _serialize(message: Message) -> bytes:
