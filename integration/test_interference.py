@@ -26,10 +26,8 @@ from integration.lab.cgroups import version
 from integration.lab.criproxy import static
 from integration.lab.harm import HarmedNode, own_word
 from integration.lab.process import wait_until
-from integration.lab.prometheus import Prometheus
 from integration.lab.throwaway import is_throwaway
 from integration.lab.usage import CPUS, Cgroup
-from integration.test_monitoring import at_once
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(2400)]
 
@@ -224,18 +222,12 @@ def test_kill_in_an_experiment_leaves_the_box_at_its_floor_in_the_experiment(nod
 
 
 def test_kill_while_the_box_is_closed_lifts_nothing_and_a_service_s_word_stops_no_pod(
-    node: HarmedNode, say: Say, tmp_path: Path
+    node: HarmedNode, say: Say
 ) -> None:
     """Now and then all is given back for a phase, to see whether the box is the cause still."""
     with harmed_by_cpu(node, trial_s=3.0, close_after_s=1.0, evict_after_s=1.0):
         wait_until(lambda: ("cpu", "closed") in node.moves(), WAIT_S, "the box to be closed", node.proxy.log)
         wait_until(lambda: cores(node) == FLOOR_CORES, WAIT_S, "the floor", node.proxy.log)
-        scrape = {"job_name": "criproxy", "static_configs": [{"targets": [node.proxy.address]}]}
-        prometheus = Prometheus(tmp_path / "prometheus", [scrape], at_once(tmp_path))
-        try:
-            wait_until(lambda: "CriproxyOnlineHarmed" in prometheus.firing(), WAIT_S, "the alert")
-        finally:
-            prometheus.process.stop()
         rungs, limits = kill_and_watch(node, 6.0)
         say(f"after kill -9: {dict(Counter(rungs))}, {dict(Counter(limits))} cores; {node.moves()}")
 

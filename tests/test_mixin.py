@@ -160,7 +160,7 @@ FIRED_BY = {
     "CriproxyBoxAboveBound": "integration/test_monitoring.py",
     "CriproxyLoopStalled": "integration/test_monitoring.py",
     "CriproxyTicksFailing": "integration/test_monitoring.py",
-    "CriproxyOnlineHarmed": "integration/test_interference.py",
+    "CriproxyOnlineHarmed": "integration/test_harm_alert.py",
     "CriproxyPredictionExceeded": "integration/test_monitoring.py",
     "CriproxyNotPublishing": "integration/test_monitoring.py",
     "CriproxyClusterNoLeader": "cluster/integration/test_monitoring.py",

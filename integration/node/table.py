@@ -71,7 +71,11 @@ LEFT_OUT = (
     ),
     LeftOut("bookworm-v2-cgroupfs", r"^integration/systemd/", "they look for the systemd driver's slices"),
     LeftOut(".*-.*", r"^integration/test_critest\.py", "critest and its containerd are not brought to the nodes"),
-    LeftOut(".*-.*", r"^integration/test_(alerts|monitoring)\.py", "Prometheus is not brought to the nodes"),
+    LeftOut(
+        ".*-.*",
+        r"^integration/test_(advise|alerts|descheduler|harm_alert|monitoring)\.py",
+        "Prometheus is not brought to the nodes",
+    ),
     LeftOut(
         ".*-.*",
         r"^integration/test_hardening\.py::test_offline_container_can_not_fill",
