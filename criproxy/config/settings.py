@@ -689,8 +689,8 @@ class Interference(Struct, frozen=True, kw_only=True):
         Meta(ge=1, le=100),
         doc(
             "Never more pods than this are stopped in ten minutes, whatever is measured; two of them (of 2: one) "
-            "only when memory is nearly gone. Those to be stopped by colocation.on_unbounded and "
-            "on_runtime_overload wait while as many have gone, whoever has stopped them."
+            "only when memory is nearly gone. Those to be stopped by colocation.on_runtime_overload, or by "
+            "on_unbounded as rules match them outside the box, wait while as many have gone, whoever has stopped them."
         ),
     ] = 6
     evict_owner_s: Annotated[

@@ -84,6 +84,7 @@ class PodStops(PodObserver, Part, Struct, eq=False):
         if self.all_leave is not None:
             why, setting = self.all_leave
             ended = {sandbox.id for sandbox in self.shared.inventory.ended_pods}
-            everything = {one: Leave(pod, why, setting) for one, pod in placed.items() if one not in ended}
+            going = {one: pod for one, pod in placed.items() if one not in ended}
+            everything = {one: Leave(pod, why, setting, in_budget=False) for one, pod in going.items()}
         wanted = {one: leave for one, leave in (single | everything).items() if self.stopper.stands(leave)}
         await self.stopper.stop_all(wanted, patient=everything.keys() - single.keys())

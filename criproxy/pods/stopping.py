@@ -38,7 +38,6 @@ ON_STARVED: Final = "kubernetes.on_starved"
 ON_DISABLE: Final = "colocation.on_disable"
 ON_CLOSE: Final = "schedule.on_close"
 """Those by which all are."""
-ALL_LEAVE: Final = frozenset({ON_DISABLE, ON_CLOSE})
 
 STOPS_S: Final = 5.0
 """How long `PodStopper.stop_all` waits. A stop that hangs (`Runtime.stop` gives up after two minutes) goes on by
@@ -64,12 +63,16 @@ class RefusedError(Exception):
 
 
 class Leave(Struct, frozen=True):
-    """That a pod is to go, why, and by which `setting`. `held_off_too`: also when an operator holds criproxy off it."""
+    """That a pod is to go, why, and by which `setting`. `held_off_too`: also when an operator holds criproxy off it.
+
+    `in_budget`: it counts in the `StopBudget`, and may have to wait for it.
+    """
 
     pod: PodRef
     why: str
     setting: str
     held_off_too: bool = False
+    in_budget: bool = True
 
 
 ASKED_S: Final = 150.0
@@ -87,9 +90,13 @@ class StopRequests(Struct, eq=False):
     def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
         """Stop this one by a setting. When it does not stop, it is tried again, while the setting says so and whoever
         has asked does so again: the cause may be over.
+
+        By `ON_UNBOUNDED`, it waits for no `StopBudget`, whatever it was to be stopped for before: it was in the box,
+        and no limit holds it any more.
         """
-        _, first = self._asked.get(sandbox.id, (0.0, Leave(sandbox.pod, why, setting)))
-        self._asked[sandbox.id] = self.clock.boottime_s(), first
+        asked = Leave(sandbox.pod, why, setting, in_budget=setting != ON_UNBOUNDED)
+        _, one = self._asked.get(sandbox.id, (0.0, asked))
+        self._asked[sandbox.id] = self.clock.boottime_s(), asked if one.in_budget else one
         self.wake.set()
 
     def keep(self, placed: Collection[str], stops_by: frozenset[str], begun: Collection[str] = ()) -> dict[str, Leave]:
@@ -150,7 +157,8 @@ class Evicts(Protocol):
 class StopBudget(Struct):
     """How many pods may go in `law.window_s`: `law.most`, whoever has picked them, so that no rule and no measurement
     that is wrong ever empties a node. The ladder keeps to a budget of its own, and what goes for it counts here, too.
-    All pods that an operator has leave (`ON_DISABLE`, `ON_CLOSE`) do not.
+    All pods that an operator has leave (`ON_DISABLE`, `ON_CLOSE`) do not, nor does one that got out of the box: it was
+    seen to, and pods that do so could otherwise use the budget up and go on.
     """
 
     law: Budget = Budget()
@@ -160,7 +168,7 @@ class StopBudget(Struct):
     def takes(self, sandbox_id: str, one: Leave, now_s: float) -> bool:
         """Whether this one may go now, which counts from now on, and once."""
         self._began_s = {other: s for other, s in self._began_s.items() if now_s - s < self.law.window_s}
-        if one.setting in ALL_LEAVE or sandbox_id in self._began_s:
+        if not one.in_budget or sandbox_id in self._began_s:
             return True
         if len(self._began_s) >= self.law.most:
             return False
@@ -169,7 +177,7 @@ class StopBudget(Struct):
 
     def went(self, sandbox_id: str, one: Leave, now_s: float) -> None:
         """This one has gone, whether or not anybody has asked for it here."""
-        if one.setting not in ALL_LEAVE:
+        if one.in_budget:
             self._began_s.setdefault(sandbox_id, now_s)
 
     def stays(self, sandbox_id: str) -> None:
@@ -203,8 +211,8 @@ class PodStopper(Struct):
     """Until when each will have ended that was evicted (CLOCK_BOOTTIME)."""
     _told: set[str] = set()
     """Those that Kubernetes knows to be stopped at the runtime."""
-    _waiting: set[str] = set()
-    """Those whose budget did not let them go, for the log."""
+    _waiting: dict[str, float] = {}
+    """When each was last asked for whose disruption budget did not let it go (CLOCK_BOOTTIME)."""
     _noticed: dict[str, asyncio.Task[None]] = {}
     _under_way: dict[str, asyncio.Task[None]] = {}
     """What `stop_all` has begun and not seen the end of, by sandbox id."""
@@ -243,18 +251,18 @@ class PodStopper(Struct):
         return self.holds.stops(one.setting, one.pod, held_off_too=one.held_off_too)
 
     async def stop_all(self, wanted: Mapping[str, Leave], patient: Collection[str] = ()) -> None:
-        """Have these leave, by sandbox id: all at once that the budget lets go, those outside the box first, and each
-        in a task that goes on when it takes longer than `STOPS_S`, until `cease`. The next call tries the rest again.
+        """Have these leave, by sandbox id: all at once that the budget lets go, and each in a task that goes on when it
+        takes longer than `STOPS_S`, until `cease`. The next call tries the rest again.
 
-        Those that are `patient` wait until their disruption budget lets them go: the next call tries again. Raises what
-        `Runtime.stop` does, after all were tried, of what has ended since the last call; of a stop after notice, that
-        is logged.
+        Those that are `patient` wait until their disruption budget lets them go: later calls try again, by turns.
+        Raises what `Runtime.stop` does, after all were tried, of what has ended since the last call; of a stop after
+        notice, that is logged.
         """
         self.forget_others(wanted.keys())
         ended = self._ended()
         begun = self.leaving | self._stopped | self._under_way.keys() | ended.keys()
         due = [(one, leave) for one, leave in wanted.items() if one not in begun]
-        due.sort(key=lambda item: (item[1].setting != ON_UNBOUNDED, item[0] in self._waiting))
+        due.sort(key=lambda item: self._waiting.get(item[0], -math.inf))
         now_s, later = self.clock.boottime_s(), 0
         for one, leave in due:
             if self.budget.takes(one, leave, now_s):
@@ -296,7 +304,7 @@ class PodStopper(Struct):
         self._stopped.intersection_update(sandboxes)
         self._told.intersection_update(sandboxes)
         self._marked.intersection_update(sandboxes)
-        self._waiting.intersection_update(sandboxes)
+        self._waiting = {one: asked_s for one, asked_s in self._waiting.items() if one in sandboxes}
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
 
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
@@ -353,7 +361,7 @@ class PodStopper(Struct):
             if patient:
                 if sandbox_id not in self._waiting:
                     self.log.info("eviction_waits", pod=str(pod), pod_uid=pod.uid, reason=why, budget=str(error))
-                self._waiting.add(sandbox_id)
+                self._waiting[sandbox_id] = self.clock.boottime_s()
                 self.budget.stays(sandbox_id)
                 return
             ends_s = None

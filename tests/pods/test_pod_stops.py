@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import structlog
@@ -60,6 +61,24 @@ class Bench:
 
     def look(self) -> None:
         asyncio.run(self.part.look())
+
+
+class NoBudget:
+    """Lets no pod go."""
+
+    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
+        return {}
+
+    async def evict(
+        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
+    ) -> float | None:
+        raise BudgetError("minAvailable 1")
+
+    def promised_cores(self) -> float | None:
+        return None
+
+    def stopped(self, pod: PodRef, why: str) -> None:
+        pass
 
 
 def test_pods_stay_while_colocation_is_on() -> None:
@@ -127,34 +146,56 @@ def test_what_happens_to_pods_asks_for_a_look() -> None:
 
 
 def few(bench: Bench) -> list[str]:
-    """All pods of the bench are to go singly, those by the runtime's overload before the others."""
+    """All pods of the bench are to go singly, as they overload the runtime."""
     for one in bench.runtime.placed:
-        setting = ON_RUNTIME_OVERLOAD if one.pod.uid < "h" else ON_UNBOUNDED
-        bench.requests.stop(one, "why", setting)
+        bench.requests.stop(one, "why", ON_RUNTIME_OVERLOAD)
     bench.look()
     return [one.removeprefix("sandbox-") for one in bench.runtime.stopped]
 
 
-def test_pods_go_within_the_budget_that_the_node_s_file_names_those_outside_the_box_first() -> None:
+def others(bench: Bench, *ids: str) -> None:
+    """Another part, whose rules match these, has them stopped."""
+    leave = Leave(sandbox("x").pod, "why", ON_UNBOUNDED)
+    asyncio.run(bench.part.shared.stopper().stop_all(dict.fromkeys(ids, leave)))
+
+
+def test_pods_go_within_the_budget_that_the_node_s_file_names() -> None:
     bench = Bench(node_settings("interference.evict_most = 3"), FakePodsRuntime(tuple(map(sandbox, "abcdefghij"))))
-    assert few(bench) == ["h", "i", "j"]
-    assert few(bench) == ["h", "i", "j"]
+    assert few(bench) == ["a", "b", "c"]
+    assert few(bench) == ["a", "b", "c"]
     assert list(bench.part.problems()) == [
         "7 offline pods wait to be stopped, as at most 3 go in ten minutes (interference.evict_most)"
     ]
     bench.clock.advance(600.0)
-    assert few(bench)[3:] == ["a", "b", "c"]
+    assert few(bench)[3:] == ["d", "e", "f"]
 
 
 def test_one_budget_holds_for_all_parts_that_stop_pods_and_all_pods_leave_whatever_it_says() -> None:
     bench = Bench(ON, FakePodsRuntime(tuple(map(sandbox, "abcdefghij"))))
-    other = bench.part.shared.stopper()
-    leave = Leave(sandbox("x").pod, "why", ON_UNBOUNDED)
-    asyncio.run(other.stop_all({f"other-{number}": leave for number in range(5)}))
+    others(bench, *"12345")
     assert len(few(bench)) == 6
     bench.part.configure(EVICT)
     bench.look()
     assert len(bench.runtime.stopped) == 15
+
+
+def test_pods_of_the_box_that_got_out_of_it_neither_wait_for_the_budget_nor_use_it_up() -> None:
+    bench = Bench(ON, FakePodsRuntime(tuple(map(sandbox, "abcdefgh"))))
+    others(bench, *"12345")
+    for one in bench.runtime.placed:
+        bench.requests.stop(one, "its process 7 runs outside the box", ON_UNBOUNDED)
+    bench.look()
+    assert len(bench.runtime.stopped) == 5 + 8
+    others(bench, *"67")
+    assert bench.runtime.stopped[5 + 8 :] == ["6"]
+
+
+def test_pod_that_waits_for_the_budget_goes_at_once_when_it_gets_out_of_the_box() -> None:
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)))
+    others(bench, *"123456")
+    assert "a" not in few(bench)
+    bench.requests.stop(sandbox("a"), "its process 7 runs outside the box", ON_UNBOUNDED)
+    assert "a" in few(bench)
 
 
 def test_pod_whose_disruption_budget_holds_it_takes_no_room_of_the_others() -> None:
@@ -169,6 +210,23 @@ def test_pod_whose_disruption_budget_holds_it_takes_no_room_of_the_others() -> N
     for _ in range(2):
         asyncio.run(bench.part.stopper.stop_all(leaves, patient=leaves.keys()))
     assert set(bench.part.stopper.evicted) == {f"sandbox-{uid}" for uid in "hij"}
+
+
+def test_pods_that_disruption_budgets_hold_are_asked_for_by_turns() -> None:
+    asked: list[str] = []
+
+    class Holding(NoBudget):
+        async def evict(self, pod: PodRef, *args: Any, **words: Any) -> float | None:
+            asked.append(pod.uid)
+            return await super().evict(pod, *args, **words)
+
+    uids = "abcdefghijkl"
+    bench = Bench(ON, FakePodsRuntime(tuple(map(sandbox, uids))), evicts=Holding())
+    leaves = {one.id: Leave(one.pod, "why", ON_UNBOUNDED) for one in bench.runtime.placed}
+    for _ in range(4):
+        asyncio.run(bench.part.stopper.stop_all(leaves, patient=leaves.keys()))
+        bench.clock.advance(60.0)
+    assert "".join(asked) == uids * 2
 
 
 # --- single pods -----------------------------------------------------------------------------------------------------
@@ -206,24 +264,6 @@ def test_pod_that_criproxy_is_held_off_is_not_stopped_and_the_others_are() -> No
     bench.requests.stop(sandbox("b"), "it printed", ON_RUNTIME_OVERLOAD)
     bench.look()
     assert bench.runtime.stopped == ["sandbox-a"]
-
-
-class NoBudget:
-    """Lets no pod go."""
-
-    async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
-        return {}
-
-    async def evict(
-        self, pod: PodRef, why: str, *, within_s: float, grace_s: int | None = None, still: Callable[[], bool] = bool
-    ) -> float | None:
-        raise BudgetError("minAvailable 1")
-
-    def promised_cores(self) -> float | None:
-        return None
-
-    def stopped(self, pod: PodRef, why: str) -> None:
-        pass
 
 
 def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_holds() -> None:
