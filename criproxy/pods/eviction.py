@@ -90,11 +90,13 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 class EvictionState(Struct, frozen=True):
     """What a restart keeps, so that no pod goes twice or in another's stead: by sandbox id, in CLOCK_BOOTTIME.
 
-    `tried`: until when each is not chosen again; `leaving`: when each will have ended that was given time for that.
+    `tried`: until when each is not chosen again; `leaving`: when each will have ended that was given time for that;
+    `counted`: when each was to go that counts in the `StopBudget`, whoever has stopped it.
     """
 
     tried: dict[str, float] = {}
     leaving: dict[str, float] = {}
+    counted: dict[str, float] = {}
 
 
 class PodEviction(Struct):
@@ -206,12 +208,15 @@ class PodEviction(Struct):
     def checkpoint(self) -> EvictionState:
         """What a restart should keep."""
         noticed = {one: self._tried[one] for one in self.stopper.leaving & self._tried.keys()}
-        return EvictionState(dict(self._tried), {**noticed, **self.stopper.evicted})
+        counted = self.stopper.budget.memory(self.shared.clock.boottime_s())
+        return EvictionState(dict(self._tried), {**noticed, **self.stopper.evicted}, dict(counted))
 
     def restore(self, state: EvictionState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours."""
         self._tried = {one: until_s + shift_s for one, until_s in state.tried.items()}
         self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
+        counted = {one: s + shift_s for one, s in state.counted.items()}
+        self.stopper.budget.recall(counted, self.shared.clock.boottime_s())
 
     @property
     def leaving(self) -> bool:

@@ -167,10 +167,10 @@ class StopBudget(Struct):
 
     def takes(self, sandbox_id: str, one: Leave, now_s: float) -> bool:
         """Whether this one may go now, which counts from now on, and once."""
-        self._began_s = {other: s for other, s in self._began_s.items() if now_s - s < self.law.window_s}
-        if not one.in_budget or sandbox_id in self._began_s:
+        counted = self.memory(now_s)
+        if not one.in_budget or sandbox_id in counted:
             return True
-        if len(self._began_s) >= self.law.most:
+        if len(counted) >= self.law.most:
             return False
         self._began_s[sandbox_id] = now_s
         return True
@@ -183,6 +183,15 @@ class StopBudget(Struct):
     def stays(self, sandbox_id: str) -> None:
         """This one does not go after all."""
         self._began_s.pop(sandbox_id, None)
+
+    def memory(self, now_s: float) -> dict[str, float]:
+        """When each was to go that counts (CLOCK_BOOTTIME), by sandbox id: what another process goes on by."""
+        self._began_s = {one: s for one, s in self._began_s.items() if now_s - s < self.law.window_s}
+        return self._began_s
+
+    def recall(self, began_s: Mapping[str, float], now_s: float) -> None:
+        """These were to go by a process before this one, and none later than now."""
+        self._began_s = {**{one: min(s, now_s) for one, s in began_s.items()}, **self._began_s}
 
 
 class PodStopper(Struct):

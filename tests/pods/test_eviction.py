@@ -30,7 +30,7 @@ from criproxy.pods.eviction import (
 )
 from criproxy.pods.runtime import ListedContainer, ListedSandbox
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, BudgetError, Evicts, Holds, KnownPod
+from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, BudgetError, Evicts, Holds, KnownPod, Leave
 from criproxy.vocabulary.names import EVICTION_ENABLED
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
@@ -819,6 +819,34 @@ def restarted(bench: Bench, shift_s: float = 0.0) -> None:
     bench.clock.advance(shift_s)
     bench.__post_init__()
     bench.eviction.restore(msgspec.json.decode(written, type=EvictionState), shift_s)
+
+
+@pytest.mark.parametrize("shift_s", [0.0, 5000.0])
+def test_a_restart_gives_no_new_budget_to_pods_that_are_stopped_singly(shift_s: float) -> None:
+    bench = Bench()
+    leave = Leave(LARGE.pod, "rules match it", ON_OVER_LIMIT)
+    before = {f"before-{number}": leave for number in range(6)}
+    asyncio.run(bench.eviction.stopper.stop_all(before))
+    bench.clock.advance(100.0)
+    restarted(bench, shift_s)
+
+    asyncio.run(bench.eviction.stopper.stop_all({"after": leave}))
+    assert bench.stopped == list(before)
+    bench.clock.advance(500.0)
+    asyncio.run(bench.eviction.stopper.stop_all({"after": leave}))
+    assert bench.stopped == [*before, "after"]
+
+
+def test_budget_of_a_file_whose_times_are_too_late_is_over_in_ten_minutes_and_one_of_before_is_none() -> None:
+    bench = Bench()
+    leave = Leave(LARGE.pod, "rules match it", ON_OVER_LIMIT)
+    bench.eviction.restore(msgspec.json.decode(b'{"tried": {}, "leaving": {}}', type=EvictionState), 0.0)
+    bench.eviction.restore(EvictionState(counted={f"before-{number}": 1e12 for number in range(6)}), 0.0)
+    asyncio.run(bench.eviction.stopper.stop_all({"after": leave}))
+    assert bench.stopped == []
+    bench.clock.advance(600.0)
+    asyncio.run(bench.eviction.stopper.stop_all({"after": leave}))
+    assert bench.stopped == ["after"]
 
 
 @pytest.mark.parametrize("shift_s", [0.0, 5000.0])
