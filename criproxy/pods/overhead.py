@@ -24,7 +24,7 @@ from criproxy.model.shown import Counter, Gauge
 from criproxy.pods.part import NodeSettings, Part, Ports
 from criproxy.pods.runtime import Process, Running
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import HOLD_S, ON_RUNTIME_OVERLOAD, StopRequests
+from criproxy.pods.stopping import ON_RUNTIME_OVERLOAD, StopRequests
 from criproxy.pods.words import megabytes
 
 OVERLOAD_S: Final = 60.0
@@ -290,9 +290,8 @@ class OverheadWatch(Part, Struct):
             self.too_much = reason
         lasts = now_s - self._too_much_since_s >= OVERLOAD_S
         if lasts and self.shared.holds.stops(ON_RUNTIME_OVERLOAD, blamed.pod):
-            why = "it printed so much that the runtime was overloaded"
-            self.shared.holds.hold(blamed.pod, HOLD_S, why, ON_RUNTIME_OVERLOAD)
-            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})", ON_RUNTIME_OVERLOAD)
+            held = "it printed so much that the runtime was overloaded"
+            self.stops.stop(blamed.sandbox, f"{reason} ({ON_RUNTIME_OVERLOAD})", ON_RUNTIME_OVERLOAD, held)
             self._too_much_since_s = now_s  # the next one, if it must be, only when this one's end has not sufficed
 
     def problems(self) -> Iterator[str]:

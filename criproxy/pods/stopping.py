@@ -65,7 +65,8 @@ class RefusedError(Exception):
 class Leave(Struct, frozen=True):
     """That a pod is to go, why, and by which `setting`. `held_off_too`: also when an operator holds criproxy off it.
 
-    `in_budget`: it counts in the `StopBudget`, and may have to wait for it.
+    `in_budget`: it counts in the `StopBudget`, and may have to wait for it. `held`: why it may not start again for
+    `HOLD_S` once its notice or its stop has begun, after "it was stopped, as"; "": it may.
     """
 
     pod: PodRef
@@ -73,6 +74,7 @@ class Leave(Struct, frozen=True):
     setting: str
     held_off_too: bool = False
     in_budget: bool = True
+    held: str = ""
 
 
 ASKED_S: Final = 150.0
@@ -87,14 +89,14 @@ class StopRequests(Struct, eq=False):
     _asked: dict[str, tuple[float, Leave]] = {}
     """When it was last asked for (CLOCK_BOOTTIME), by sandbox id."""
 
-    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
-        """Stop this one by a setting. When it does not stop, it is tried again, while the setting says so and whoever
-        has asked does so again: the cause may be over.
+    def stop(self, sandbox: Sandbox, why: str, setting: str, held: str = "") -> None:
+        """Stop this one by a setting; `held` as for `Leave`. When it does not stop, it is tried again, while the
+        setting says so and whoever has asked does so again: the cause may be over.
 
         By `ON_UNBOUNDED`, it waits for no `StopBudget`, whatever it was to be stopped for before: it was in the box,
         and no limit holds it any more.
         """
-        asked = Leave(sandbox.pod, why, setting, in_budget=setting != ON_UNBOUNDED)
+        asked = Leave(sandbox.pod, why, setting, in_budget=setting != ON_UNBOUNDED, held=held)
         _, one = self._asked.get(sandbox.id, (0.0, asked))
         self._asked[sandbox.id] = self.clock.boottime_s(), asked if one.in_budget else one
         self.wake.set()
@@ -397,6 +399,7 @@ class PodStopper(Struct):
             self.log.info("not_stopped_any_more", pod=str(pod), pod_uid=pod.uid, reason=why, setting=one.setting)
             self.budget.stays(sandbox_id)
             return
+        self._hold(one)
         self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
         self._mark(sandbox_id, one, "stopped")
         if self.evicts is not None and sandbox_id not in self._told:
@@ -404,6 +407,10 @@ class PodStopper(Struct):
             self.evicts.stopped(pod, why)
         await self.runtime.stop(sandbox_id)
         self._stopped.add(sandbox_id)
+
+    def _hold(self, one: Leave) -> None:
+        if one.held:
+            self.holds.hold(one.pod, HOLD_S, one.held, one.setting)
 
     def _mark(self, sandbox_id: str, one: Leave, how: str) -> None:
         if sandbox_id not in self._marked:
@@ -419,6 +426,7 @@ class PodStopper(Struct):
             return False
         if not self.stands(one):
             return False
+        self._hold(one)
         self.log.info("notice", pod=str(one.pod), pod_uid=one.pod.uid, seconds=notice_s, reason=one.why)
         self._noticed[sandbox_id] = task = asyncio.create_task(self._stop_after(notice_s, sandbox_id, one))
         task.add_done_callback(lambda _: self._noticed.pop(sandbox_id, None))

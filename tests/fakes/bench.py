@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from criproxy.model import Sandbox
 from criproxy.pods.part import Part
 from criproxy.pods.shared import PodsShared
-from criproxy.pods.stopping import Holds
+from criproxy.pods.stopping import HOLD_S, Holds
 from tests.fakes.clock import FakeClock
 from tests.fakes.counters import FakeCounters
 from tests.fakes.hold_offs import held_off
@@ -34,8 +34,10 @@ class PartBench:
         log: Any = self.log
         return PodsShared(**{**own, "clock": self.clock, "log": log, **ports})
 
-    def stop(self, sandbox: Sandbox, why: str, setting: str) -> None:
+    def stop(self, sandbox: Sandbox, why: str, setting: str, held: str = "") -> None:
         self.stopped.append((sandbox.id, why))
+        if held:
+            self.holds.hold(sandbox.pod, HOLD_S, held, setting)
 
     async def run(self, what: str, job: Callable[[], T]) -> T:
         return job()

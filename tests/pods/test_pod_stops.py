@@ -212,6 +212,18 @@ def test_pod_whose_disruption_budget_holds_it_takes_no_room_of_the_others() -> N
     assert set(bench.part.stopper.evicted) == {f"sandbox-{uid}" for uid in "hij"}
 
 
+def test_pod_that_waits_for_the_budget_may_start_containers_until_it_goes() -> None:
+    bench = Bench(ON, FakePodsRuntime(tuple(map(sandbox, "abcdefg"))))
+    holds = bench.part.shared.holds
+    for one in bench.runtime.placed:
+        bench.requests.stop(one, "why", ON_RUNTIME_OVERLOAD, held="it printed")
+    assert [holds.held_itself(one.pod) for one in bench.runtime.placed] == [""] * 7
+    bench.look()
+    *going, waiting = [holds.held_itself(one.pod) for one in bench.runtime.placed]
+    said = f"it was stopped, as it printed ({ON_RUNTIME_OVERLOAD}), so it is not let in for 300 s"
+    assert (going, waiting) == ([said] * 6, "")
+
+
 def test_pods_that_disruption_budgets_hold_are_asked_for_by_turns() -> None:
     asked: list[str] = []
 
