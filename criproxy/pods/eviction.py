@@ -91,19 +91,22 @@ class EvictionState(Struct, frozen=True):
     """What a restart keeps, so that no pod goes twice or in another's stead: by sandbox id, in CLOCK_BOOTTIME.
 
     `tried`: until when each is not chosen again; `leaving`: when each will have ended that was given time for that;
-    `counted`: when each was to go that counts in the `StopBudget`, whoever has stopped it.
+    `counted`: when each was to go that counts in the `StopBudget`, whoever has stopped it; `short`: what online was
+    short of when it was chosen, where online was harmed.
     """
 
     tried: dict[str, float] = {}
     leaving: dict[str, float] = {}
     counted: dict[str, float] = {}
+    short: dict[str, str] = {}
 
 
 class PodEviction(Struct):
     """`last`: who went last, and why, by resource.
 
     `_tried`: the sandboxes that were to be stopped, and until when they are not chosen again: for `VICTIM_HELD_S`, or
-    until they should have ended that were evicted. Then kubelet may be away, and they are stopped.
+    until they should have ended that were evicted. Then kubelet may be away, and they are stopped. `_short`: what
+    online was short of when they were chosen, where online was harmed.
 
     `_kept`: the sandboxes that disruption budgets kept when nobody went, and until when they come after all others.
     """
@@ -113,6 +116,7 @@ class PodEviction(Struct):
     stopper: PodStopper
     last: dict[str, str] = {}
     _tried: dict[str, float] = {}
+    _short: dict[str, str] = {}
     _kept: dict[str, float] = {}
     _stopping: set[str] = set()
 
@@ -135,6 +139,7 @@ class PodEviction(Struct):
         """
         now_s = self.shared.clock.boottime_s()
         self._tried = {one: until_s for one, until_s in self._tried.items() if now_s < until_s}
+        self._short = {one: resource for one, resource in self._short.items() if one in self._tried}
         self._kept = {one: until_s for one, until_s in self._kept.items() if now_s < until_s}
         try:
             excess = excess_bytes if order.resource == MEMORY else 0.0
@@ -193,6 +198,8 @@ class PodEviction(Struct):
             return None
         again_s = now_s + VICTIM_HELD_S
         self._tried[sandbox_id] = again_s if not is_evicted else min(again_s, self.stopper.ends_s(sandbox_id))
+        if order.signal:
+            self._short[sandbox_id] = order.resource
         held = f"online pods were harmed: {order.reason}" if order.signal else order.reason
         self.shared.holds.hold(pod, VICTIM_HELD_S, held, setting)
         self.last = {**self.last, order.resource: f"{pod}: {why}"}
@@ -209,20 +216,25 @@ class PodEviction(Struct):
         """What a restart should keep."""
         noticed = {one: self._tried[one] for one in self.stopper.leaving & self._tried.keys()}
         counted = self.stopper.budget.memory(self.shared.clock.boottime_s())
-        return EvictionState(dict(self._tried), {**noticed, **self.stopper.evicted}, dict(counted))
+        leaving = {**noticed, **self.stopper.evicted}
+        return EvictionState(dict(self._tried), leaving, dict(counted), dict(self._short))
 
     def restore(self, state: EvictionState, shift_s: float) -> None:
         """Go on where a state ends whose clock was `shift_s` behind ours."""
         self._tried = {one: until_s + shift_s for one, until_s in state.tried.items()}
+        self._short = dict(state.short)
         self.stopper.recall({one: end_s + shift_s for one, end_s in state.leaving.items()})
         counted = {one: s + shift_s for one, s in state.counted.items()}
         self.stopper.budget.recall(counted, self.shared.clock.boottime_s())
 
     @property
-    def leaving(self) -> bool:
-        """Whether one that was to be stopped still has the time that it was given, or its stop is waited for."""
+    def leaving(self) -> frozenset[str]:
+        """Whether one that was to be stopped still has the time that it was given, or its stop is waited for: what
+        online was short of when it was chosen; "": nobody was harmed.
+        """
         running = {one.id for one in self.shared.inventory.running_pods}
-        return bool((self.stopper.leaving | self._stopping) & self._tried.keys() & running)
+        leaving = (self.stopper.leaving | self._stopping) & self._tried.keys() & running
+        return frozenset(self._short.get(one, "") for one in leaving)
 
     async def _kill(self, sandbox: Sandbox, leave: Leave) -> None:
         """What fails of it is logged: its sandbox is stopped all the same."""

@@ -900,3 +900,13 @@ def test_pods_that_have_gone_or_are_not_bounded_or_counted_are_left_out_of_what_
     assert usages(driver, pods).keys() == {"/offline/poda", "/offline/podb"}
     assert memory_limits(driver, pods) == {"/offline/poda": 64 * MIB}
     assert disk_uses(driver, pods) == {"/offline/poda": 7}
+
+
+@pytest.mark.parametrize(("signal", "short"), [("cpu_pressure", CPU), ("", "")], ids=["harm", "too little"])
+def test_what_online_was_short_of_is_known_while_the_pod_ends_after_a_restart_too(signal: str, short: str) -> None:
+    bench = Bench(evicts=Api("job1", "job2"))
+    assert bench.eviction.leaving == frozenset()
+    bench.evict(replace(OF_CPU, signal=signal))
+    assert bench.eviction.leaving == {short}
+    restarted(bench)
+    assert bench.eviction.leaving == {short}

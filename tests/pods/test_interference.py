@@ -220,7 +220,7 @@ class Bench:
         self.stops: asyncio.Event | None = None
         """What is waited for without an emergency."""
         self.ended: list[EvictionOrder] = []
-        self.leaving = False
+        self.leaving = frozenset[str]()
         self.outside: dict[str, Pod] = {}
         self.counted: list[tuple[str, ...]] = []
         self.told: list[Transition] = []
@@ -367,10 +367,10 @@ def test_pod_that_has_not_ended_yet_is_not_judged_by_the_harm_that_goes_on() -> 
     bench.node.waits = lambda shares: by_the_box(shares) + 0.15
     while not bench.orders:
         bench.looks(1)
-    bench.leaving = True
+    bench.leaving = frozenset({CPU})
     bench.looks(20)
     assert not bench.watch.checkpoint().responder.ladder.of(CPU).vain
-    bench.leaving = False
+    bench.leaving = frozenset()
     bench.looks(5)
     assert bench.watch.checkpoint().responder.ladder.of(CPU).vain
     assert len(bench.orders) == 1

@@ -74,7 +74,7 @@ class Look(Struct, frozen=True):
     unused: frozenset[str] = frozenset()
     idle: frozenset[str] = frozenset()
     irreducible: Mapping[str, str] = {}
-    leaving: bool = False
+    leaving: frozenset[str] = frozenset()
 
 
 class JudgedLook(Struct, frozen=True):

@@ -283,7 +283,7 @@ class Signals(Struct, frozen=True):
     that can't be squeezed now, that no experiment with it would say anything. `others`: those of which somebody outside
     of kubepods and the box has taken more since the harm began. `irreducible`: those of which the box holds more than
     its bound in what can't be taken back from it without a pod's end, or of which its pods have too little, and how, in
-    words. `leaving`: a pod that had to go has not ended yet.
+    words. `leaving`: what online was short of when a pod had to go that has not ended yet; "": nobody was harmed.
     """
 
     t_s: float
@@ -293,7 +293,7 @@ class Signals(Struct, frozen=True):
     unused: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()
     irreducible: Mapping[str, str] = {}
-    leaving: bool = False
+    leaving: frozenset[str] = frozenset()
 
 
 class Transition(Struct, frozen=True):
@@ -377,7 +377,7 @@ class Hold(Struct, frozen=True):
     long it waits for one of all; `look_s`: how long harm at the floor waits for a test. `innocent`: how often in a row
     the harm was found to be another's; `returns`: how often harm at the floor was seen to come of the box; `relapses`:
     how often harm came of a level that was probed or held. `ordered`: the mean harm before a pod went last; None: none
-    went, or it has not ended in time.
+    went, it has not ended in time, or it is known whether it has helped.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -878,8 +878,8 @@ class _Step:
         harmed = reading is not None and reading.value > reading.bar
         quiet = reading is None or not reading.high or state.near_s >= settings.lost_s
         held = replace(held, age_s=held.age_s + seconds, deaf_s=0.0 if quiet else max(0.0, held.deaf_s - seconds))
-        if held.ordered is not None and self._leaving:
-            held = self._left(held)
+        if held.ordered is not None and resource in self._leaving:
+            held = self._left(resource, held)
         settled = held.age_s > of.settle_s
         if held.mode is not HoldMode.TEST:
             if harmed and settled and not held.deaf_s:
@@ -894,9 +894,10 @@ class _Step:
             return replace(state, held=self._probed(held, state.signal, of))
         return replace(state, held=self._rested(held, state, of, quiet=quiet))
 
-    def _left(self, held: Hold) -> Hold:
-        """A pod is leaving, and harm counts from its end on."""
-        latest_s = max((one.t_s for one in self._before.evictions), default=-math.inf)
+    def _left(self, resource: str, held: Hold) -> Hold:
+        """A pod is leaving for it, and harm counts from its end on."""
+        past = self._before.evictions
+        latest_s = max((one.t_s for one in past if one.resource == resource), default=-math.inf)
         if self._t_s - latest_s >= self._settings.leave_s:
             return replace(held, ordered=None)
         return held.rests() if held.mode is HoldMode.REST else held
@@ -1260,9 +1261,9 @@ class _Step:
         """Whether the pod that went last did not help, so that no other one goes."""
         held, state = scene.state.held, scene.state
         if held is not None and held.ordered is not None and held.harmed(self._settings.harmed_s):
-            vain = held.harm.value > self._settings.relieved_ratio * held.ordered
-            self._states[scene.resource.name] = replace(state, vain=state.vain or vain)
-            return state.vain or vain
+            vain = state.vain or held.harm.value > self._settings.relieved_ratio * held.ordered
+            self._states[scene.resource.name] = replace(state, vain=vain, held=replace(held, ordered=None))
+            return vain
         return state.vain or (held is not None and held.ordered is not None)
 
     def _past(self, order: EvictionOrder) -> PastEviction:

@@ -221,7 +221,7 @@ class Responder:
         irreducible: Mapping[str, str] | None = None,
         others: AbstractSet[str] = frozenset(),
         use: OnlineUse | None = None,
-        leaving: bool = False,
+        leaving: frozenset[str] = frozenset(),
     ) -> LadderDecision:
         """`values`: the signals that are known now, by detector, in its unit; `pods`: how many the box has; `over`,
         `unused`, `others`, `irreducible` and `leaving`: see `Signals`. `use`: what online uses of the node's CPUs.

@@ -715,11 +715,11 @@ def test_no_other_pod_goes_where_the_last_one_did_not_help(helps, pods):
     assert helps or len(node.evictions) == pods
 
 
-def harmed_at_floor(value, seconds, state, leaving=False):
+def harmed_at_floor(value, seconds, state, leaving=()):
     """How many pods had to go in this time, of harm at the floor, and the state after it."""
     orders, t_s = 0, state.t_s
     for look in range(1, round(2 * seconds) + 1):
-        signals = Signals(t_s + 0.5 * look, {"cpu_pressure": reading(value)}, 3, leaving=leaving)
+        signals = Signals(t_s + 0.5 * look, {"cpu_pressure": reading(value)}, 3, leaving=frozenset(leaving))
         decision, state = step(signals, state, BY_NAME, SETTINGS)
         orders += decision.eviction is not None
     return orders, state
@@ -739,7 +739,7 @@ def test_order_for_which_nobody_went_says_nothing_of_whether_it_would_have_helpe
 @pytest.mark.parametrize(("left", "others"), [(11.0, True), (25.0, False)], ids=["helps", "in vain"])
 def test_pod_that_went_is_judged_by_the_harm_after_its_end(left, others, grace_s):
     _, state = harmed_at_floor(25.0, 0.5, ORDERED)
-    orders, state = harmed_at_floor(25.0, grace_s, evicted(state, ()), leaving=True)
+    orders, state = harmed_at_floor(25.0, grace_s, evicted(state, ()), leaving={CPU})
     assert (orders, state.of(CPU).vain) == (0, False)
     orders, state = harmed_at_floor(left, 30, state)
     assert (orders > 0, state.of(CPU).vain) == (others, not others)
@@ -747,10 +747,45 @@ def test_pod_that_went_is_judged_by_the_harm_after_its_end(left, others, grace_s
 
 def test_pod_that_takes_longer_than_a_minute_to_end_keeps_no_other_from_going():
     _, state = harmed_at_floor(25.0, 0.5, ORDERED)
-    orders, state = harmed_at_floor(25.0, 59, evicted(state, ()), leaving=True)
+    orders, state = harmed_at_floor(25.0, 59, evicted(state, ()), leaving={CPU})
     assert orders == 0
-    orders, state = harmed_at_floor(25.0, 10, state, leaving=True)
+    orders, state = harmed_at_floor(25.0, 10, state, leaving={CPU})
     assert (orders, state.of(CPU).vain) == (1, False)
+
+
+@pytest.mark.parametrize("other", [MEMORY, ""])
+def test_pod_that_went_is_judged_while_one_leaves_for_something_else(other):
+    _, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    state = evicted(state, ())
+    state = replace(state, evictions=(*state.evictions, PastEviction(101.0, resource=other)))
+    orders, state = harmed_at_floor(25.0, 90, state, leaving={other})
+    assert (orders, state.of(CPU).vain) == (0, True)
+
+
+def test_later_pod_for_something_else_gives_the_one_that_leaves_no_more_time():
+    _, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    _, state = harmed_at_floor(25.0, 50, evicted(state, ()), leaving={CPU})
+    state = replace(state, evictions=(*state.evictions, PastEviction(state.t_s, resource=MEMORY)))
+    orders, _ = harmed_at_floor(25.0, 15, state, leaving={CPU, MEMORY})
+    assert orders == 1
+
+
+def test_pod_that_has_helped_is_not_judged_again_by_later_harm():
+    _, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    state = replace(evicted(state, ()), ordered_s=state.t_s)
+    orders, state = harmed_at_floor(11.0, 5, state)
+    assert (orders, state.of(CPU).vain) == (0, False)
+    orders, state = harmed_at_floor(90.0, 10, state)
+    assert (orders, state.of(CPU).vain) == (1, False)
+
+
+@pytest.mark.parametrize(("value", "mode"), [(0.0, HoldMode.PROBE), (25.0, HoldMode.TEST)], ids=["calm", "harm"])
+def test_pod_that_leaves_for_something_else_keeps_no_probe_nor_test_from_being_made(value, mode):
+    state = stand(CLOSED, held={"wait_s": 5.0, "look_s": 5.0, "ordered": 20.0} | PROVED)
+    state = replace(state, evictions=(PastEviction(95.0),))
+    while state.of(CPU).held.mode is HoldMode.REST and state.t_s < 150.0:
+        _, state = harmed_at_floor(value, 0.5, state, leaving={""})
+    assert state.of(CPU).held.mode is mode
 
 
 def test_nobody_goes_while_all_is_given_back_for_a_test():
