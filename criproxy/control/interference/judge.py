@@ -233,7 +233,7 @@ class Judge(Struct, eq=False):
         self._services = recorded(signals, self._services, bar, bar - responder.detectors[name].hysteresis)
         is_tried = case is not None and case.detector == name
         if responder.answers(name) and not is_tried:
-            self._services = with_accuser(signals, self._services)
+            self._services = with_accuser(signals, self._services, look.online, look.t_s, self.ladder.lost_s)
         if counts_from_s is not None or is_tried:
             word, self._services = in_a_case(signals, self._services, counts_from_s)
             yield word

@@ -31,7 +31,7 @@ of the others counts.
                     since what the box has lost takes effect: an older one would acquit the box whatever the experiment
                     does. None: nothing is known
     convicted       the worst, held or not; in a probe or a test the accuser's, as in an experiment. Where its pod has
-                    gone, the worst becomes the accuser
+                    gone, or its word has not been known for some time, the worst becomes the accuser
 
 A service that is unwell for a reason of its own, whatever the box does, must not outshout all others for as long as it
 is. So one whose word the box was found not to be the cause of is *exempt*: until it is within its threshold again, its
@@ -42,7 +42,7 @@ Pure.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -246,12 +246,14 @@ class ServiceRecord(Struct, frozen=True):
     """What is known of services from look to look. Pods are named by their UIDs.
 
     `high_since_s`: the pods whose word is high, and since when (boottime). `accuser`: the pod whose word was shown last
-    before a case began; "": none was. `said_by`: the pod whose word was shown last, in a case or not; "": none was.
+    before a case began; "": none was. `silent_since_s`: since when its word has not been known after a conviction
+    (boottime); None: it is known. `said_by`: the pod whose word was shown last, in a case or not; "": none was.
     `exempt`: the pods that are exempt, and up to which percentage the word of each does not count.
     """
 
     high_since_s: Mapping[str, float] = {}
     accuser: str = ""
+    silent_since_s: float | None = None
     said_by: str = ""
     exempt: Mapping[str, float] = {}
 
@@ -275,7 +277,8 @@ def at_rest(signals: Sequence[ServiceSignal], record: ServiceRecord) -> tuple[Si
     known = [one for one in count if one not in waiting]
     if known:
         worst = max(known, key=_percent)
-        return _word_of(worst), replace(record, accuser=worst.pod.uid, said_by=worst.pod.uid)
+        uid = worst.pod.uid
+        return _word_of(worst), replace(record, accuser=uid, silent_since_s=None, said_by=uid)
     if not waiting:
         return _all_exempt(signals), record
     one = max(waiting, key=_percent)
@@ -304,12 +307,19 @@ def worst_of(signals: Sequence[ServiceSignal], record: ServiceRecord) -> tuple[S
     return _word_of(worst), replace(record, said_by=worst.pod.uid)
 
 
-def with_accuser(signals: Sequence[ServiceSignal], record: ServiceRecord) -> ServiceRecord:
-    """After a conviction: where the accuser is not among the services any more, the worst takes its place."""
+def with_accuser(
+    signals: Sequence[ServiceSignal], record: ServiceRecord, online: Container[str], now_s: float, lost_s: float
+) -> ServiceRecord:
+    """After a conviction: where the accuser's pod is not `online` any more, or it has not been heard for `lost_s`,
+    the worst takes its place. `now_s`: boottime.
+    """
+    if any(one.pod.uid == record.accuser for one in signals):
+        return replace(record, silent_since_s=None)
+    since_s = now_s if record.silent_since_s is None else record.silent_since_s
     count = _that_count(signals, record)
-    if not count or any(one.pod.uid == record.accuser for one in signals):
-        return record
-    return replace(record, accuser=max(count, key=_percent).pod.uid)
+    if not count or (record.accuser in online and now_s - since_s < lost_s):
+        return replace(record, silent_since_s=since_s)
+    return replace(record, accuser=max(count, key=_percent).pod.uid, silent_since_s=None)
 
 
 def exempt(signals: Sequence[ServiceSignal], record: ServiceRecord, rest: float) -> ServiceRecord:

@@ -1,8 +1,10 @@
 """A look from reading to decision: whose harm it is that a resource was convicted of, and how long that is known."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.control.interference.detectors import DETECTORS
 from criproxy.control.interference.judge import Judge, Look
@@ -107,6 +109,36 @@ def test_box_convicted_by_a_service_is_given_back_whatever_becomes_of_that(
     node.run(20)
     node.pod, node.percent, node.asked_s, node.harmless = pod, 20.0, node.t_s, True
     node.judge = between(node.judge)
+    node.run(300)
+    assert node.judge.responder.ladder.of(CPU).rung is Rung.OPEN
+
+
+class TwoServices(Service):
+    """Another fares well. For the `unheard` looks to come, the first is not heard."""
+
+    unheard = 0.0
+
+    def seen(self) -> Look:
+        look = super().seen()
+        other = ServiceSignal(PodRef("b", "shop", "web-b"), 20.0, None, 3.0, self.asked_s)
+        services = (other,) if self.unheard > 0 else (*look.services, other)
+        self.unheard -= 1
+        return replace(look, services=services, online={"a": "shop/web-a", "b": "shop/web-b"})
+
+
+def test_service_that_is_heard_later_than_others_after_a_restart_stays_the_one_that_is_asked() -> None:
+    node = TwoServices()
+    node.convict()
+    node.run(20)
+    node.judge, node.unheard = restarted(node.judge), 1
+    node.run(600)
+    assert [one.after for one in node.transitions] == [Rung.TRIED, Rung.SQUEEZED]
+
+
+def test_service_that_is_not_heard_any_more_does_not_hold_the_box_for_ever() -> None:
+    node = TwoServices()
+    node.convict()
+    node.harmless, node.unheard = True, math.inf
     node.run(300)
     assert node.judge.responder.ladder.of(CPU).rung is Rung.OPEN
 

@@ -24,6 +24,7 @@ from criproxy.control.interference.service_checks import (
     percent_of,
     problem_of,
     recorded,
+    with_accuser,
     worst_of,
 )
 from criproxy.model import PodRef
@@ -225,6 +226,33 @@ def test_worst_counts_at_once_after_a_conviction() -> None:
 def test_between_two_experiments_of_a_case_only_the_accuser_counts() -> None:
     found, record = in_a_case([said("a", 150, 1.0), said("b", 400, 1.0)], ServiceRecord(accuser="u-a"), None)
     assert (found.value, record.said_by) == (150, "u-a")
+
+
+@pytest.mark.parametrize(
+    ("signals", "online", "after_s", "accuser"),
+    [
+        ([said("b", 80, 0)], {"u-a", "u-b"}, 0.0, "u-a"),
+        ([said("b", 80, 0)], {"u-a", "u-b"}, 29.5, "u-a"),
+        ([said("b", 80, 0)], {"u-a", "u-b"}, 30.0, "u-b"),
+        ([said("b", 80, 0), said("c", 90, 0)], {"u-b", "u-c"}, 0.0, "u-c"),
+        ([], set(), 60.0, "u-a"),
+    ],
+    ids=["not-heard", "not-heard-for-long", "silent", "gone", "nobody-else"],
+)
+def test_accuser_is_another_once_its_pod_has_gone_or_it_is_silent(
+    signals: list[ServiceSignal], online: set[str], after_s: float, accuser: str
+) -> None:
+    record = with_accuser([said("a", 300, 0), *signals], ServiceRecord(accuser="u-a"), {"u-a"}, 900.0, 30.0)
+    record = with_accuser(signals, record, {"u-a"}, 1000.0, 30.0) if after_s else record
+    assert with_accuser(signals, record, online, 1000.0 + after_s, 30.0).accuser == accuser
+
+
+def test_accuser_that_is_heard_again_is_silent_anew() -> None:
+    a, b, online = said("a", 300, 0), said("b", 80, 0), {"u-a", "u-b"}
+    record = with_accuser([b], ServiceRecord(accuser="u-a"), online, 1000.0, 30.0)
+    record = with_accuser([a, b], record, online, 1029.0, 30.0)
+    record = with_accuser([b], record, online, 1030.0, 30.0)
+    assert with_accuser([b], record, online, 1059.0, 30.0).accuser == "u-a"
 
 
 def test_excused_service_is_heard_when_it_is_far_worse_or_was_well_again() -> None:
