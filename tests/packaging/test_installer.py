@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import tempfile
 from datetime import UTC, datetime, timedelta
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -257,6 +258,13 @@ def test_failed_attach_is_attach_s_own_to_roll_back(tmp_path, packages, config):
 # --- a pod's criproxy -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def host():
+    """In a short folder, as a socket's name may have 107 characters. Source: unix(7)."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield FakeHost(Path(folder) / "host")
+
+
 def listen(host, cgroup):
     """This process listens as criproxy does, and the host's /proc has this cgroup for it."""
     folder = host.root / installer.SOCKETS
@@ -273,8 +281,7 @@ def listen(host, cgroup):
 POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-2.scope"
 
 
-def test_install_waits_for_the_pod_to_end(tmp_path, packages, config, monkeypatch, capsys):
-    host = FakeHost(tmp_path / "host")
+def test_install_waits_for_the_pod_to_end(host, packages, config, monkeypatch, capsys):
     listener = listen(host, POD)
     pauses = []
 
@@ -290,16 +297,14 @@ def test_install_waits_for_the_pod_to_end(tmp_path, packages, config, monkeypatc
     assert f"a pod's criproxy answers at /run/criproxy/criproxy.sock.{os.getpid()}; waiting" in capsys.readouterr().out
 
 
-def test_pod_that_does_not_end_keeps_the_package_out(tmp_path, packages, config, monkeypatch):
-    host = FakeHost(tmp_path / "host")
+def test_pod_that_does_not_end_keeps_the_package_out(host, packages, config, monkeypatch):
     monkeypatch.setattr(installer, "POD_ENDS_S", 0.0)
     with listen(host, POD), pytest.raises(installer.InstallError, match="take the pod of the DaemonSet criproxy-node"):
         installer.install(host, ready, packages, config)
     assert host.ran == [] and list((host.root / installer.CACHE).iterdir()) == []
 
 
-def test_package_s_own_criproxy_is_not_waited_for(tmp_path, packages, config, monkeypatch):
-    host = FakeHost(tmp_path / "host")
+def test_package_s_own_criproxy_is_not_waited_for(host, packages, config, monkeypatch):
     monkeypatch.setattr(host, "pause", lambda _seconds: pytest.fail("waits"))
     with listen(host, "/system.slice/criproxy.service"):
         installer.install(host, ready, packages, config)

@@ -145,6 +145,7 @@ def replay_signals(ticks: Sequence[Tick], guilty: str = "", ladder: LadderSettin
         transitions += decision.transitions
         if decision.eviction is not None:
             gone.append(PodGone(tick.t_s, decision.eviction))
+            responder.evicted((f"pod {len(gone)}",))  # at once, and no two of one owner
         for name, stood_s in rungs_s.items():
             rung = responder.ladder.of(name).rung
             stood_s[rung] = stood_s.get(rung, 0.0) + min(seconds, longest_gap_s)
