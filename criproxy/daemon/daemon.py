@@ -28,7 +28,7 @@ from criproxy.cgroup.tree import Tree
 from criproxy.clients.link import RuntimeInfo, RuntimeLink
 from criproxy.clients.runtime import PodsRuntime
 from criproxy.clients.services import ServiceAsker
-from criproxy.concurrency.clock import Clock, Wake
+from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Config, Loaded, OwnFiles
@@ -266,7 +266,7 @@ class Daemon:
             counters=shared.counters,
             log=self._log,
         )
-        signals, hurries = _signal_reader(shared.clock), Wake()
+        signals, hurries = _signal_reader(shared.clock), shared.budget.counts
         services = one_of(parts, ServiceChecks)
         harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, speeds, hurries.set)
         self._loop = ControlLoop(

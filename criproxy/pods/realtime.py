@@ -63,6 +63,7 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
     """When each pod last started something that no look has seen (CLOCK_BOOTTIME), by sandbox id."""
     _turns: dict[str, int] = {}
     """Which pods are still to be looked at, in order, and how many of their threads were, by sandbox id."""
+    _failed: bool = False
     _all_s: float = -inf
     """When it was last the turn of all pods (CLOCK_BOOTTIME)."""
     _wake: Wake = field(default_factory=Wake)
@@ -94,6 +95,8 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
     def pause_s(self) -> float | None:
         if self.hardening is None:
             return None
+        if self._turns and self._failed:
+            return self.EVERY_S
         if self._started or self._turns:
             return SOON_S
         return max(0.0, self._all_s + self.EVERY_S - self.shared.clock.boottime_s())
@@ -111,8 +114,9 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
         if not turns:
             return
         job = partial(self.threads.read, placements, turns, MOST_THREADS)
+        self._failed = True
         looked = await self.worker.run("look for threads in real time", job)
-        self._turns = looked.left
+        self._turns, self._failed = looked.left, False
         before, cleared = self.found, {placed[id].pod for id in turns.keys() - looked.left.keys()}
         kept = {pod: words for pod, words in before.items() if pod not in cleared}
         self.found = kept | {placed[id].pod: words for id, words in looked.words.items()}

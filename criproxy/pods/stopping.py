@@ -160,10 +160,12 @@ class StopBudget(Struct):
     """How many pods may go in `law.window_s`: `law.most`, whoever has picked them, so that no rule and no measurement
     that is wrong ever empties a node. The ladder keeps to a budget of its own, and what goes for it counts here, too.
     All pods that an operator has leave (`ON_DISABLE`, `ON_CLOSE`) do not, nor does one that got out of the box: it was
-    seen to, and pods that do so could otherwise use the budget up and go on.
+    seen to, and pods that do so could otherwise use the budget up and go on. `counts`: one counts that a restart should
+    know of.
     """
 
     law: Budget = Budget()
+    counts: Wake = field(default_factory=Wake)
     _began_s: dict[str, float] = {}
     """When each was to go that counts (CLOCK_BOOTTIME), by sandbox id."""
 
@@ -175,12 +177,14 @@ class StopBudget(Struct):
         if len(counted) >= self.law.most:
             return False
         self._began_s[sandbox_id] = now_s
+        self.counts.set()
         return True
 
     def went(self, sandbox_id: str, one: Leave, now_s: float) -> None:
         """This one has gone, whether or not anybody has asked for it here."""
         if one.in_budget:
             self._began_s.setdefault(sandbox_id, now_s)
+            self.counts.set()
 
     def stays(self, sandbox_id: str) -> None:
         """This one does not go after all."""

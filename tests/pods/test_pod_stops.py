@@ -24,6 +24,7 @@ from criproxy.pods.stopping import (
     Holds,
     KnownPod,
     Leave,
+    StopBudget,
     StopRequests,
 )
 from tests.fakes.clock import FakeClock
@@ -168,6 +169,13 @@ def test_pods_go_within_the_budget_that_the_node_s_file_names() -> None:
     ]
     bench.clock.advance(600.0)
     assert few(bench)[3:] == ["d", "e", "f"]
+
+
+def test_what_counts_in_the_budget_is_saved_soon() -> None:
+    """A process that is killed before that gives the next one a new budget."""
+    budget = StopBudget()
+    budget.takes("s1", Leave(sandbox("x").pod, "why", ON_RUNTIME_OVERLOAD), 0.0)
+    assert budget.counts.is_set
 
 
 def test_one_budget_holds_for_all_parts_that_stop_pods_and_all_pods_leave_whatever_it_says() -> None:

@@ -226,5 +226,6 @@ def test_failure_is_told_of_once_and_keeps_what_is_known() -> None:
     bench = Bench()
     bench.look({"s1": FIFO})
     assert bench.look(OSError("no")) == [("look_failed", None)]
+    assert bench.part.pause_s == RealtimeWatch.EVERY_S, "what fails is tried again each minute, and no sooner"
     assert bench.look(OSError("no")) == []
     assert bench.part.found == {POD: FIFO}

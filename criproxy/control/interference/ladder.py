@@ -880,6 +880,8 @@ class _Step:
         held = replace(held, age_s=held.age_s + seconds, deaf_s=0.0 if quiet else max(0.0, held.deaf_s - seconds))
         if held.ordered is not None and resource in self._leaving:
             held = self._left(resource, held)
+        elif quiet and not held.harm.samples:
+            held = replace(held, ordered=None)  # that it is calm since then is help enough
         settled = held.age_s > of.settle_s
         if held.mode is not HoldMode.TEST:
             if harmed and settled and not held.deaf_s:

@@ -735,6 +735,15 @@ def test_order_for_which_nobody_went_says_nothing_of_whether_it_would_have_helpe
     assert orders >= 1
 
 
+@pytest.mark.parametrize("calm_s", [2, 5])
+@pytest.mark.parametrize("later", [25.0, 90.0])
+def test_pod_that_has_helped_altogether_is_not_judged_by_later_harm(later, calm_s):
+    _, state = harmed_at_floor(25.0, 0.5, ORDERED)
+    _, state = harmed_at_floor(0.0, calm_s, evicted(state, ()))
+    orders, state = harmed_at_floor(later, 300, state)
+    assert orders > 0
+
+
 @pytest.mark.parametrize("grace_s", [5, 30])
 @pytest.mark.parametrize(("left", "others"), [(11.0, True), (25.0, False)], ids=["helps", "in vain"])
 def test_pod_that_went_is_judged_by_the_harm_after_its_end(left, others, grace_s):
