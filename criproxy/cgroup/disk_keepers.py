@@ -120,7 +120,7 @@ class DiskKeepers(Struct, frozen=True):
             self.record.unlink(missing_ok=True)
         elif changed != self._remembered():
             text = "".join(f"{one.keeper} {one.disk} {one.before}\n" for one in changed)
-            statefile.write(self.record, text.encode())
+            statefile.write(self.record, text.encode(), durable=False)
 
 
 def _name(keeper: str, disk: Disk) -> str:

@@ -31,12 +31,15 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def write(path: Path, content: bytes) -> None:
-    """The old file or the new one is there, whole, whenever the power fails. Raises OSError."""
+def write(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """The old file or the new one is there, whole, whenever the power fails; not `durable`: whenever the process ends,
+    which is enough in /run, and waits for no disk. Raises OSError.
+    """
     make_directory(path.parent)
     temporary = path.with_name(f"{path.name}.tmp")
     with open(temporary, "wb", opener=private) as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     temporary.replace(path)

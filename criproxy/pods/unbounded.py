@@ -77,7 +77,8 @@ class WasOnlineFile(Struct):
         """A failure is logged: this process remembers it all the same."""
         try:
             await self.worker.run(
-                "write which pods were online", lambda: statefile.write(self.path, msgspec.json.encode(started))
+                "write which pods were online",
+                lambda: statefile.write(self.path, msgspec.json.encode(started), durable=False),
             )
         except (OSError, CgroupError) as error:
             self._trouble("written", str(error))
