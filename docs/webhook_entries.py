@@ -54,11 +54,14 @@ _BY_LABEL: Final = """\
       matchLabels: {{{key}: {value}}}
 """
 
-_BY_ANNOTATION: Final = """\
+_WHERE_ANNOTATIONS_MARK: Final = f"""\
     namespaceSelector:
       matchExpressions:
         - {{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, criproxy-system]}}
-        - {{key: {annotation_marks}, operator: NotIn, values: [{ignore}]}}
+        - {{key: {ANNOTATION_MARKS}, operator: NotIn, values: [{IGNORE}]}}
+"""
+
+_BY_ANNOTATION: Final = """\
     matchConditions:
       - name: annotation
         expression: >-
@@ -188,12 +191,6 @@ spec:
 """
 """A policy that warns the author of a pod, by whether it has a mark of an offline pod."""
 
-_NOT_IGNORED: Final = f"""\
-    namespaceSelector:
-      matchExpressions:
-        - {{key: {ANNOTATION_MARKS}, operator: NotIn, values: [{IGNORE}]}}
-"""
-
 _OF_UNMARKED: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
 # A pod that asks for what nodes lend and has no mark of an offline pod is not converted: it may ask for what no node
@@ -216,7 +213,7 @@ _CHECKS_OF_UNMARKED: Final = """\
 _OF_UNCONVERTED: Final = """\
 ---
 # A pod that gets its mark by a webhook that comes after criproxy's was never sent to it: it asks for what online pods
-# are promised. A namespace may leave annotations to another system: they are no marks there.
+# are promised. In the system's namespaces, and in those that leave them to another system, annotations are no marks.
 """
 
 _CHECKS_OF_UNCONVERTED: Final = """\
@@ -226,11 +223,6 @@ _CHECKS_OF_UNCONVERTED: Final = """\
       message: >-
         it is marked as an offline pod, and was not converted: whatever gave it the mark came after criproxy's webhook.
         Webhooks are called in the order of their configurations' names: have that one come before criproxy-cluster
-{more}"""
-
-_OF_NAMESPACES: Final = """\
-        or, in kube-system and criproxy-system, where an annotation is no mark, give the pod the label
-        {remedy}
 """
 
 
@@ -243,7 +235,7 @@ def webhook() -> str:
             text += _entry(f"{preset}{f'-{number}' if number > 1 else ''}", by_label + _but(before))
             before.append(mark)
     annotations = _listed(10, ([mark.key, mark.value] for mark in EVERY_MARK if mark.of == "annotation"))
-    by_annotation = _BY_ANNOTATION.format(annotations=annotations, annotation_marks=ANNOTATION_MARKS, ignore=IGNORE)
+    by_annotation = _WHERE_ANNOTATIONS_MARK + _BY_ANNOTATION.format(annotations=annotations)
     text += _entry("annotations", _but(before) + by_annotation)
     return text + _entry(OFFLINE, _BY_LABEL.format(key=OWN_MARK.key, value=OWN_MARK.value))
 
@@ -252,14 +244,13 @@ def unmarked() -> str:
     """The manifest of the admission policies that speak to authors."""
     asked = _listed(8, (name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows))
     of_unmarked = _CHECKS_OF_UNMARKED.format(names=asked, remedy=f"{CLASS}={OFFLINE}")
-    remedy = _OF_NAMESPACES.format(remedy=f"{CLASS}={OFFLINE}")
 
     def policy(name: str, condition: str, marks: str, checks: str, where: str = "") -> str:
         full = f"{name}.{PREFIX.rstrip('/')}"
         return _SPEAKS.format(name=full, condition=condition, marks=marks, checks=checks, where=where)
 
-    def unconverted(name: str, of: str, more: str, where: str) -> str:
-        checks = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES), more=more)
+    def unconverted(name: str, of: str, where: str) -> str:
+        checks = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES))
         return policy(name, "mark", _in_expression(mark for mark in EVERY_MARK if mark.of == of), checks, where)
 
     return "".join(
@@ -267,9 +258,9 @@ def unmarked() -> str:
             _OF_UNMARKED,
             policy("unmarked", "no-mark", f"!{_in_expression(EVERY_MARK)}", of_unmarked),
             _OF_UNCONVERTED,
-            unconverted("unconverted", "label", "", ""),
+            unconverted("unconverted", "label", ""),
             "---\n",
-            unconverted("unconverted-annotations", "annotation", remedy, _NOT_IGNORED),
+            unconverted("unconverted-annotations", "annotation", _WHERE_ANNOTATIONS_MARK),
         )
     )
 

@@ -70,9 +70,7 @@ def test_who_keeps_state_writes_it_so(file: str) -> None:
     assert "read_bytes(" not in text
 
 
-def test_what_need_not_outlive_a_power_failure_waits_for_no_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_power_failure_may_take_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("waits"))
     statefile.write(tmp_path / "state", b"new", durable=False)
     assert (tmp_path / "state").read_bytes() == b"new"
