@@ -145,8 +145,8 @@ def test_a_namespace_may_leave_the_annotations_to_another_system():
         namespaces = parsed(name, 1, {"selector": selector}).selector
         assert namespaces.selects(theirs) == (not name.startswith(("annotations.", "unconverted-annotations."))), name
         assert namespaces.selects({**theirs, ANNOTATION_MARKS: "another"})
-    by_annotation = [one for name, one in selectors.items() if name.startswith(("annotations.", "unconverted-annot"))]
-    assert by_annotation == [by_annotation[0]] * 2, (
+    selected = [one for name, one in selectors.items() if name.startswith(("annotations.", "unconverted-annot"))]
+    assert selected == [selected[0]] * 2, (
         "who was not sent is not told, nor refused, that it was not converted"
     )
 
