@@ -146,9 +146,7 @@ def test_a_namespace_may_leave_the_annotations_to_another_system():
         assert namespaces.selects(theirs) == (not name.startswith(("annotations.", "unconverted-annotations."))), name
         assert namespaces.selects({**theirs, ANNOTATION_MARKS: "another"})
     selected = [one for name, one in selectors.items() if name.startswith(("annotations.", "unconverted-annot"))]
-    assert selected == [selected[0]] * 2, (
-        "who was not sent is not told, nor refused, that it was not converted"
-    )
+    assert selected == [selected[0]] * 2, "who was not sent is not told, nor refused, that it was not converted"
 
 
 def test_marked_only_refuses_all_that_is_warned_of():

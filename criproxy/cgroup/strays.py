@@ -128,10 +128,10 @@ def _of_containers(
         if (shim := processes.get(processes[first].parent)) is not None and shim.name in _SHIMS:
             shims[processes[first].parent] = first
     for shim_pid, first in shims.items():
-        depth = _depth(proc, shim_pid)
-        for pid in _below(shim_pid, children, boxes):
-            if _depth(proc, pid) > depth:
-                yield first, pid, _depth(proc, processes[pid].parent) <= depth
+        below = tuple(_below(shim_pid, children, boxes))
+        depths = {pid: _depth(proc, pid) for pid in (shim_pid, *below)}
+        inside = {pid for pid in below if depths[pid] > depths[shim_pid]}
+        yield from ((first, pid, processes[pid].parent not in inside) for pid in below if pid in inside)
 
 
 def _below(pid: int, children: Mapping[int, Sequence[int]], apart: Mapping[int, str]) -> Iterator[int]:

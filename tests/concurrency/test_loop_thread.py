@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -25,20 +26,21 @@ def test_job_runs_on_the_thread_and_its_result_or_exception_comes_back() -> None
     asyncio.run(test())
 
 
+async def sleep_long(ended: threading.Event) -> None:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        ended.set()
+
+
 def test_job_of_a_caller_that_is_cancelled_is_cancelled() -> None:
     ended = threading.Event()
-
-    async def job() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
 
     async def test() -> None:
         thread = LoopThread("apart")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await thread.run(job)
+                await thread.run(partial(sleep_long, ended))
         assert ended.wait(5)
         thread.close()
 
@@ -48,15 +50,9 @@ def test_job_of_a_caller_that_is_cancelled_is_cancelled() -> None:
 def test_closing_ends_the_thread_and_what_is_under_way_there() -> None:
     ended = threading.Event()
 
-    async def job() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
     async def test() -> None:
         thread = LoopThread("ends")
-        task = asyncio.create_task(thread.run(job))
+        task = asyncio.create_task(thread.run(partial(sleep_long, ended)))
         await asyncio.sleep(0.05)
         thread.close()
         assert ended.wait(5)
