@@ -6,13 +6,13 @@ get it from (`VERSIONED`).
 
 `python -m docs.generate [--check]`
 --check writes nothing, and fails when a file is not what the code makes. Either way, each event of the log must have
-its words.
+its words, which are kept in docs/log-events.md itself: all else of its row is made.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from criproxy import __version__
@@ -20,7 +20,6 @@ from criproxy.model.modes import TABLE
 from docs.author_text import page as author_text
 from docs.chart_schema import values_schema
 from docs.config_example import render
-from docs.event_words import WORDS
 from docs.policy_schema import crd, unknown_keys
 from docs.scheduler_profile import kube_scheduler
 from docs.webhook_entries import marks, unmarked, webhook
@@ -91,24 +90,33 @@ def found_events() -> Found:
     return found
 
 
-def amiss(found: Collection[str], words: Collection[str]) -> Iterator[str]:
-    """The events that have no words, and the words that have no event."""
-    yield from (f"docs/event_words.py has no words for `{event}`" for event in sorted({*found} - {*words}))
-    yield from (f"docs/event_words.py has `{event}`, which nothing logs" for event in sorted({*words} - {*found}))
+_EVENT_ROW = re.compile(rf"^\| `(\w+)` \| ?(.*?) ?\| (?:{'|'.join(LEVELS)})\b", re.MULTILINE)
 
 
-def events(found: Found) -> str:
+def words_of(page: str) -> dict[str, str]:
+    """What the page says of each event."""
+    return dict(_EVENT_ROW.findall(page))
+
+
+def unexplained(page: str) -> Iterator[str]:
+    """The events of which the page says nothing."""
+    for event, words in words_of(page).items():
+        if not words:
+            yield f"docs/log-events.md has no words for `{event}`: write them in its row"
+
+
+def events(found: Found, words: Mapping[str, str]) -> str:
     """A row per event of the daemon's log: what it means, its levels, all fields, and where it arises."""
     rows = (
-        _row(f"`{event}`", [WORDS.get(event, "")], sorted(levels, key=LEVELS.index), sorted(names), sorted(files))
+        _row(f"`{event}`", [words.get(event, "")], sorted(levels, key=LEVELS.index), sorted(names), sorted(files))
         for event, (levels, names, files) in sorted(found.items())
     )
     return "\n".join(
         (
             "# Events of the log",
             "",
-            "The log is JSON lines on stderr: `ts`, `level`, `event`, and the event's fields. Made by",
-            "`.venv/bin/python -m docs.generate`, with the words of docs/event_words.py.",
+            "The log is JSON lines on stderr: `ts`, `level`, `event`, and the event's fields. What an event means is",
+            "written in its row here; the rest of a row is made by `.venv/bin/python -m docs.generate`.",
             "",
             "| event | what | level | fields | from |",
             "|---|---|---|---|---|",
@@ -207,12 +215,13 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 def main() -> int:
     stale = []
-    found = found_events()
+    log_events = (HERE / "log-events.md").read_text(encoding="utf-8")
+    log_events = events(found_events(), words_of(log_events))
     policies = crd((BASE / "crd.yaml").read_text(encoding="utf-8"))
     for name, text in (
         ("config.example.toml", render()),
         ("docs/metrics.md", metrics()),
-        ("docs/log-events.md", events(found)),
+        ("docs/log-events.md", log_events),
         ("docs/refused.md", refused()),
         ("docs/author-text.md", author_text()),
         ("cluster/manifests/base/crd.yaml", policies),
@@ -231,7 +240,7 @@ def main() -> int:
             page.write_text(text, encoding="utf-8")
     for name in stale:
         print(f"{name} is not what the code makes: run python -m docs.generate", file=sys.stderr)
-    for problem in (problems := tuple(amiss(found, WORDS))):
+    for problem in (problems := tuple(unexplained(log_events))):
         print(problem, file=sys.stderr)
     return bool(stale or problems)
 

@@ -14,7 +14,7 @@ from criproxy.control.interference.detectors import DETECTORS
 from criproxy.control.interference.judge import Judge
 from criproxy.control.interference.ladder import LadderSettings
 from criproxy.model import PIDS
-from docs.generate import _logged, amiss
+from docs.generate import _logged, events, unexplained, words_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,11 +46,13 @@ def test_event_is_found_however_it_is_logged(code: str, events: list[tuple[str, 
     assert list(_logged(ast.parse(code))) == events
 
 
-def test_event_without_words_and_words_without_an_event_are_named() -> None:
-    assert list(amiss({"evict", "kill"}, {"kill", "stop"})) == [
-        "docs/event_words.py has no words for `evict`",
-        "docs/event_words.py has `stop`, which nothing logs",
-    ]
+def test_page_of_events_keeps_its_words_and_names_an_event_that_has_none() -> None:
+    row = ({"info", "error"}, {"pod"}, {"criproxy/a.py"})
+    before = events({"kill": row, "stop": row}, {"kill": "It is killed | at once.", "stop": "It stops."})
+    page = events({"kill": row, "evict": row}, words_of(before))
+    assert words_of(page) == {"evict": "", "kill": "It is killed | at once."}
+    assert list(unexplained(page)) == ["docs/log-events.md has no words for `evict`: write them in its row"]
+    assert events({"kill": row, "evict": row}, words_of(page)) == page
 
 
 def test_links_between_pages_lead_to_a_file_and_a_heading_that_are_there() -> None:
