@@ -196,16 +196,6 @@ def parse_schedstat(text: str) -> tuple[float, float] | None:
     return (ran_ns / 1e9, waited_ns / 1e9) if ran_ns or waited_ns or slices else None
 
 
-def refault_pages(stat: Mapping[str, int], prefix: str) -> tuple[int, int] | None:
-    """Of memory.stat, refaults of file pages and of anonymous ones; None: this kernel does not count them.
-
-    `prefix` is "total_" on v1. Before Linux 5.9 there is one sum, of file pages.
-    """
-    key = f"{prefix}workingset_refault"
-    file = stat.get(f"{key}_file", stat.get(key))
-    return None if file is None else (file, stat.get(f"{key}_anon", 0))
-
-
 def memory_parts(stat: Mapping[str, int], prefix: str, anon: str) -> tuple[int, int, int]:
     """Of memory.stat, in bytes: inactive page cache; what nothing but swap takes back, anonymous memory and tmpfs; and
     what can be reclaimed, and stays when its cgroup goes: page cache but tmpfs, and slab (v1 does not tell).

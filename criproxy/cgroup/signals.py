@@ -33,10 +33,10 @@ from criproxy.model.signals import (
     DiskIo,
     DiskRate,
     MemoryRoom,
+    MemoryStat,
     Missing,
     OwnLimits,
     PidsRoom,
-    Refaults,
     RunQueue,
     SignalReading,
     Stall,
@@ -96,7 +96,7 @@ class SignalReader:
             io=self._stall(rows.IO_PRESSURE, online),
             run_queue=self._waiting(cpu, online),
             room=_understood(self._room),
-            refaults=_understood(lambda: self._refaults(online)),
+            memory_stat=_understood(lambda: self._memory_stat(online)),
             disks=_understood(lambda: self._disks(box)),
             pids=_understood(self._pids),
             cpu_use=_understood(lambda: self._cpu_use(online, box)),
@@ -201,14 +201,12 @@ class SignalReader:
         limits = (self._tree.read_often(f"{self._proc}/sys/kernel/{file}") for file in rows.LIMITS[PIDS].node)
         return PidsRoom(int(tasks), min(int(limit) for limit in limits))
 
-    def _refaults(self, online: str) -> Refaults | Missing:
+    def _memory_stat(self, online: str) -> MemoryStat:
         """On v1, the sums with the children begin with "total_"."""
-        pages = files.refault_pages(
-            self._access.read(rows.MEMORY_STAT, online), "total_" if self._access.version == 1 else ""
-        )
-        if pages is None:
-            return Missing(f"{self._access.file(rows.MEMORY_STAT, online)} counts no refaults")
-        return Refaults(self._clock.monotonic_s(), *pages)
+        stat: Mapping[str, int] = self._access.read(rows.MEMORY_STAT, online)
+        if self._access.version == 1:
+            stat = {key.removeprefix("total_"): value for key, value in stat.items() if key.startswith("total_")}
+        return MemoryStat(self._clock.monotonic_s(), stat, self._access.file(rows.MEMORY_STAT, online))
 
     # --- disks -------------------------------------------------------------------------------------------------------
 

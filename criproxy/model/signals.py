@@ -98,15 +98,15 @@ class PidsRoom(Struct, frozen=True):
     most: int
 
 
-class Refaults(Struct, frozen=True):
-    """Pages of online's that had been taken from it and had to be read again, from files and from swap.
+class MemoryStat(Struct, frozen=True):
+    """What the `file` memory.stat says of online and all that is in it, by the names of cgroup v2.
 
     Source: Documentation/admin-guide/cgroup-v2.rst, memory.stat.
     """
 
     read_s: float
-    file_pages: int
-    anon_pages: int
+    of: Mapping[str, int]
+    file: str = "memory.stat"
 
 
 class DiskIo(Struct, frozen=True):
@@ -185,7 +185,7 @@ class SignalReading(Struct, frozen=True):
     io: Stall | Missing = NOT_READ
     run_queue: RunQueue | Missing = NOT_READ
     room: MemoryRoom | Missing = NOT_READ
-    refaults: Refaults | Missing = NOT_READ
+    memory_stat: MemoryStat | Missing = NOT_READ
     disks: DiskCounters | Missing = NOT_READ
     pids: PidsRoom | Missing = NOT_READ
     cpu_use: CpuSpent | Missing = NOT_READ

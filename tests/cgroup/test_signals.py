@@ -570,31 +570,12 @@ def test_memory_room_of_an_old_kernel_is_by_kubelets_measure(node: Node) -> None
     assert node.read().room == MemoryRoom(1000 << 10, None, 500 << 10)
 
 
-def test_refaults_are_of_kubepods_with_all_that_is_in_it(node: Node) -> None:
-    found = node.read().refaults
+def test_memory_stat_is_of_kubepods_with_all_that_is_in_it(node: Node) -> None:
+    found = node.read().memory_stat
 
-    assert (found.file_pages, found.anon_pages) == (7, 0 if node.version == 1 else 3)
-
-
-@pytest.mark.parametrize(
-    ("version", "stat", "pages"),
-    [
-        (2, "inactive_file 1\nworkingset_refault 9", 9),
-        (1, "total_inactive_file 1\nworkingset_refault_file 9", None),
-        (2, "inactive_file 1", None),
-    ],
-    ids=["before-5.9", "v1-before-it-counts", "not-counted"],
-)
-def test_refaults_of_older_kernels(tmp_path: Path, version: int, stat: str, pages: int | None) -> None:
-    node = Node(tmp_path, version)
-    node.write("memory", f"{ONLINE}/memory.stat", stat)
-
-    found = node.read().refaults
-
-    if pages is None:
-        assert found.why.endswith("/kubepods/memory.stat counts no refaults")
-    else:
-        assert (found.file_pages, found.anon_pages) == (pages, 0)
+    assert (found.of["workingset_refault_file"], found.of["inactive_file"]) == (7, 4096)
+    assert "cache" not in found.of
+    assert found.file.endswith("/kubepods/memory.stat")
 
 
 # --- disks -----------------------------------------------------------------------------------------------------------
@@ -675,7 +656,15 @@ def test_nothing_at_all_can_be_read_and_nothing_is_raised(node: Node) -> None:
 
     reading = node.read(own_limits=True)
 
-    kinds = (reading.cpu, reading.memory, reading.io, reading.run_queue, reading.room, reading.refaults, reading.pids)
+    kinds = (
+        reading.cpu,
+        reading.memory,
+        reading.io,
+        reading.run_queue,
+        reading.room,
+        reading.memory_stat,
+        reading.pids,
+    )
     for signal in kinds:
         assert isinstance(signal, Missing)
         assert signal.why

@@ -125,7 +125,7 @@ class Node:
             io=Stall(now_s, self._io_s),
             run_queue=NONE,
             room=MemoryRoom(100 * GIB, 50 * GIB, 50 * GIB),
-            refaults=NONE,
+            memory_stat=NONE,
             disks=self.disk,
             pids=NONE,
             cpu_use=NONE if self.uses is None else self._spent(now_s, self.uses),

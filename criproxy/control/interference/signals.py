@@ -59,6 +59,7 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.control.memory_pressure import EvictionHard, margin_bytes
 from criproxy.model.signals import (
@@ -66,7 +67,6 @@ from criproxy.model.signals import (
     DiskIo,
     Missing,
     OwnLimits,
-    Refaults,
     RunQueue,
     SignalReading,
     Stall,
@@ -432,13 +432,36 @@ def _pids(pair: Readings, _: EvictionHard) -> _Of | Missing:
     return _Of(100.0 * room.used / room.most, note=f"{room.used} of {room.most}")
 
 
-def _refaults(last: Refaults, this: Refaults, _: Readings) -> _Of:
-    elapsed_s = this.read_s - last.read_s
-    file_pages, anon_pages = this.file_pages - last.file_pages, this.anon_pages - last.anon_pages
-    if gap := _gap(elapsed_s, file_pages, anon_pages):
-        return _Of(gap=gap)
-    note = f"{anon_pages / elapsed_s:.0f} pages/s of them from swap" if anon_pages else ""
-    return _Of((file_pages + anon_pages) / elapsed_s, note=note)
+def _counted(what: str, *keys: str) -> Callable[[Readings, EvictionHard], _Of | Missing]:
+    """The law of what memory.stat counts under these keys, all of them together, a second. A kernel may lack some."""
+
+    def grown(pair: Readings, _: EvictionHard) -> _Of | Missing:
+        before, this = pair[0], pair[1].memory_stat
+        if isinstance(this, Missing):
+            return this
+        known = [key for key in keys if key in this.of]
+        if not known:
+            return Missing(f"{this.file} counts no {what}")
+        if before is None or isinstance(last := before.memory_stat, Missing):
+            return _Of(gap=_FIRST)
+        elapsed_s, counts = this.read_s - last.read_s, [this.of[key] - last.of.get(key, 0) for key in known]
+        if gap := _gap(elapsed_s, *counts):
+            return _Of(gap=gap)
+        return _Of(sum(counts) / elapsed_s)
+
+    return grown
+
+
+_FROM_SWAP: Final = "workingset_refault_anon"
+_ALL_REFAULTS: Final = _counted("refaults", "workingset_refault_file", _FROM_SWAP, "workingset_refault")
+"""Before Linux 5.9 there is one sum, of file pages: the last."""
+
+
+def _refaults(pair: Readings, hard: EvictionHard) -> _Of | Missing:
+    found, swapped = _ALL_REFAULTS(pair, hard), _counted("refaults", _FROM_SWAP)(pair, hard)
+    if isinstance(found, _Of) and not found.gap and isinstance(swapped, _Of) and swapped.value:
+        return replace(found, note=f"{swapped.value:.0f} pages/s of them from swap")
+    return found
 
 
 # --- disks -----------------------------------------------------------------------------------------------------------
@@ -491,10 +514,10 @@ SIGNALS: Final = (
     SignalRow("cpu_pressure", "%", _growth("cpu", Stall, _cpu)),
     SignalRow("run_queue_delay", "ms/s", _growth("run_queue", RunQueue, _delay)),
     SignalRow("memory_pressure", "%", _growth("memory", Stall, _pressure)),
-    SignalRow("refaults", "pages/s", _growth("refaults", Refaults, _refaults)),
+    SignalRow("refaults", "pages/s", _refaults),
     SignalRow("io_pressure", "%", _growth("io", Stall, _pressure)),
     SignalRow("pids_shortage", "%", _pids),
     SignalRow("box_io_share", "%", _growth("disks", DiskCounters, _io_share)),
 )
-"""See the table above. A new one is a row here, what is read for it (`model.signals`, `cgroup.signals`), and a detector
-(`detectors`)."""
+"""See the table above. A new one is a row here, what is read for it (`model.signals`, `cgroup.signals`; of what
+memory.stat counts: nothing more), and a detector (`detectors`)."""

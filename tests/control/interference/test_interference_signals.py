@@ -21,11 +21,11 @@ from criproxy.model.signals import (
     DiskCounters,
     DiskIo,
     MemoryRoom,
+    MemoryStat,
     Missing,
     OwnLimits,
     PidsRoom,
     PodStall,
-    Refaults,
     RunQueue,
     SignalReading,
     Stall,
@@ -320,23 +320,36 @@ def test_memory_shortage_of_no_memory_at_all_is_not_known() -> None:
     assert signal("memory_shortage", None, replace(NOTHING, room=MemoryRoom(0, 0, 0))).gap
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "value"),
-    [
-        (Refaults(10.0, 100, 0), Refaults(12.0, 300, 0), 100.0),
-        (Refaults(10.0, 100, 50), Refaults(12.0, 300, 150), 150.0),
-        (Refaults(10.0, 100, 50), Refaults(12.0, 0, 150), None),
-        (Refaults(10.0, 100, 50), Refaults(12.0, 300, 0), None),
-        (None, Refaults(12.0, 300, 0), None),
-    ],
-    ids=["file", "and-swap", "back", "swap-back", "first"],
-)
-def test_refaults_are_pages_by_time(before, now, value) -> None:
-    earlier = None if before is None else replace(NOTHING, refaults=before)
-    found = signal("refaults", earlier, replace(NOTHING, refaults=now))
+def counted(t_s, **of):
+    return replace(NOTHING, memory_stat=MemoryStat(t_s, {f"workingset_{key}": value for key, value in of.items()}, "f"))
 
-    assert found.value == value
+
+@pytest.mark.parametrize(
+    ("before", "now", "value", "note"),
+    [
+        (counted(10.0, refault_file=100), counted(12.0, refault_file=300), 100.0, ""),
+        (counted(10.0, refault=100), counted(12.0, refault=300), 100.0, ""),
+        (counted(10.0, refault_file=100, refault_anon=50), counted(12.0, refault_file=300, refault_anon=150), 150.0,
+         "50 pages/s of them from swap"),
+        (counted(10.0, refault_file=100, refault_anon=50), counted(12.0, refault_file=0, refault_anon=150), None, ""),
+        (counted(10.0, refault_file=100, refault_anon=50), counted(12.0, refault_file=300, refault_anon=0), None, ""),
+        (None, counted(12.0, refault_file=300), None, ""),
+        (NOTHING, counted(12.0, refault_file=300), None, ""),
+    ],
+    ids=["file", "before-5.9", "and-swap", "back", "swap-back", "first", "nothing-before"],
+)  # fmt: skip
+def test_refaults_are_pages_by_time(before, now, value, note) -> None:
+    found = signal("refaults", before, now)
+
+    assert (found.value, found.note) == (value, note)
     assert bool(found.gap) == (value is None)
+
+
+@pytest.mark.parametrize(
+    ("now", "why"), [(counted(12.0, activate=300), "f counts no refaults"), (NOTHING, NONE.why)], ids=["old", "missing"]
+)
+def test_refaults_that_the_kernel_does_not_count_are_absent(now, why) -> None:
+    assert signal("refaults", None, now).absent == why
 
 
 @pytest.mark.parametrize(
@@ -415,6 +428,7 @@ limits = st.builds(
     st.booleans(),
 )
 disk = st.dictionaries(st.sampled_from([SDA, SDB]), st.builds(DiskIo, counts, counts))
+memory_stat = st.dictionaries(st.sampled_from(["workingset_refault_file", "workingset_refault_anon"]), counts)
 readings = st.builds(
     SignalReading,
     cpu=missing | st.builds(Stall, times, times),
@@ -424,7 +438,7 @@ readings = st.builds(
     | st.builds(RunQueue, times, st.dictionaries(st.integers(1, 4), st.builds(ThreadTimes, paths, times, times))),
     pids=missing | st.builds(PidsRoom, counts, counts),
     room=missing | st.builds(MemoryRoom, counts, st.none() | counts, counts),
-    refaults=missing | st.builds(Refaults, times, counts, counts),
+    memory_stat=missing | st.builds(MemoryStat, times, memory_stat),
     disks=missing | st.builds(DiskCounters, times, disk, disk, st.just({})),
     own_limits=st.none() | missing | limits,
 )
