@@ -30,7 +30,7 @@ from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
 from criproxy.hooks.tiers import is_mid
 from criproxy.kube.evictions import MAX_EVICTED, MOST_GRACE_S, Evictor, change, kept_out, kept_out_for
 from criproxy.kube.objects import BoundPod, ContainerSpec, Meta, Needs, PodSpec, allocated, decoded, told_cores
-from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Target
+from criproxy.model import HostMount, Operation, Pod, PodRef, PodRequest, Resources, Target
 from criproxy.pods.inventory import Inventory, described
 from criproxy.pods.placing import AppliedAdjustment, adjust, unboundable
 from criproxy.pods.service_checks import MOST as MOST_CHECKS
@@ -360,13 +360,14 @@ ROWS: Final = (
         "field",
         ("spec.volumes[].hostPath.path",),
         "offline pods",
-        (Hardening.refusal_of_paths,),
+        (Hardening.refusal_of_mounts,),
         "compared as it is written, and, in a thread of its own, by where it leads; a pod with one of the kernel's or "
-        "the runtime's is refused, and one with a path of more than 4,096 characters",
+        "the runtime's is refused, with one that the node runs unless it is read-only, and with a path of more than "
+        "4,096 characters",
         "what other folders of the node's hold, to read and, unless the mount is read-only, to write",
-        "a folder that the node's root runs or trusts (/etc, /usr, /root) gives the node to who may write there: name "
-        "it in `hardening.refuse_host_paths`, or let Pod Security's `baseline` refuse hostPath",
-        lambda text: (Hardening().refusal_of_paths((text,)), Hardening().refusal_of_paths((f"/{text}",))),
+        "a folder that the node runs or trusts, and that is not in `hardening.refuse_writable_host_paths`, gives the "
+        "node to who may write there: name it there, or let Pod Security's `baseline` refuse hostPath",
+        lambda text: [Hardening().refusal_of_mounts([HostMount(path)]) for path in (text, f"/{text}")],
     ),
     AuthorText(
         "field",

@@ -12,7 +12,7 @@ from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidt
 from criproxy.hooks.hardening import CAPABILITIES, Hardening
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.vocabulary.presets import MARKS, NAMES
-from criproxy.vocabulary.unboundable import HOST_PATHS, plain
+from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS, plain
 
 if TYPE_CHECKING:  # a type checker knows no Literal that is computed
     MarksName = str
@@ -410,6 +410,14 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
             expects="a list of absolute paths",
         ),
     ] = HOST_PATHS
+    refuse_writable_host_paths: Annotated[
+        tuple[_HostPath, ...],
+        doc(
+            "The same of a hostPath volume that is not mounted read-only: what is in one of these, the node's root "
+            "runs, or goes by. A name that ends with * stands for all that begin so.",
+            expects="a list of absolute paths",
+        ),
+    ] = WRITABLE_HOST_PATHS
     refuse_host_ports: Annotated[
         bool,
         doc("Whether an offline pod with a hostPort is refused: the node's port, kubelet's too, would lead to it."),
@@ -453,6 +461,7 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
             self.refuse_privileged,
             frozenset(self.refuse_host_namespaces),
             self.refuse_host_paths,
+            self.refuse_writable_host_paths,
             self.refuse_host_ports,
             self.proc_mount,
             self.cache_classes,

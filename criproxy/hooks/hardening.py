@@ -7,6 +7,8 @@
 | `hostNetwork`, `hostPID`, `hostIPC`   | refused          | what it does there is the node's, not the pod's          |
 | a hostPath of the kernel's or the     | refused          | by these it leaves its cgroup, or others start what is   |
 | runtime's folders, in or above one    |                  | in none                                                  |
+| a writable hostPath of a folder that  | refused          | what it writes there, the node runs outside the box, or  |
+| the node runs, in or above one        |                  | goes by                                                  |
 | a `hostPort`                          | refused          | what is sent to that port of the node goes to the pod,   |
 |                                       |                  | also where kubelet or a login waits for it               |
 | no seccomp profile, or `Unconfined`   | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
@@ -31,9 +33,16 @@ from typing import ClassVar, Final
 from msgspec import Struct
 
 from criproxy.hooks.offline import Rule
-from criproxy.model import EVERY, Adjustment, Operation, Pod, PodRequest, Security, Target
+from criproxy.model import EVERY, Adjustment, HostMount, Operation, Pod, PodRequest, Security, Target
 from criproxy.vocabulary import unboundable
-from criproxy.vocabulary.unboundable import HOST_NAMESPACES, HOST_PATHS, MOST_CAPABILITIES, first_related, plain
+from criproxy.vocabulary.unboundable import (
+    HOST_NAMESPACES,
+    HOST_PATHS,
+    MOST_CAPABILITIES,
+    WRITABLE_HOST_PATHS,
+    first_related,
+    plain,
+)
 
 CAPABILITIES: Final = (
     "AUDIT_WRITE",
@@ -85,6 +94,7 @@ class Hardening(Struct, frozen=True):
     refuse_privileged: bool = True
     refuse_host_namespaces: frozenset[str] = frozenset(HOST_NAMESPACES)
     refuse_host_paths: tuple[str, ...] = HOST_PATHS
+    refuse_writable_host_paths: tuple[str, ...] = WRITABLE_HOST_PATHS
     refuse_host_ports: bool = True
     proc_mount: bool = True
     cache_classes: bool = True
@@ -107,11 +117,19 @@ class Hardening(Struct, frozen=True):
             return unboundable.capabilities(BY)
         return ""
 
-    def refusal_of_paths(self, paths: Iterable[str]) -> str:
+    @property
+    def looks_at_mounts(self) -> bool:
+        """Whether any hostPath volume is refused."""
+        return bool(self.refuse_host_paths or self.refuse_writable_host_paths)
+
+    def refusal_of_mounts(self, mounts: Iterable[HostMount]) -> str:
         """The same of a pod's hostPath volumes, as they are written."""
-        for path in paths:
-            if (listed := first_related(path, self.refuse_host_paths)) is not None:
-                return unboundable.host_path(path, listed, BY)
+        for one in mounts:
+            if (listed := first_related(one.path, self.refuse_host_paths)) is not None:
+                return unboundable.host_path(one.path, listed, BY)
+            writable = () if one.readonly else self.refuse_writable_host_paths
+            if (listed := first_related(one.path, writable)) is not None:
+                return unboundable.writable_host_path(one.path, listed, BY)
         return ""
 
 

@@ -131,12 +131,24 @@ class Target(enum.StrEnum):
     CONTAINER = "container"
 
 
+class HostMount(Struct, frozen=True):
+    """A file or folder of the node's that a container mounts, with what is mounted in it on the node.
+
+    `readonly`: it can't be written; what is mounted in it can, unless `recursive_read_only`, which does nothing by
+    itself. Source: CRI Mount.
+    """
+
+    path: str
+    readonly: bool = False
+    recursive_read_only: bool = False
+
+
 class Security(Struct, frozen=True):
     """What a sandbox or a container asks for that no cgroup bounds. Source: CRI LinuxContainerSecurityContext, Mount.
 
     `host_namespaces` are those of the node that it shares: `network`, `pid`, `ipc`. `unconfined`: no seccomp profile is
-    set for it. `added_capabilities` are as CRI has them (`SYS_NICE`, `ALL`). `host_paths` are the node's files and
-    folders that it mounts, kubelet's own for it among them. `host_ports` are those of the node that lead to it.
+    set for it. `added_capabilities` are as CRI has them (`SYS_NICE`, `ALL`). `host_mounts` are what it mounts of
+    the node's, kubelet's own files for it among them. `host_ports` are those of the node that lead to it.
     `unmasked`: it sees the kernel's settings in /proc, and may write them, as users of the node's own.
     """
 
@@ -144,7 +156,7 @@ class Security(Struct, frozen=True):
     host_namespaces: tuple[str, ...] = ()
     unconfined: bool = False
     added_capabilities: tuple[str, ...] = ()
-    host_paths: tuple[str, ...] = ()
+    host_mounts: tuple[HostMount, ...] = ()
     host_ports: tuple[int, ...] = ()
     unmasked: bool = False
 

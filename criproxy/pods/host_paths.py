@@ -7,6 +7,9 @@ A path is refused that is a refused folder, lies in one or has one in it, by any
 3. what it is on its device: a bind mount of /run is a folder of the same file system as /run, or as what is mounted in
    memory below it.
 
+A path that leads to what the node runs is refused by the same (but for 2) unless it is read-only, and what is mounted
+in it does not lead there, or is read-only with it.
+
 Kubelet's own files for a pod (its volumes, /etc/hosts, the termination log) lie in a refused folder, /var/lib/kubelet,
 and pass: all that is in pods/UID there. But for subPaths: of a volume's `subPath`, kubelet hands on a bind mount in
 pods/UID/volume-subpaths, so that these go by 2 and 3, where what lies in the pod's own folder passes.
@@ -19,20 +22,30 @@ import asyncio
 import errno
 import os
 import posixpath
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.cgroup.files import kernel_text, lines_of, unescaped
 from criproxy.concurrency.worker import StuckError, Worker
 from criproxy.hooks.hardening import BY, Hardening
-from criproxy.model import AdmissionError
+from criproxy.model import AdmissionError, HostMount
 from criproxy.model.shown import Gauge, Shows
-from criproxy.vocabulary.unboundable import SHOWN, first_related, host_path, related
+from criproxy.vocabulary.unboundable import (
+    EVERY,
+    SHOWN,
+    first_related,
+    host_path,
+    related,
+    writable_below,
+    writable_host_path,
+)
 
 _TIMEOUT_S: Final = 10.0
 
@@ -56,6 +69,9 @@ _KERNELS_OWN: Final = frozenset(
 )
 """File systems that are the kernel's settings and devices, wherever they are mounted."""
 
+
+_ROOTLESS: Final = frozenset({"nfs", "nfs4"})
+"""File systems of which each mount is shown as the root, whatever of them is mounted. Source: Linux, nfs_show_path."""
 
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devpts", "hugetlbfs", "mqueue"})
 
@@ -94,51 +110,73 @@ class NodePaths:
         self._resolve, self._own = resolve, own
         self._at = {one.point: one for one in mounts}  # of several in one place, the last hides the others
         self._kernels = {one.point: one.kind for one in mounts if one.kind in _KERNELS_OWN}
-        self._kernels_points = sorted(self._kernels)
+        self._points, self._kernels_points = sorted(self._at), sorted(self._kernels)
         self._home = self._source(resolve(own))
-        self._folders: dict[str, str] = {}
-        """As what the administrator lists each that is refused."""
-        self._refused: dict[str, list[tuple[str, str]]] = {}
-        """By device, the folders there that are refused, and as which."""
-        for listed in hardening.refuse_host_paths:
-            folder = resolve(listed)
-            self._folders.setdefault(folder, listed)
-            for one in (self._source(folder), *self._in_memory_below(mounts, folder)):
-                self._refused.setdefault(one.device, []).append((one.root, listed))
+        kubelets = resolve(posixpath.dirname(posixpath.dirname(own)))
+        in_memory = (one for one in mounts if one.kind in _IN_MEMORY and not _is_in(one.point, kubelets))
+        self._in_memory = sorted(in_memory, key=attrgetter("point"))
+        """What is mounted from a disk is often elsewhere as well."""
+        self._refused = self._folders(hardening.refuse_host_paths)
+        self._refused_writable = self._folders(hardening.refuse_writable_host_paths)
+        self._is_refused_writable = cache(self._looked_up)
 
-    def refusal(self, path: str) -> str:
+    def refusal(self, mount: HostMount) -> str:
         """Why this one is refused, in words; "": it is not."""
+        path = mount.path
         if len(path) > _LONGEST:
             return f"a hostPath volume of {path[:SHOWN]}... has more than {_LONGEST} characters, which no kernel takes"
         resolved = self._resolve(path)
-        if not _is_in(path, self._own) and (listed := self._named(resolved)) is not None:
-            return host_path(path, listed, BY)
         source = self._source(resolved)
-        if (kind := source.kind if source.kind in _KERNELS_OWN else self._kernel_s_below(resolved)) is not None:
-            return host_path(path, f"a file system of the kernel's, {kind}", BY)
-        if source.device == self._home.device and _is_in(source.root, self._home.root):
-            return ""
-        there = self._refused.get(source.device, ())
-        found = next((listed for root, listed in there if related(source.root, root)), None)
-        return "" if found is None else host_path(path, found, BY)
+        found = self._listed(self._refused, path, resolved, source) or self._kernel_s(resolved, source)
+        if found is not None:
+            return host_path(path, found, BY)
+        if not mount.readonly:
+            found = self._listed(self._refused_writable, path, resolved, source)
+            return "" if found is None else writable_host_path(path, found, BY)
+        points = () if mount.recursive_read_only else self._points[_inside(resolved, self._points)]
+        below = next(filter(self._is_refused_writable, points), None)
+        return "" if below is None else writable_below(path, below, BY)
 
-    def _named(self, resolved: str) -> str | None:
-        found = first_related(resolved, self._folders)
-        return None if found is None else self._folders[found]
+    def _listed(self, folders: "_Folders", path: str, resolved: str, source: MountPoint) -> str | None:
+        """As what a folder is listed that the path leads to; None: to none."""
+        named = None if _is_in(path, self._own) else folders.named(resolved)
+        if named is not None or (source.device == self._home.device and _is_in(source.root, self._home.root)):
+            return named
+        return folders.holding(source)
 
-    def _kernel_s_below(self, resolved: str) -> str | None:
-        """The kind of a file system of the kernel's in this folder; None: there is none."""
-        folder = f"{resolved.rstrip('/')}/"
-        at = bisect_right(self._kernels_points, folder)
-        point = self._kernels_points[at] if at < len(self._kernels_points) else ""
-        return self._kernels[point] if point.startswith(folder) else None
+    def _kernel_s(self, resolved: str, source: MountPoint) -> str | None:
+        """The file system of the kernel's that the path is on, or has in it, in words; None: there is none."""
+        if (kind := source.kind) not in _KERNELS_OWN:
+            if not (below := self._kernels_points[_inside(resolved, self._kernels_points)]):
+                return None
+            kind = self._kernels[below[0]]
+        return f"a file system of the kernel's, {kind}"
 
-    def _in_memory_below(self, mounts: Sequence[MountPoint], folder: str) -> Iterator[MountPoint]:
-        """But for what kubelet has mounted for pods. What is mounted from a disk there is often elsewhere as well."""
-        kubelets = self._resolve(posixpath.dirname(posixpath.dirname(self._own)))
-        for one in mounts:
-            if one.kind in _IN_MEMORY and _is_in(one.point, folder) and not _is_in(one.point, kubelets):
-                yield one
+    def _looked_up(self, point: str) -> bool:
+        """Whether what is mounted there leads to what is refused where it is writable."""
+        folders = self._refused_writable
+        return (folders.named(point) or folders.holding(self._source(point))) is not None
+
+    def _folders(self, listed: Sequence[str]) -> "_Folders":
+        names, on_devices = dict[str, str](), dict[str, list[tuple[str, str]]]()
+        points = [one.point for one in self._in_memory]
+        for one in listed:
+            folder = self._led_to(one)
+            names.setdefault(folder, one)
+            for source in (self._source(folder), *self._in_memory[_inside(folder, points)]):
+                if EVERY not in source.root or source.kind not in _ROOTLESS:
+                    on_devices.setdefault(source.device, []).append((source.root, one))
+        return _Folders(names, on_devices)
+
+    def _led_to(self, listed: str) -> str:
+        """Where a listed folder is, as far as its names stand for one each.
+
+        A mount point is no link; and what is mounted there, as users' homes, may be of a server that is gone.
+        """
+        names = listed.split("/")
+        fixed = next((number for number, name in enumerate(names) if name.endswith(EVERY)), len(names))
+        folder = "/".join(names[:fixed]) or "/"
+        return posixpath.join(folder if folder in self._at else self._resolve(folder), *names[fixed:])
 
     def _source(self, path: str) -> MountPoint:
         """The mount that a path is on; its `root` is the path's own on the device."""
@@ -148,6 +186,31 @@ class NodePaths:
         rest = path[len(mount.point) :].lstrip("/")
         root = posixpath.join(mount.root, rest) if rest else mount.root
         return MountPoint(mount.id, mount.device, root, path, mount.kind)
+
+
+class _Folders(Struct, frozen=True):
+    """Folders of a list that are refused. `names`: by where each is, as what it is listed; `on_devices`: by the device,
+    what each is there, and as what it is listed.
+    """
+
+    names: Mapping[str, str]
+    on_devices: Mapping[str, Sequence[tuple[str, str]]]
+
+    def named(self, resolved: str) -> str | None:
+        """As what the folder is listed that a path is, or lies in, or has in it, by its name; None: there is none."""
+        found = first_related(resolved, self.names)
+        return None if found is None else self.names[found]
+
+    def holding(self, source: MountPoint) -> str | None:
+        """The same by what the path is on its device."""
+        there = self.on_devices.get(source.device, ())
+        return next((listed for root, listed in there if related(source.root, root)), None)
+
+
+def _inside(folder: str, points: Sequence[str]) -> slice:
+    """Of sorted mount points, those that lie in the folder."""
+    name = folder.rstrip("/")
+    return slice(bisect_right(points, f"{name}/"), bisect_left(points, f"{name}0"))  # 0 is what follows the slash
 
 
 def _is_in(path: str, folder: str) -> bool:
@@ -197,13 +260,13 @@ class HostPaths(Shows):
         self._mounted: frozenset[str] = frozenset()
         """The ids of mounts, as of the last look."""
 
-    def suspects(self, uid: str, paths: Sequence[str]) -> tuple[str, ...]:
+    def suspects(self, uid: str, mounts: Sequence[HostMount]) -> tuple[HostMount, ...]:
         """Those that are not plainly kubelet's own for this pod."""
         own = f"{self._pods}/{uid}/"
-        plain = map(posixpath.normpath, dict.fromkeys(paths))
-        return tuple(one for one in plain if not one.startswith(own) or one.startswith(f"{own}{_SUBPATHS}/"))
+        plain = dict.fromkeys(replace(one, path=posixpath.normpath(one.path)) for one in dict.fromkeys(mounts))
+        return tuple(one for one in plain if not one.path.startswith(own) or one.path.startswith(f"{own}{_SUBPATHS}/"))
 
-    async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
+    async def check(self, uid: str, suspects: Sequence[HostMount], hardening: Hardening) -> None:
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
         what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
         try:
@@ -272,24 +335,26 @@ class HostPaths(Shows):
         self._readers = tuple(one for one in self._readers if one not in surplus)
 
     def _look(
-        self, reader: _Reader, paths: Sequence[str], own: str, hardening: Hardening, waited_for: Collection[str]
+        self, reader: _Reader, mounted: Sequence[HostMount], own: str, hardening: Hardening, waited_for: Collection[str]
     ) -> str:
         mounts = parse_mount_table(kernel_text(self._mountinfo.read_bytes()))
         self._mounted = frozenset(one.id for one in mounts)
         points = {one.point: one for one in mounts}
 
-        def look_at(path: str) -> None:
+        @cache
+        def link_at(path: str) -> str:
             reader.at = _mount_of(path, points)
             if reader.at.id in waited_for:
                 raise StuckError(f"{reader.at.point[:SHOWN]} has not answered an earlier pod yet")
+            return _link_at(path)
 
-        node = NodePaths(mounts, lambda path: resolved(path, look_at), own, hardening)
-        return next((why for path in paths if (why := node.refusal(path))), "")
+        node = NodePaths(mounts, lambda path: resolved(path, link_at), own, hardening)
+        return next((why for one in mounted if (why := node.refusal(one))), "")
 
 
-def resolved(path: str, look_at: Callable[[str], None]) -> str:
-    """Where an absolute path leads to, past symbolic links, whether it exists or not. `look_at` is called before each
-    part is looked at, which may take for ever. A link that leads nowhere is its own end.
+def resolved(path: str, link_at: Callable[[str], str]) -> str:
+    """Where an absolute path leads to, past symbolic links, whether it exists or not. `link_at` reads the link that a
+    part of it is, "" where it is none, and may take for ever. A link that leads nowhere is its own end.
 
     Raises OSError where a part can't be looked at, or more than 40 links are on the way: runtimes may follow more than
     the kernel does, and the kernel gets to parts whose whole name is too long for it.
@@ -303,8 +368,7 @@ def resolved(path: str, look_at: Callable[[str], None]) -> str:
             found = posixpath.dirname(found)
             continue
         part = posixpath.join(found, name)
-        look_at(part)
-        target = _target(part)
+        target = link_at(part)
         if not target:
             found = part
             continue
@@ -317,7 +381,7 @@ def resolved(path: str, look_at: Callable[[str], None]) -> str:
     return found
 
 
-def _target(path: str) -> str:
+def _link_at(path: str) -> str:
     """Of the symbolic link there; "": it is none, or nothing is there. Raises OSError."""
     try:
         return os.readlink(path)

@@ -35,6 +35,7 @@ from criproxy.model import (
     AdmissionError,
     Asked,
     Counters,
+    HostMount,
     Operation,
     Pod,
     PodRef,
@@ -164,11 +165,11 @@ _AS_IT_CAME: Final = Proceed()
 class ChecksPaths(Protocol):
     """Knows what paths of the node lead to, as far as requests need it."""
 
-    def suspects(self, uid: str, paths: Sequence[str]) -> Sequence[str]:
+    def suspects(self, uid: str, mounts: Sequence[HostMount]) -> Sequence[HostMount]:
         """Those that have to be checked: all that are not plainly kubelet's own for the pod with this uid."""
 
-    async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
-        """Raises AdmissionError for a path that the pod may not mount, and where nobody can tell."""
+    async def check(self, uid: str, suspects: Sequence[HostMount], hardening: Hardening) -> None:
+        """Raises AdmissionError for what the pod may not mount, or not so, and where nobody can tell."""
 
 
 class SeesStarts(Protocol):
@@ -400,11 +401,11 @@ class Placing(Struct, eq=False):
         try:
             finds = BoxStep.FIND_CPUS in admitted.steps
             wanted: Cpus = cpus_asked(part.resources for part in call.parts) if finds else frozenset()
-            paths = self._paths_to_check(call) if BoxStep.CHECK_PATHS in admitted.steps else ()
+            mounts = self._mounts_to_check(call) if BoxStep.CHECK_PATHS in admitted.steps else ()
         except Exception as error:
             return self._refuse(call, pod, self._hook_failed(call, pod, error))
-        if wanted or paths or any(step not in (BoxStep.FIND_CPUS, BoxStep.CHECK_PATHS) for step in admitted.steps):
-            return self._place_later(call, pod, admitted, sandbox, _AskedOfNode(wanted, paths))
+        if wanted or mounts or any(step not in (BoxStep.FIND_CPUS, BoxStep.CHECK_PATHS) for step in admitted.steps):
+            return self._place_later(call, pod, admitted, sandbox, _AskedOfNode(wanted, mounts))
         return self._adjusted(call, pod, admitted, sandbox, UNLIMITED)
 
     async def _place_later(
@@ -416,8 +417,8 @@ class Placing(Struct, eq=False):
             for step in admitted.steps:
                 cause = step.value
                 if step is BoxStep.CHECK_PATHS:
-                    if asked.paths and call.pod is not None:
-                        await self.host_paths.check(call.pod.ref.uid, asked.paths, self.settings.hardening)
+                    if asked.mounts and call.pod is not None:
+                        await self.host_paths.check(call.pod.ref.uid, asked.mounts, self.settings.hardening)
                 elif step is BoxStep.ADMIT:
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
@@ -443,13 +444,13 @@ class Placing(Struct, eq=False):
             self.log.info("rewrite", **_rewrite(call, pod, admitted, changes))
         return Proceed(message, True, admitted.parent, sandbox)
 
-    def _paths_to_check(self, call: Call) -> Sequence[str]:
-        """Those that containers mount, and that are not plainly kubelet's own for the pod."""
+    def _mounts_to_check(self, call: Call) -> Sequence[HostMount]:
+        """What containers mount of the node that is not plainly kubelet's own for the pod."""
         pod, hardening = call.pod, self.settings.hardening
-        paths = [path for part in call.parts for path in part.security.host_paths]
-        if pod is None or not paths or not hardening.refuse_host_paths or hardening.lets(pod) is not None:
+        mounts = [one for part in call.parts for one in part.security.host_mounts]
+        if pod is None or not mounts or not hardening.looks_at_mounts or hardening.lets(pod) is not None:
             return ()
-        return self.host_paths.suspects(pod.ref.uid, paths)
+        return self.host_paths.suspects(pod.ref.uid, mounts)
 
     async def _admit(self, call: Call, parent: PodParent) -> None:
         """Let a pod that starts into the box, with what it asks for; an annotation that makes no sense is ignored."""
@@ -520,7 +521,7 @@ class _AskedOfNode(Struct, frozen=True):
     """What a call's containers ask for of the node's CPUs and files, as far as it has to be looked at."""
 
     cpus: Cpus
-    paths: Sequence[str]
+    mounts: Sequence[HostMount]
 
 
 def _rewrite(call: Call, pod: PodRef, admitted: Admit, changes: Sequence[AppliedAdjustment]) -> dict[str, object]:

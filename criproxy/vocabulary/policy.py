@@ -50,6 +50,7 @@ NODES_OWN: Final = (
     "hardening.refuse_host_paths",
     "hardening.refuse_host_ports",
     "hardening.refuse_privileged",
+    "hardening.refuse_writable_host_paths",
     "hardening.seccomp",
     "hardening.verified_only",
     "interference.queries",

@@ -21,7 +21,45 @@ HOST_PATHS: Final = (
     "/var/lib/containerd",
     "/var/lib/containers",
 )
-"""Folders of the kernel's, kubelet's and runtimes'."""
+"""Folders of the kernel's, kubelet's and runtimes', which an offline pod may not even read."""
+
+WRITABLE_HOST_PATHS: Final = (
+    "/etc",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/boot",
+    "/root",
+    "/home/*/.*",
+    "/opt/bin",
+    "/opt/cni",
+    "/opt/containerd",
+    "/opt/criproxy",
+    "/opt/nri",
+    "/var/lib/cloud",
+    "/var/lib/criproxy",
+    "/var/lib/dpkg",
+    "/var/lib/rancher/*/agent",
+    "/var/lib/rancher/*/data",
+    "/var/lib/rancher/*/server",
+    "/var/lib/rpm",
+    "/var/lib/snapd",
+    "/var/lib/systemd",
+    "/var/spool/at",
+    "/var/spool/cron",
+)
+"""Folders of which the node runs what is there with root's rights, or that say what it runs and who may log in.
+
+Folders of jobs' data are none: of /opt and /var/lib, these are what packages, the runtime and k3s keep there, and of a
+home, what sshd and shells read. Source: Filesystem Hierarchy Standard 3.0; k3s, --data-dir.
+"""
+
+EVERY: Final = "*"
+"""At the end of a name of a listed folder: it stands for all names that begin so."""
 
 MOST_CAPABILITIES: Final = 256
 """Names that a container adds. Linux has some forty capabilities, each with two spellings that people use."""
@@ -36,6 +74,7 @@ SHOWN: Final = 320
 """Characters of a path that an answer repeats."""
 
 ESCAPE: Final = "by that it could leave every bound of the box"
+RUNS: Final = "the node runs what is there, or goes by it, outside the box"
 TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
 COSTS: Final = "Linux has some forty, and the node would spend its time on the others"
 RESTORES: Final = "its processes come back with whatever rights, seccomp and scheduling policy the checkpoint says"
@@ -82,31 +121,56 @@ def plain(capability: str) -> str:
 
 def host_path(path: str, found: str, by: str) -> str:
     """The same of a hostPath volume that leads to `found`."""
-    leads = "" if path == found else f", which leads to {found}"
-    shown = path if len(path) <= SHOWN else f"{path[:SHOWN]}..."
-    return _refused(f"a hostPath volume of {shown}{leads}", ESCAPE, by)
+    return _refused(f"a hostPath volume of {_leading(path, found)}", ESCAPE, by)
 
 
-def related(path: str, other: str) -> bool:
-    """Whether one of two absolute paths is the other, or lies in it, as they are written."""
-    return first_related(path, (other,)) is not None
+def writable_host_path(path: str, found: str, by: str) -> str:
+    """The same of one that leads to `found`, of `WRITABLE_HOST_PATHS`, and is not read-only."""
+    remedy = "mount it read-only (readOnly: true)"
+    return _refused(f"a writable hostPath volume of {_leading(path, found)}", RUNS, by, remedy)
+
+
+def writable_below(path: str, point: str, by: str) -> str:
+    """The same of one that is read-only, while what is mounted at `point` in it is not."""
+    remedy = "mount it with recursiveReadOnly: Enabled"
+    return _refused(f"a hostPath volume of {_shown(path)}, in which {_shown(point)} stays writable", RUNS, by, remedy)
+
+
+def related(path: str, folder: str) -> bool:
+    """Whether one of two absolute paths is the other, or lies in it, as they are written; see `first_related`."""
+    return first_related(path, (folder,)) is not None
 
 
 def first_related(path: str, folders: Iterable[str]) -> str | None:
     """The first of the folders that is the path, lies in it or has it in it, as they are written; None: there is none.
 
-    A pod may have thousands of paths, and the folders are always the same.
+    A name of a folder that ends with `*` stands for all names that begin so. A pod may have thousands of paths, and the
+    folders are always the same.
     """
-    one = _as_folder(path)
-    return next((each for each in folders if one.startswith(two := _known_folder(each)) or two.startswith(one)), None)
+    names = _names(path)
+    for folder in folders:
+        for name, listed in zip(names, _known_names(folder), strict=False):  # one of them may have the other in it
+            if name != listed and not (listed[-1] == EVERY and name.startswith(listed[:-1])):
+                break
+        else:
+            return folder
+    return None
 
 
-def _as_folder(path: str) -> str:
-    return f"{posixpath.normpath('/' + path.lstrip('/')).rstrip('/')}/"
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(filter(None, posixpath.normpath(f"/{path}").split("/")))
 
 
-_known_folder = lru_cache(128)(_as_folder)
+_known_names = lru_cache(128)(_names)
 
 
-def _refused(what: str, why: str, by: str) -> str:
-    return f"an offline pod may not have {what}, as {why}: take it away, or have an administrator allow the pod ({by})"
+def _leading(path: str, found: str) -> str:
+    return _shown(path) if path == found else f"{_shown(path)}, which leads to {found}"
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= SHOWN else f"{path[:SHOWN]}..."
+
+
+def _refused(what: str, why: str, by: str, remedy: str = "take it away") -> str:
+    return f"an offline pod may not have {what}, as {why}: {remedy}, or have an administrator allow the pod ({by})"

@@ -15,6 +15,7 @@ from criproxy.model import (
     UNLIMITED,
     Adjustment,
     AdmissionError,
+    HostMount,
     Operation,
     Pod,
     PodRef,
@@ -172,17 +173,17 @@ class FakeHolds:
 
 @dataclass
 class FakeHostPaths:
-    """`refused`: what leads where no offline pod may go; `asked`: the paths that it was asked for."""
+    """`refused`: what leads where no offline pod may go; `asked`: the mounts that it was asked for."""
 
     refused: frozenset[str] = frozenset()
-    asked: list[str] = field(default_factory=list)
+    asked: list[HostMount] = field(default_factory=list)
 
-    def suspects(self, uid: str, paths: Sequence[str]) -> Sequence[str]:
-        return [path for path in paths if not path.startswith("/var/lib/kubelet/")]
+    def suspects(self, uid: str, mounts: Sequence[HostMount]) -> Sequence[HostMount]:
+        return [one for one in mounts if not one.path.startswith("/var/lib/kubelet/")]
 
-    async def check(self, uid: str, suspects: Sequence[str], hardening: Hardening) -> None:
+    async def check(self, uid: str, suspects: Sequence[HostMount], hardening: Hardening) -> None:
         self.asked += suspects
-        if found := self.refused.intersection(suspects):
+        if found := self.refused.intersection(one.path for one in suspects):
             raise AdmissionError(f"{sorted(found)} lead out of the box")
 
 

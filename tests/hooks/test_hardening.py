@@ -5,13 +5,13 @@ from msgspec.structs import replace
 
 from criproxy.hooks.hardening import CAPABILITIES, Hardening, HardeningHook
 from criproxy.hooks.offline import Rule, Subject, Test
-from criproxy.model import Operation, Pod, PodRef, PodRequest, Resources, Security, Target
-from criproxy.vocabulary.unboundable import HOST_PATHS, related
+from criproxy.model import HostMount, Operation, Pod, PodRef, PodRequest, Resources, Security, Target
+from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS, first_related, related
 
 POD = Pod(PodRef("1", "batch", "job"), {"app": "job"})
 CONTAINER = PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/pod1", Resources(), "main", pod=POD)
 ALLOWED = Hardening(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
-OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), (), False, False, False)
+OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), (), (), False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_container_that_adds_more_capabilities_than_there_are_is_refused() -> No
 
 
 def test_what_stays_within_a_pod_is_not_refused() -> None:
-    ordinary = Security(unconfined=True, added_capabilities=("NET_RAW",), host_paths=("/data",))
+    ordinary = Security(unconfined=True, added_capabilities=("NET_RAW",), host_mounts=(HostMount("/data"),))
     assert Hardening().refusal(ordinary) == ""
-    assert Hardening().refusal_of_paths(ordinary.host_paths) == ""
+    assert Hardening().refusal_of_mounts(ordinary.host_mounts) == ""
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,64 @@ def test_what_stays_within_a_pod_is_not_refused() -> None:
     ],
 )
 def test_path_is_refused_where_it_is_in_a_refused_folder_or_has_one(path: str, is_refused: bool) -> None:
-    assert (Hardening().refusal_of_paths([path]) != "") is is_refused
-    assert OPEN.refusal_of_paths([path]) == ""
+    mounts = [HostMount(path, readonly=True)]
+    assert (Hardening().refusal_of_mounts(mounts) != "") is is_refused
+    assert OPEN.refusal_of_mounts(mounts) == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(one for one in WRITABLE_HOST_PATHS if "*" not in one),
+        "/etc/cron.d",
+        "/etc/foo/data",
+        "/usr/local/share/x",
+        "/lib",
+        "/lib64/security",
+        "/lib32",
+        "/opt",
+        "/opt/cni/bin",
+        "/root/.ssh",
+        "/boot/grub",
+        "/home",
+        "/home/ubuntu",
+        "/home/ubuntu/.ssh",
+        "/home/ubuntu/.config/systemd/user",
+        "/var/spool",
+        "/var/lib/systemd/system",
+        "/var/lib/rancher",
+        "/var/lib/rancher/k3s",
+        "/var/lib/rancher/rke2/server/manifests",
+    ],
+)
+def test_folder_that_the_host_runs_is_refused_where_it_is_writable(path: str) -> None:
+    why = Hardening().refusal_of_mounts([HostMount("/data"), HostMount(path)])
+    assert why.startswith(f"an offline pod may not have a writable hostPath volume of {path}")
+    assert "readOnly: true" in why
+    assert "hardening.allow" in why
+    assert Hardening().refusal_of_mounts([HostMount(path, readonly=True)]) == ""
+    assert Hardening(refuse_writable_host_paths=()).refusal_of_mounts([HostMount(path)]) == ""
+    assert OPEN.refusal_of_mounts([HostMount(path)]) == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/data", "/mnt", "/mnt/disk1/yarn", "/srv", "/tmp", "/var/tmp", "/var/log/jobs", "/var/cache/jobs"),
+        *("/opt/data", "/opt/local-path-provisioner/pvc-1", "/home/me/data", "/var/lib/rancher/k3s/storage/pvc-1"),
+        *("/var/lib/hadoop-yarn", "/var/lib/systemd-jobs", "/etcetera", "/users", "/library/data"),
+    ],
+)
+def test_data_of_jobs_may_be_written(path: str) -> None:
+    assert Hardening().refusal_of_mounts([HostMount(path)]) == ""
+
+
+def test_name_that_ends_with_a_star_is_of_all_that_begin_so() -> None:
+    assert first_related("/a/bcd/e", ["/a/b*/e"]) == "/a/b*/e"
+    assert first_related("/a/bcd", ["/a/b*/e"]) == "/a/b*/e"
+    assert first_related("/a/bcd/f", ["/a/b*/e"]) is None
+    assert first_related("/a/cb/e", ["/a/b*/e"]) is None
+    assert first_related("/a/b*", ["/a/bc"]) is None, "of a pod's path, a star is a star"
 
 
 def test_related_goes_by_whole_names() -> None:
@@ -123,7 +179,7 @@ def test_capabilities_that_are_not_allowed_are_cut(added: tuple[str, ...], kept:
 
 
 def test_pod_that_a_rule_allows_passes_all_of_it() -> None:
-    asked = Security(True, ("pid",), True, ("ALL",), ("/sys",))
+    asked = Security(True, ("pid",), True, ("ALL",), (HostMount("/sys"),))
     assert ALLOWED.lets(POD) == 'namespace is "batch"'
     assert Hardening().lets(POD) is None
     assert changes(ALLOWED, asked) == {}

@@ -129,6 +129,7 @@ ALL_IN_THE_CLUSTER_S_HAND: dict[str, dict[str, object]] = {
         "refuse_host_paths": [],
         "refuse_host_ports": False,
         "refuse_privileged": False,
+        "refuse_writable_host_paths": [],
         "seccomp": False,
         "verified_only": True,
     },

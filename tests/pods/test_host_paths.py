@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.hooks.hardening import Hardening
-from criproxy.model import AdmissionError
+from criproxy.model import AdmissionError, HostMount
 from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, parse_mount_table, resolved
 from tests.fakes.waiting import until
 
@@ -29,6 +29,8 @@ MOUNTS = f"""\
 48 20 0:28 / {SUBPATHS}/8 rw - tmpfs tmpfs rw
 49 20 0:29 /x {SUBPATHS}/9 rw - tmpfs tmpfs rw
 52 20 0:40 /x {SUBPATHS}/10 rw - tmpfs tmpfs rw
+71 20 8:1 /etc/cron.d {SUBPATHS}/11 rw - ext4 /dev/sda1 rw
+72 20 8:1 /srv/jobs {SUBPATHS}/12 rw - ext4 /dev/sda1 rw
 25 20 0:5 / /dev rw - devtmpfs udev rw
 30 20 8:17 / /data rw - ext4 /dev/sdb1 rw
 31 30 0:20 / /data/chroot/sys rw - sysfs sysfs rw
@@ -43,16 +45,31 @@ MOUNTS = f"""\
 45 20 0:90 /sub {SUBPATHS}/5 rw - fuse csi rw
 46 20 8:17 /jobs {SUBPATHS}/6 rw - ext4 /dev/sdb1 rw
 47 20 8:1 / {SUBPATHS}/7 rw - ext4 /dev/sda1 rw
+73 20 8:65 / /boot rw - ext4 /dev/sde1 rw
+74 73 8:66 / /boot/efi rw - vfat /dev/sde2 rw
+75 20 0:91 / /etc/keys rw - tmpfs tmpfs rw
+76 20 0:91 /a /mnt/keys rw - tmpfs tmpfs rw
+77 20 0:92 / /mnt/nas rw - nfs4 10.0.0.9:/data rw
+78 20 8:1 /usr/share /srv/tools/share rw - ext4 /dev/sda1 rw
 50 20 8:33 / /mnt/a\\040b rw - ext4 /dev/sdc1 rw
 51 50 0:22 / /mnt/a\\040b/p rw - proc proc rw
 no line of any form
 """
-LINKS = {"/mnt/link": "/sys/fs/cgroup", "/var/run": "/run", "/data/fine": "/data/jobs"}
+LINKS = {
+    "/mnt/link": "/sys/fs/cgroup",
+    "/var/run": "/run",
+    "/data/fine": "/data/jobs",
+    "/bin": "/usr/bin",
+    "/home": "/var/home",
+    "/opt/cni": "/srv/cni",
+    "/mnt/etc": "/etc",
+    "/mnt/localtime": "/usr/share/zoneinfo/UTC",
+}
 
 
-def refusal(path: str) -> str:
+def refusal(path: str, *, readonly: bool = False, recursive_read_only: bool = False) -> str:
     node = NodePaths(parse_mount_table(MOUNTS), lambda one: LINKS.get(one, one), OWN, Hardening())
-    return node.refusal(path)
+    return node.refusal(HostMount(path, readonly, recursive_read_only))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +92,68 @@ def refusal(path: str) -> str:
 )
 def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) -> None:
     assert f"a hostPath volume of {path}" in refusal(path)
+    assert f"a hostPath volume of {path}" in refusal(path, readonly=True, recursive_read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        pytest.param("/etc", "/etc", id="by-name"),
+        pytest.param("/etc/foo/data", "/etc", id="in-one"),
+        pytest.param("/boot", "/boot", id="a-mount"),
+        pytest.param("/mnt/etc", "/etc", id="a-link"),
+        pytest.param("/mnt/localtime", "/usr", id="a-link-into-one"),
+        pytest.param("/usr/bin", "/usr", id="two-names"),
+        pytest.param("/srv/cni/bin", "/opt/cni", id="where-a-listed-one-leads"),
+        pytest.param("/srv", "/opt/cni", id="above-where-a-listed-one-leads"),
+        pytest.param("/var/home", "/home/*/.*", id="above-homes"),
+        pytest.param("/var/home/me", "/home/*/.*", id="a-home"),
+        pytest.param("/var/home/me/.ssh", "/home/*/.*", id="in-a-home"),
+        pytest.param("/srv/tools/share", "/usr", id="a-bind-mount"),
+        pytest.param("/mnt/keys", "/etc", id="memory-below-one-mounted-elsewhere"),
+        pytest.param(f"{SUBPATHS}/11", "/etc", id="a-sub-path"),
+    ],
+)
+def test_path_that_leads_to_what_the_host_runs_is_refused_where_it_is_writable(path: str, found: str) -> None:
+    leads = "" if path == found else f", which leads to {found}"
+    assert refusal(path).startswith(f"an offline pod may not have a writable hostPath volume of {path}{leads}, as")
+    assert refusal(path, recursive_read_only=True), "which says nothing by itself"
+    assert refusal(path, readonly=True, recursive_read_only=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "writable"),
+    [("/boot", "/boot/efi"), ("/etc", "/etc/keys"), ("/mnt/etc", "/etc/keys"), ("/srv/tools", "/srv/tools/share")],
+)
+def test_what_is_mounted_in_a_read_only_path_stays_writable_unless_it_is_recursively_so(
+    path: str, writable: str
+) -> None:
+    why = refusal(path, readonly=True)
+    assert why.startswith(
+        f"an offline pod may not have a hostPath volume of {path}, in which {writable} stays writable"
+    )
+    assert "recursiveReadOnly: Enabled" in why
+    assert refusal(path, readonly=True, recursive_read_only=True) == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/localtime",
+        "/etc/ssl",
+        "/usr",
+        "/usr/share/zoneinfo",
+        "/mnt/localtime",
+        "/bin",
+        "/opt/cni",
+        "/home",
+        "/home/me",
+        "/boot/efi",
+        f"{SUBPATHS}/11",
+    ],
+)
+def test_what_the_host_runs_may_be_read(path: str) -> None:
+    assert refusal(path, readonly=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -82,14 +161,38 @@ def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) ->
     [
         "/data/jobs",
         "/data/fine",
-        "/etc/localtime",
-        "/home/me",
+        "/var/home/me/data",
+        "/mnt/nas",
+        "/mnt/nas/jobs",
+        "/opt/data",
+        "/srv/jobs",
+        "/tmp",
+        "/var/log/jobs",
+        f"{SUBPATHS}/12",
         f"{OWN}/volumes/kubernetes.io~csi/v/mount",
         *(f"{SUBPATHS}/{number}" for number in (2, 5, 6, 10)),
     ],
 )
 def test_other_path_is_not(path: str) -> None:
     assert refusal(path) == ""
+
+
+@pytest.mark.parametrize("kind", ["ext4", "nfs4"])
+def test_homes_on_a_file_system_of_their_own_are_found_and_what_else_their_server_has_is_not(kind: str) -> None:
+    """NFS shows each of its mounts as the root of what it is on."""
+    asked = list[str]()
+
+    def resolve(path: str) -> str:
+        asked.append(path)
+        return path
+
+    homes = "".join(f"{id} 20 0:9 / {point} rw - {kind} h rw\n" for id, point in ((21, "/home"), (22, "/mnt/h")))
+    mounts = parse_mount_table(f"20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{homes}")
+    node = NodePaths(mounts, resolve, OWN, Hardening())
+    assert "which leads to /home/*/.*" in node.refusal(HostMount("/home/me"))
+    assert node.refusal(HostMount("/home/me/data")) == ""
+    assert ("which leads to /home/*/.*" in node.refusal(HostMount("/mnt/h/me"))) is (kind == "ext4")
+    assert [one for one in asked if one.startswith("/home")] == ["/home/me", "/home/me/data"], "its server may be gone"
 
 
 class Counted(list[MountPoint]):
@@ -106,14 +209,16 @@ def test_thousands_of_paths_and_mounts_are_looked_at_once_each() -> None:
     mounts, resolved = Counted(parse_mount_table(MOUNTS)), list[str]()
     node = NodePaths(mounts, lambda one: resolved.append(one) or one, OWN, Hardening())  # type: ignore[func-returns-value]
     paths = [f"/data/jobs/{number}" for number in range(1000)]
+    node.refusal(HostMount("/data/jobs", readonly=True))
     passes, before = mounts.passes, len(resolved)
-    assert [node.refusal(path) for path in paths] == [""] * 1000
+    assert [node.refusal(HostMount(path, readonly=path.endswith("0"))) for path in paths] == [""] * 1000
     assert (mounts.passes, resolved[before:]) == (passes, paths)
 
 
 def test_path_that_is_mounted_a_thousand_times_is_one() -> None:
     node = HostPaths(KUBELET, Path("/no/such/file"))
-    assert node.suspects("u1", ["/data"] * 1000) == ("/data",)
+    mounts = [HostMount("/data"), HostMount("/data", readonly=True), HostMount("/x/../data")]
+    assert node.suspects("u1", mounts * 1000) == (HostMount("/data"), HostMount("/data", readonly=True))
     node.close()
 
 
@@ -123,7 +228,7 @@ def test_path_that_no_kernel_takes_is_refused_without_a_look() -> None:
         return path
 
     node = NodePaths(parse_mount_table(MOUNTS), resolve, OWN, Hardening())
-    why = node.refusal("/a" * 32768)
+    why = node.refusal(HostMount("/a" * 32768))
     assert "more than 4096 characters" in why
     assert len(why) < 500
 
@@ -132,7 +237,7 @@ def check(root_dir: Path | str, paths: list[str], hardening: Hardening) -> str:
     """Why they are refused on this machine; "": they are not."""
 
     async def ask() -> None:
-        await node.check("u1", paths, hardening)
+        await node.check("u1", [HostMount(path) for path in paths], hardening)
 
     node = HostPaths(str(root_dir), Path("/proc/self/mountinfo"))
     try:
@@ -147,16 +252,19 @@ def check(root_dir: Path | str, paths: list[str], hardening: Hardening) -> str:
 def test_kubelet_s_own_files_for_the_pod_need_no_look_at_the_node() -> None:
     node = HostPaths(KUBELET, Path("/no/such/file"))
     own = [f"{OWN}/etc-hosts", f"{OWN}/containers/main/1f", f"{OWN}/volumes/kubernetes.io~projected/token"]
-    assert node.suspects("u1", own) == ()
-    beside = [f"{OWN}/../u2/etc-hosts", f"{SUBPATHS}/0", "/data"]
-    assert node.suspects("u1", beside) == (f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/data")
+    assert node.suspects("u1", [HostMount(path) for path in own]) == ()
+    beside = [HostMount(path) for path in (f"{OWN}/../u2/etc-hosts", f"{SUBPATHS}/0", "/data")]
+    found = [one.path for one in node.suspects("u1", beside)]
+    assert found == [f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/data"]
     node.close()
 
 
 def test_link_of_this_machine_is_followed(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("/proc/self")
     (tmp_path / "data").mkdir()
+    (tmp_path / "etc").symlink_to("/etc")
     hardening = Hardening(refuse_host_paths=("/proc",))
+    assert "which leads to /etc" in check(tmp_path / "kubelet", [f"{tmp_path}/etc/cron.d"], hardening)
     assert "which leads to /proc" in check(tmp_path / "kubelet", [str(tmp_path / "a")], hardening)
     assert check(tmp_path / "kubelet", [str(tmp_path / "data")], hardening) == ""
 
@@ -206,7 +314,7 @@ def test_file_that_a_path_goes_through_is_no_link(tmp_path: Path) -> None:
 def test_node_that_does_not_tell_lets_no_such_pod_in() -> None:
     node = HostPaths(KUBELET, Path("/no/such/file"))
     with pytest.raises(AdmissionError, match="not known what its hostPath volumes lead to"):
-        asyncio.run(node.check("u1", ["/data"], Hardening()))
+        asyncio.run(node.check("u1", [HostMount("/data")], Hardening()))
     node.close()
 
 
@@ -238,7 +346,7 @@ class DeadServer:
     async def refusal(self, uid: str, path: str) -> str:
         """Why it is refused; "": it is not."""
         try:
-            await self.node.check(uid, [path], Hardening())
+            await self.node.check(uid, [HostMount(path)], Hardening())
         except AdmissionError as error:
             return str(error)
         return ""
@@ -340,15 +448,12 @@ def test_threads_are_bounded_however_many_mounts_hang(server: DeadServer) -> Non
         ("/", "/"),
     ],
 )
-def test_path_is_resolved_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch, path: str, end: str) -> None:
-    links = {"/l": "/t", "/r": "a/./t"}
+def test_path_is_resolved_as_the_kernel_does(path: str, end: str) -> None:
+    links, looked_at = {"/l": "/t", "/r": "a/./t"}, list[str]()
 
-    def readlink(at: str) -> str:
-        if at in links:
-            return links[at]
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), at)
+    def link_at(at: str) -> str:
+        looked_at.append(at)
+        return links.get(at, "")
 
-    monkeypatch.setattr(os, "readlink", readlink)
-    looked_at: list[str] = []
-    assert resolved(path, looked_at.append) == end
+    assert resolved(path, link_at) == end
     assert len(looked_at) <= 50

@@ -17,6 +17,7 @@ from criproxy.model import (
     PLACEMENT_ANNOTATION,
     UNLIMITED,
     Adjustment,
+    HostMount,
     Operation,
     Pod,
     PodRequest,
@@ -135,7 +136,7 @@ def test_refusal_is_in_ascii_and_of_no_great_length_whatever_the_pod_is_called()
 
 # --- what an offline pod may not ask for -----------------------------------------------------------------------------
 
-PRIVILEGED, ON_PATHS = Security(privileged=True), Security(host_paths=("/data", "/mnt/link"))
+PRIVILEGED, ON_PATHS = Security(privileged=True), Security(host_mounts=(HostMount("/data"), HostMount("/mnt/link")))
 
 
 def with_security(call: FakeCall, security: Security) -> FakeCall:
@@ -170,19 +171,27 @@ def test_what_an_online_pod_asks_for_is_nobody_s_concern(security: Security) -> 
 def test_container_with_a_path_that_leads_out_of_the_box_is_refused() -> None:
     bench = hardened()
     assert refused(bench.place(with_security(create(OFFLINE), ON_PATHS))) is Cause.UNBOUNDABLE
-    assert bench.host_paths.asked == ["/data", "/mnt/link"]
-    harmless = Security(host_paths=("/data",))
+    assert bench.host_paths.asked == [HostMount("/data"), HostMount("/mnt/link")]
+    harmless = Security(host_mounts=(HostMount("/data"),))
     assert adjusted(bench.place(with_security(create(OFFLINE), harmless)))["cgroup_parent"] == BOXED
 
 
 def test_container_with_kubelet_s_own_files_alone_is_adjusted_at_once() -> None:
     bench = hardened()
     asyncio.run(_known(bench))
-    own = Security(host_paths=("/var/lib/kubelet/pods/1/etc-hosts",))
+    own = Security(host_mounts=(HostMount("/var/lib/kubelet/pods/1/etc-hosts"),))
     assert isinstance(bench.placing.follow(with_security(create(OFFLINE), own)), Proceed)
     assert isinstance(bench.place(with_security(create(OFFLINE), ON_PATHS)), RefusedCall)
-    bench.configure(ON, HookSettings(child_quota=False, hardening=Hardening(refuse_host_paths=())))
+    none = Hardening(refuse_host_paths=(), refuse_writable_host_paths=())
+    bench.configure(ON, HookSettings(child_quota=False, hardening=none))
     assert isinstance(bench.placing.follow(with_security(create(OFFLINE), ON_PATHS)), Proceed)
+
+
+@pytest.mark.parametrize("list_left", ["refuse_host_paths", "refuse_writable_host_paths"])
+def test_paths_are_looked_at_for_either_list(list_left: str) -> None:
+    empty = {"refuse_host_paths": (), "refuse_writable_host_paths": ()}
+    bench = hardened(**{**empty, list_left: ("/mnt/link",)})
+    assert refused(bench.place(with_security(create(OFFLINE), ON_PATHS))) is Cause.UNBOUNDABLE
 
 
 async def _known(bench: PlacingBench) -> None:

@@ -16,6 +16,7 @@ from criproxy_cluster.vocabulary.unboundable import (
     HOST_PATHS,
     MOST_CAPABILITIES,
     SYS_NICE,
+    WRITABLE_HOST_PATHS,
     first_related,
 )
 
@@ -51,10 +52,18 @@ def _refusals(spec: Json) -> Iterator[str]:
                     yield unboundable.host_port(number, BY)
             if len(_added(container)) > MOST_CAPABILITIES:
                 yield unboundable.capabilities(BY)
+    yield from _refusals_of_volumes(spec)
+
+
+def _refusals_of_volumes(spec: Json) -> Iterator[str]:
+    written = _written(spec)
     for volume in _tables(spec.get("volumes")):
         path = str(_table(volume.get("hostPath")).get("path", ""))
         if path and (listed := first_related(path, HOST_PATHS)) is not None:
             yield unboundable.host_path(path, listed, BY)
+        writable = WRITABLE_HOST_PATHS if path and str(volume.get("name")) in written else ()
+        if (listed := first_related(path, writable)) is not None:
+            yield unboundable.writable_host_path(path, listed, BY)
 
 
 def drop_real_time(spec: Json) -> None:
@@ -80,6 +89,17 @@ def can_have_own_users(spec: Json) -> bool:
     shares = any(spec.get(field) is True for field in HOST_NAMESPACES.values())
     devices = any(container.get("volumeDevices") for kind in _LISTS for container in _tables(spec.get(kind)))
     return spec.get("hostUsers") is None and not shares and not devices
+
+
+def _written(spec: Json) -> frozenset[str]:
+    """The names of the volumes that any of its containers mounts, and not read-only."""
+    return frozenset(
+        str(mount.get("name"))
+        for kind in _LISTS
+        for container in _tables(spec.get(kind))
+        for mount in _tables(container.get("volumeMounts"))
+        if mount.get("readOnly") is not True
+    )
 
 
 def _added(container: Json) -> list[str]:

@@ -25,6 +25,15 @@ def volume(path):
     return {"volumes": [{"name": "v", "hostPath": {"path": path}}]}
 
 
+def mounted(path, *mounts, kind="containers"):
+    """A volume that one container mounts so, in each of these ways."""
+    made = {"name": "m", "volumeMounts": [{"name": "v", "mountPath": f"/{n}", **one} for n, one in enumerate(mounts)]}
+    return {**volume(path), kind: [made]}
+
+
+READ_ONLY = {"readOnly": True}
+
+
 def containers(**fields):
     return {"containers": [{"name": "c", **fields}]}
 
@@ -51,6 +60,17 @@ REFUSED = {
     "the runtime's socket": (volume("/run/containerd/containerd.sock"), "a hostPath volume of /run/containerd"),
     "the root": (volume("/"), "a hostPath volume of /"),
     "dots": (volume("/data/../proc"), "a hostPath volume of /data/../proc"),
+    "timers": (mounted("/etc/cron.d", {}), "a writable hostPath volume of /etc/cron.d, which leads to /etc"),
+    "the shell's settings": (mounted("/root", {"readOnly": False}), "a writable hostPath volume of /root"),
+    "written by an init container": (mounted("/usr", {}, kind="initContainers"), "a writable hostPath volume of /usr"),
+    "written in one of two places": (mounted("/boot", READ_ONLY, {}), "a writable hostPath volume of /boot"),
+    "above what the runtime runs": (mounted("/opt", {}), "a writable hostPath volume of /opt, which leads to /opt/"),
+    "who may log in": (mounted("/home/ubuntu/.ssh", {}), "a writable hostPath volume of /home/ubuntu/.ssh"),
+    "read-only by a word of the author's": (
+        mounted("/etc", {"readOnly": "true"}),
+        "a writable hostPath volume of /etc",
+    ),
+    "read-only in name": (mounted("/etc", {"recursiveReadOnly": "Enabled"}), "a writable hostPath volume of /etc"),
 }
 
 
@@ -74,6 +94,15 @@ def test_a_long_path_is_not_repeated_as_a_whole():
     [
         volume("/data"),
         volume(""),
+        volume("/etc"),
+        mounted("/data", {}),
+        mounted("/var/log/jobs", {}),
+        mounted("/home/me/data", {}),
+        mounted("/etc/localtime", READ_ONLY),
+        mounted("/etc/ssl", {**READ_ONLY, "recursiveReadOnly": "Enabled"}, kind="initContainers"),
+        mounted("/usr/share/zoneinfo", READ_ONLY, READ_ONLY),
+        {**volume("/etc"), **containers(volumeMounts=[{"name": "other"}, None])},
+        {**volume("/etc"), **containers(volumeMounts="nonsense")},
         {"volumes": [{"name": "v", "emptyDir": {}}]},
         {"volumes": "nonsense"},
         {"hostNetwork": False},

@@ -84,7 +84,7 @@ def _as_nri_sees(call: ManifestCall) -> ManifestCall:
     """What the runtime tells of it, and what can be set in answer: see `fronts.nri.codec`."""
     (part,) = call.parts
     asked = part.security
-    told = Security(asked.privileged, asked.host_namespaces, host_paths=asked.host_paths)
+    told = Security(asked.privileged, asked.host_namespaces, host_mounts=asked.host_mounts)
     return replace(call, parts=(replace(part, security=told, reach=partial(reaches, call.operation, part.target)),))
 
 
@@ -92,8 +92,8 @@ def _unboundable(call: ManifestCall, hardening: Hardening) -> str:
     """As the node finds it; what links and mounts of a node lead to, a manifest does not say."""
     if hardening.lets(call.pod) is not None:
         return ""
-    paths = (path for part in call.parts for path in part.security.host_paths)
-    return unboundable(call, hardening) or hardening.refusal_of_paths(paths)
+    mounts = (one for part in call.parts for one in part.security.host_mounts)
+    return unboundable(call, hardening) or hardening.refusal_of_mounts(mounts)
 
 
 def render(manifest: Manifest, explanation: Explanation, node: NodeFacts) -> str:
@@ -145,9 +145,11 @@ def _unbounded(manifest: Manifest) -> Iterator[str]:
             yield f"it has {written}: {unboundable_words.OUTSIDE}"
     for port in dict.fromkeys(port for one in asked for port in one.host_ports):
         yield f"it has hostPort {port}: {unboundable_words.TAKES}"
-    for path in dict.fromkeys(path for one in asked for path in one.host_paths):
-        if any(unboundable_words.related(path, listed) for listed in unboundable_words.HOST_PATHS):
-            yield f"it has a hostPath volume of {path}: {unboundable_words.ESCAPE}"
+    for mount in dict.fromkeys(mount for one in asked for mount in one.host_mounts):
+        if unboundable_words.first_related(mount.path, unboundable_words.HOST_PATHS) is not None:
+            yield f"it has a hostPath volume of {mount.path}: {unboundable_words.ESCAPE}"
+        elif not mount.readonly and unboundable_words.first_related(mount.path, unboundable_words.WRITABLE_HOST_PATHS):
+            yield f"it has a writable hostPath volume of {mount.path}: {unboundable_words.RUNS}"
 
 
 def _left(explanation: Explanation) -> Iterator[str]:

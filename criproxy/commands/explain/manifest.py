@@ -9,7 +9,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from criproxy.model import EVERY, Adjustment, Operation, Pod, PodRef, Resources, Security, Target
+from criproxy.model import EVERY, Adjustment, HostMount, Operation, Pod, PodRef, Resources, Security, Target
 from criproxy.vocabulary.manifests import UnreadableManifestError, called, documents, flattened, makes_pods, pod_of
 
 PLACEHOLDER_UID: Final = "UID"
@@ -71,6 +71,7 @@ class _RawVolume(Struct, frozen=True):
 
 class _RawVolumeMount(Struct, frozen=True):
     name: str = ""
+    readOnly: bool | None = None
 
 
 class _RawPort(Struct, frozen=True):
@@ -119,12 +120,13 @@ class _RawSpec(Struct, frozen=True):
         context = container.securityContext or _RawSecurityContext()
         profile = context.profile or (self.securityContext.profile if self.securityContext else "")
         paths = {one.name: one.hostPath.path for one in self.volumes or () if one.hostPath is not None}
+        mounts = container.volumeMounts or ()
         return Security(
             bool(context.privileged),
             namespaces,
             profile in ("", "Unconfined"),
             (context.capabilities.add if context.capabilities else None) or (),
-            tuple(paths[mount.name] for mount in container.volumeMounts or () if mount.name in paths),
+            tuple(HostMount(paths[one.name], bool(one.readOnly)) for one in mounts if one.name in paths),
             unmasked=context.procMount == "Unmasked" and self.hostUsers is not False and not context.privileged,
         )
 

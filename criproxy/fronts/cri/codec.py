@@ -23,6 +23,7 @@ from criproxy.model import (
     NO_LIMIT_BYTES,
     PLACEMENT_ANNOTATION,
     Adjustment,
+    HostMount,
     Operation,
     Pod,
     PodRef,
@@ -391,15 +392,17 @@ def _container_part(config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig |
     asked = context.capabilities
     named = islice(chain(asked.add_capabilities, asked.add_ambient_capabilities), MOST_CAPABILITIES + 1)
     added = tuple(map(_capability, named))
-    paths = tuple(text(mount.host_path) for mount in config.mounts if mount.host_path)
-    security = _security(context, added, paths, unmasked=_is_unmasked(context))
+    mounts = tuple(
+        HostMount(text(one.host_path), one.readonly, one.recursive_read_only) for one in config.mounts if one.host_path
+    )
+    security = _security(context, added, mounts, unmasked=_is_unmasked(context))
     return MessagePart(Target.CONTAINER, name, _resources(resources), sandbox, resources, config, security)
 
 
 def _security(
     context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext,
     added_capabilities: tuple[str, ...] = (),
-    host_paths: tuple[str, ...] = (),
+    host_mounts: tuple[HostMount, ...] = (),
     host_ports: tuple[int, ...] = (),
     *,
     unmasked: bool = False,
@@ -407,7 +410,7 @@ def _security(
     options = context.namespace_options
     shared = tuple(name for name in _NAMESPACES if getattr(options, name) == _NODE)
     unconfined = _is_unconfined(context)
-    return Security(context.privileged, shared, unconfined, added_capabilities, host_paths, host_ports, unmasked)
+    return Security(context.privileged, shared, unconfined, added_capabilities, host_mounts, host_ports, unmasked)
 
 
 def _is_unconfined(context: cri.LinuxSandboxSecurityContext | cri.LinuxContainerSecurityContext) -> bool:

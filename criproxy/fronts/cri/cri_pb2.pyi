@@ -233,10 +233,14 @@ class ContainerMetadata(_message.Message):
     def __init__(self, name: _Optional[bytes] = ...) -> None: ...
 
 class Mount(_message.Message):
-    __slots__ = ("host_path",)
+    __slots__ = ("host_path", "readonly", "recursive_read_only")
     HOST_PATH_FIELD_NUMBER: _ClassVar[int]
+    READONLY_FIELD_NUMBER: _ClassVar[int]
+    RECURSIVE_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     host_path: bytes
-    def __init__(self, host_path: _Optional[bytes] = ...) -> None: ...
+    readonly: bool
+    recursive_read_only: bool
+    def __init__(self, host_path: _Optional[bytes] = ..., readonly: _Optional[bool] = ..., recursive_read_only: _Optional[bool] = ...) -> None: ...
 
 class ContainerConfig(_message.Message):
     __slots__ = ("metadata", "mounts", "linux")

@@ -21,7 +21,7 @@ from msgspec import Struct
 from criproxy.cgroup.naming import directory_of, is_slice, parse_placement
 from criproxy.fronts.cri.codec import CodecError, decode, text, wire
 from criproxy.fronts.nri import messages as nri
-from criproxy.model import NO_LIMIT_BYTES, Adjustment, Operation, Pod, PodRef, Resources, Security, Target
+from criproxy.model import NO_LIMIT_BYTES, Adjustment, HostMount, Operation, Pod, PodRef, Resources, Security, Target
 
 __all__ = ("CodecError", "decode", "text")
 
@@ -236,7 +236,7 @@ def _security(container: nri.NriContainer, sandbox: nri.NriPodSandbox) -> Securi
     return Security(
         privileged=_is_privileged(container),
         host_namespaces=_shared_namespaces(sandbox),
-        host_paths=_host_paths(container, text(sandbox.id)),
+        host_mounts=_host_mounts(container, text(sandbox.id)),
     )
 
 
@@ -255,10 +255,21 @@ def _shared_namespaces(sandbox: nri.NriPodSandbox) -> tuple[str, ...]:
     return tuple(text(kind) for kind in _NODES if own and kind not in own)
 
 
-def _host_paths(container: nri.NriContainer, sandbox_id: str) -> tuple[str, ...]:
+def _host_mounts(container: nri.NriContainer, sandbox_id: str) -> tuple[HostMount, ...]:
     """What it mounts of the node. What lies in a folder named after the pod or the container is the runtime's own for
     it: nobody knows such a name before.
     """
     ours = (sandbox_id, text(container.id))
-    found = (text(mount.source) for mount in container.mounts if mount.source.startswith(b"/"))
-    return tuple(path for path in found if not any(one and f"/{one}/" in path for one in ours))
+    found = (_host_mount(mount) for mount in container.mounts if mount.source.startswith(b"/"))
+    return tuple(mount for mount in found if not any(one and f"/{one}/" in mount.path for one in ours))
+
+
+def _host_mount(mount: nri.NriMount) -> HostMount:
+    """Runtimes write one of the options; where one says that it is writable, it counts as that.
+
+    Source: OCI runtime specification, config.md, mounts; CRI-O, server/container_create_linux.go.
+    """
+    options = frozenset(mount.options)
+    recursive = b"rro" in options
+    readonly = (recursive or b"ro" in options) and options.isdisjoint((b"rw", b"rrw"))
+    return HostMount(text(mount.source), readonly, readonly and recursive)

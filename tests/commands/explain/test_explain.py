@@ -137,6 +137,13 @@ def of_main(**of_container: Any) -> dict[str, Any]:
 
 SYS_ADMIN = of_main(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}})
 UNMASKED = of_main(securityContext={"procMount": "Unmasked"})
+
+
+def mounting(path: str, **of_mount: Any) -> dict[str, Any]:
+    volumes = [{"name": "v", "hostPath": {"path": path}}]
+    return {"volumes": volumes, **of_main(volumeMounts=[{"name": "v", **of_mount}])}
+
+
 SYS = {"volumes": [{"name": "v", "hostPath": {"path": "/sys"}}], **of_main(volumeMounts=[{"name": "v"}])}
 
 
@@ -149,6 +156,8 @@ SYS = {"volumes": [{"name": "v", "hostPath": {"path": "/sys"}}], **of_main(volum
         pytest.param({"hostNetwork": True}, "hostNetwork", id="hostNetwork"),
         pytest.param(of_main(ports=[{"containerPort": 80}, {"hostPort": 22}]), "hostPort 22", id="hostPort"),
         pytest.param(SYS, "a hostPath volume of /sys", id="hostPath"),
+        pytest.param(mounting("/etc/cron.d"), "a writable hostPath volume of /etc/cron.d", id="writable"),
+        pytest.param(mounting("/root", readOnly=False), "a writable hostPath volume of /root", id="not-read-only"),
     ],
 )
 def test_what_would_let_a_pod_leave_the_box_is_said_to_be_refused(spec: dict[str, Any], named: str) -> None:
@@ -268,6 +277,15 @@ def test_text_of_a_hostile_pod_is_printable() -> None:
     assert len(text(pod)) < 20_000
 
 
+@pytest.mark.parametrize(
+    "spec", [mounting("/data"), mounting("/etc/localtime", readOnly=True), mounting("/usr", readOnly=True)]
+)
+def test_what_may_be_mounted_is_not_said_to_be_refused(spec: dict[str, Any]) -> None:
+    assert "refused" not in text(hostile(**spec))
+    let = replace(NODE, hooks=replace(NODE.hooks, hardening=Hardening(allow=(DEFAULT_RULE,))))
+    assert "not bounded" not in text(hostile(**spec), let)
+
+
 def asking(containers: list[dict[str, Any]], annotations: dict[str, str] | None = None, **spec: Any) -> Manifest:
     meta = {"name": "p", "uid": "u1", "labels": {DEFAULT_RULE.key: DEFAULT_RULE.value}, "annotations": annotations}
     document = {"kind": "Pod", "metadata": meta, "spec": {"containers": containers, **spec}}
@@ -290,6 +308,13 @@ UNBOUNDED = {
             volumes=[{"name": "v", "hostPath": {"path": "/sys/fs/cgroup"}}],
         ),
         "it has a hostPath volume of /sys/fs/cgroup: by that it could leave every bound",
+    ),
+    "writable-host-path": (
+        asking(
+            [{"name": "c", "volumeMounts": [{"name": "v", "readOnly": True}, {"name": "v"}]}],
+            volumes=[{"name": "v", "hostPath": {"path": "/etc"}}],
+        ),
+        "it has a writable hostPath volume of /etc: the node runs what is there, or goes by it, outside the box",
     ),
 }
 

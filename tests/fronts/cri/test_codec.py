@@ -12,7 +12,7 @@ from criproxy.cgroup.naming import parse_placement
 from criproxy.fronts.cri import codec
 from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.hardening import CACHE_CLASS, CAPABILITIES, MASKED_PATHS, READONLY_PATHS
-from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, Operation, Resources, Security
+from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, HostMount, Operation, Resources, Security
 from criproxy.pods.placing import adjust
 from integration.lab import cri_client_pb2 as whole
 
@@ -302,9 +302,27 @@ def test_what_reaches_past_a_pod_s_own_namespaces_is_read() -> None:
     found = asked(privileged=True, namespace_options={"network": node, "pid": node, "ipc": node})
     assert (found.privileged, found.host_namespaces) == (True, ("network", "pid", "ipc"))
     assert asked(namespace_options={"pid": whole.NamespaceMode.CONTAINER}).host_namespaces == ()
-    config = whole.ContainerConfig(mounts=[{"host_path": "/a"}, {"container_path": "/b"}, {"host_path": "/c"}])
+    readonly = {"host_path": "/d", "readonly": True}
+    mounts = [{"host_path": "/a"}, {"container_path": "/b"}, {"host_path": "/c", "recursive_read_only": True}, readonly]
+    config = whole.ContainerConfig(mounts=[*mounts, {**readonly, "recursive_read_only": True}])
     data = whole.CreateContainerRequest(config=config).SerializeToString()
-    assert codec.Request(Operation.CREATE_CONTAINER, data).parts[0].security.host_paths == ("/a", "/c")
+    found = codec.Request(Operation.CREATE_CONTAINER, data).parts[0].security.host_mounts
+    changing, fixed = (
+        (HostMount("/a"), HostMount("/c", False, True)),
+        (HostMount("/d", True), HostMount("/d", True, True)),
+    )
+    assert found == (*changing, *fixed)
+
+
+def test_mounts_of_v1alpha2_are_read() -> None:
+    """Whose Mount has the first three of these fields, with the same numbers."""
+    mount = b"\x0a\x02/x\x12\x04/etc\x18\x01"
+    config = b"\x3a%c%b" % (len(mount), mount)
+    data = b"\x12%c%b" % (len(config), config)
+    call = codec.Request(Operation.CREATE_CONTAINER, data)
+    assert call.parts[0].security.host_mounts == (HostMount("/etc", readonly=True),)
+    kind = whole.CreateContainerRequest
+    assert kind.FromString(call.encode()) == kind.FromString(data)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from criproxy.fronts.http2.codes import Code
 from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.plugin import NriAnswer, NriPlugin, NriRefusal, Pending
 from criproxy.hooks import HookSettings
-from criproxy.model import Operation, Resources
+from criproxy.model import HostMount, Operation, Resources
 from criproxy.model.cpulist import parse_cpus
 from criproxy.pods.admission import Cause
 from criproxy.pods.inventory import UNLISTED_S
@@ -191,7 +191,27 @@ def test_what_a_runtime_mounts_itself_is_no_host_path() -> None:
         {"type": b"bind", "source": b"/srv"},
     ]
     bench.create(sandbox(), container(mounts=own))
-    assert bench.host_paths.asked == ["/srv"]
+    assert bench.host_paths.asked == [HostMount("/srv")]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([b"rbind", b"rprivate", b"rw"], HostMount("/srv")),
+        ([b"rbind", b"rprivate"], HostMount("/srv")),
+        ([b"rbind", b"rprivate", b"ro"], HostMount("/srv", readonly=True)),
+        ([b"rbind", b"rprivate", b"rro"], HostMount("/srv", readonly=True, recursive_read_only=True)),
+        ([b"ro", b"rro"], HostMount("/srv", readonly=True, recursive_read_only=True)),
+        ([b"ro", b"rw"], HostMount("/srv")),
+        ([b"rro", b"rrw"], HostMount("/srv")),
+        ([b"norro"], HostMount("/srv")),
+    ],
+)
+def test_whether_a_mount_is_read_only_is_read_of_its_options(options: list[bytes], found: HostMount) -> None:
+    bench = acting()
+    bench.run(sandbox())
+    bench.create(sandbox(), container(mounts=[{"type": b"bind", "source": b"/srv", "options": options}]))
+    assert bench.host_paths.asked == [found]
 
 
 def test_a_container_that_is_in_the_box_already_is_answered_with_nothing() -> None:
