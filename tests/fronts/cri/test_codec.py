@@ -302,16 +302,17 @@ def test_what_reaches_past_a_pod_s_own_namespaces_is_read() -> None:
     found = asked(privileged=True, namespace_options={"network": node, "pid": node, "ipc": node})
     assert (found.privileged, found.host_namespaces) == (True, ("network", "pid", "ipc"))
     assert asked(namespace_options={"pid": whole.NamespaceMode.CONTAINER}).host_namespaces == ()
-    readonly = {"host_path": "/d", "readonly": True}
-    mounts = [{"host_path": "/a"}, {"container_path": "/b"}, {"host_path": "/c", "recursive_read_only": True}, readonly]
-    config = whole.ContainerConfig(mounts=[*mounts, {**readonly, "recursive_read_only": True}])
+
+
+def test_whether_mounts_are_read_only_is_read() -> None:
+    readonly = whole.Mount(host_path="/d", readonly=True)
+    both = whole.Mount(host_path="/d", readonly=True, recursive_read_only=True)
+    changing = [whole.Mount(host_path="/a"), whole.Mount(host_path="/c", recursive_read_only=True)]
+    config = whole.ContainerConfig(mounts=[*changing, whole.Mount(container_path="/b"), readonly, both])
     data = whole.CreateContainerRequest(config=config).SerializeToString()
-    found = codec.Request(Operation.CREATE_CONTAINER, data).parts[0].security.host_mounts
-    changing, fixed = (
-        (HostMount("/a"), HostMount("/c", False, True)),
-        (HostMount("/d", True), HostMount("/d", True, True)),
-    )
-    assert found == (*changing, *fixed)
+    mounts = codec.Request(Operation.CREATE_CONTAINER, data).parts[0].security.host_mounts
+    assert mounts[:2] == (HostMount("/a"), HostMount("/c", recursive_read_only=True))
+    assert mounts[2:] == (HostMount("/d", readonly=True), HostMount("/d", readonly=True, recursive_read_only=True))
 
 
 def test_mounts_of_v1alpha2_are_read() -> None:
