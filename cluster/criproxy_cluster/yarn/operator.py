@@ -40,8 +40,6 @@ CONFIRM_S: Final = 0.1
 LIST_S: Final = 30.0
 """From one list of the ResourceManager's nodes to the next, while one is looked for in it."""
 
-"""The ResourceManager asks nobody for a right to single nodes."""
-
 TOLD_RATIO: Final = 0.10
 MILLICORES: Final = 1000
 
@@ -270,6 +268,7 @@ class YarnOperator:
         try:
             await self._settle(node)
         except Trouble as trouble:
+            # The ResourceManager asks nobody for a right to single nodes.
             if trouble.concerns_all or trouble.code == FORBIDDEN:
                 raise
             self._leave(node, str(trouble))
