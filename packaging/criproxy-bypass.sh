@@ -69,11 +69,15 @@ ended() {
 
 hold() {
     is_looping || return 0
-    while systemctl --quiet is-active criproxy-bypass-arm.service; do sleep 0.2; done
-    if systemctl --quiet is-active criproxy-bypass.socket; then
+    until_s=$(($(uptime_s) + pause_s))
+    # What opens the bypass may try for much longer, in vain.
+    while [ "$(uptime_s)" -lt "$until_s" ] && ask --quiet is-active criproxy-bypass-arm.service; do sleep 0.5; done
+    if ask --quiet is-active criproxy-bypass.socket; then
         wait_s=$hold_s told="the bypass stays open for $hold_s s"
     else
-        wait_s=$pause_s told="no bypass is open, and the next start comes in $pause_s s"
+        left_s=$((until_s - $(uptime_s)))
+        wait_s=$((left_s > 0 ? left_s : 0))
+        told="no bypass is open, and the next start comes in $wait_s s"
     fi
     echo "criproxy has crashed $loop_crashes times in $loop_window_s s: $told" >&2
     sleep "$wait_s"

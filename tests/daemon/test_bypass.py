@@ -356,6 +356,27 @@ def test_hold_waits_in_a_crash_loop(stage: Stage, crashes: int, held: bool, is_o
     assert len((stage.directory / "bypass.crashes").read_text().splitlines()) == min(crashes, 5)
 
 
+def test_hold_does_not_outwait_a_bypass_that_cannot_open(stage: Stage) -> None:
+    """What opens it tries for much longer, and begins anew then."""
+    crash(stage, 5)
+    (stage.directory / "refuses").touch()
+    stage.activate("criproxy-bypass-arm.service")
+    assert "no bypass is open" in stage.run("hold").stderr
+    assert 4.0 <= stage.passed_s < 8.0
+
+
+@pytest.mark.parametrize("at_s", [0.2, 4.0], ids=["at-once", "late"])
+def test_hold_leaves_kubelet_in_a_bypass_that_opens_meanwhile(stage: Stage, at_s: float) -> None:
+    crash(stage, 5)
+    stage.activate("criproxy-bypass-arm.service")
+    until = f"awk '$1 >= {1000 + at_s} {{ exit 1 }}' uptime"
+    opens = "mv active.criproxy-bypass-arm.service active.criproxy-bypass.socket 2>/dev/null"
+    sleep = stage.directory / "bin" / "sleep"
+    stage.command("sleep", f"{sleep.read_text().partition(chr(10))[2]}cd {stage.directory}; {until} || {opens}\n")
+    assert "stays open for 30 s" in stage.run("hold").stderr
+    assert stage.slept_s[-1] == "30"
+
+
 @pytest.mark.parametrize("is_open", [True, False], ids=["bypass", "no-bypass"])
 def test_hold_forgets_crashes_after_an_end_in_order(stage: Stage, is_open: bool) -> None:
     crash(stage, 5)
