@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PANELS: Final = 3
 """More courses are not drawn into one picture."""
 
+_INSTALL: Final = "python3 -m venv .venv && .venv/bin/pip install '.[plot]'"
 _BINS: Final = 3000
 """The most points that can be distinguished: more samples are drawn as the ranges of this many bins."""
 
@@ -53,10 +54,10 @@ def require() -> None:
         import matplotlib.figure  # noqa: F401
     except (ImportError, RuntimeError) as error:  # numpy's wheels refuse old CPUs with a RuntimeError
         why = " ".join(str(error).split())
-        raise SimulateError(
-            f"--plot needs matplotlib ({why}): install it with {sys.executable} -m pip install matplotlib, or leave "
-            "--plot out"
-        ) from error
+        remedy = f"install it with {sys.executable} -m pip install matplotlib, or leave --plot out"
+        if sys.flags.no_site:  # as a package starts it: what pip installs is not seen
+            remedy = f"criproxy's packages have none: in a checkout, {_INSTALL}; or draw what --json writes"
+        raise SimulateError(f"--plot needs matplotlib ({why}): {remedy}") from error
 
 
 @contextmanager

@@ -230,6 +230,20 @@ def test_plot_without_matplotlib_fails_at_once_and_says_how_to_get_it(run, monke
     assert f"{sys.executable} -m pip install matplotlib" in err
 
 
+def test_plot_of_a_package_s_criproxy_says_what_works_there(tmp_path):
+    """Its interpreter sees no packages but its own: see packaging/vendor."""
+    arguments = ["simulate", "--example", "--plot", str(tmp_path / "p.png")]
+    script = (
+        f"import sys; sys.path += {sys.path}; sys.modules['matplotlib.figure'] = None\n"
+        f"from criproxy.cli import main; sys.exit(main({arguments}))"
+    )
+    done = subprocess.run([sys.executable, "-ISB", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "in a checkout, python3 -m venv .venv && .venv/bin/pip install '.[plot]'" in done.stderr
+    assert "or draw what --json writes" in done.stderr
+    assert f"{sys.executable} -m pip" not in done.stderr
+
+
 def test_nodes_to_draw_are_the_worst_the_median_and_the_best():
     from tests.commands.simulate.simulate_helpers import score
 
