@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from criproxy.kubelet.flags import UNIT, socket_path
+from criproxy.cgroup.naming import BOX
+from criproxy.kubelet.flags import ENDPOINT_FLAG, UNIT, flag
 
 _FLAG: Final = "--container-runtime-endpoint=unix://{listen}"
 _RANCHERS: Final = (
@@ -16,8 +17,16 @@ then `systemctl restart {unit}` (not the product's own option container-runtime-
 built-in containerd off)""",
 )
 _KINDS: Final = (
-    ("k3s before Kubernetes 1.32", r"(?P<product>k3s)(-agent)?\.service", *_RANCHERS),
-    ("RKE2 before Kubernetes 1.32", r"(?P<product>rke2)-(server|agent)\.service", *_RANCHERS),
+    (
+        "k3s before Kubernetes 1.32, or by a command that criproxy can't read",
+        r"(?P<product>k3s)(-agent)?\.service",
+        *_RANCHERS,
+    ),
+    (
+        "RKE2 before Kubernetes 1.32, or by a command that criproxy can't read",
+        r"(?P<product>rke2)-(server|agent)\.service",
+        *_RANCHERS,
+    ),
     (
         "MicroK8s",
         r"snap\.microk8s\.daemon-kubel(et|ite)\.service",
@@ -40,6 +49,7 @@ _KINDS: Final = (
 """A way of running kubelet, by the pattern of its units' names; its runtime's socket, and what to do."""
 
 _CONTAINER: Final = re.compile(r"(docker|crio|libpod|cri-containerd)[-:]|/docker/|/libpod|/kubepods|/machine\.slice/")
+_PODS: Final = re.compile(rf"[/-](kubepods|{BOX})(\.slice)?/")
 _UNIT: Final = re.compile(r"/([^/]+\.service)(?=/|$)", re.MULTILINE)
 
 
@@ -66,9 +76,14 @@ def advice(listen: str, processes: Sequence[tuple[str, Sequence[str], str]]) -> 
 
 
 def is_sent_to(leads: Callable[[str], bool], processes: Iterable[tuple[str, Sequence[str], str]]) -> bool:
-    """Whether some process has an endpoint among its arguments that `leads` to criproxy's socket."""
-    endpoints = {word.rpartition("=")[2] for _, arguments, _ in processes for word in arguments}
-    return any(leads(one) for one in endpoints if socket_path(one))
+    """Whether a process of the node has an endpoint among its arguments that `leads` to criproxy's socket.
+
+    Of nothing else is it asked, as a path may be on a file system that is away.
+    """
+    nodes = [arguments for _, arguments, cgroup in processes if not _PODS.search(cgroup)]
+    endpoints = {value for words in nodes for word in words if (value := word.rpartition("=")[2]).startswith("unix:")}
+    endpoints |= {given for words in nodes if (given := flag(words, ENDPOINT_FLAG))}
+    return any(map(leads, endpoints))
 
 
 def _by_hand(what: str, steps: str, **names: str) -> str:

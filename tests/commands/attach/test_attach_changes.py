@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.commands.attach import byhand
 from tests.commands.attach.attach_bench import (
     DROPIN_WITH_FLAG,
     FLAGS,
@@ -191,6 +192,36 @@ def test_detach_of_a_kubelet_that_cannot_start_takes_the_drop_in_out(bench: Benc
 def test_detach_without_any_kubelet_is_no_failure(bench: Bench) -> None:
     assert bench.detach() == 0
     assert bench.out == "not attached: there is no kubelet.service\n"
+
+
+ON_A_DEAD_DISK = "unix:///mnt/dead/x.sock"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cgroup", "asked"),
+    [
+        (["kubejob", "/mnt/dead/x", "--out=/net/y"], "0::/system.slice/k.service\n", []),
+        (["kubejob", "--container-runtime-endpoint", ON_A_DEAD_DISK], "0::/kubepods.slice/x.scope\n", []),
+        (["kubejob", ON_A_DEAD_DISK], "1:cpu:/kubepods/burstable/podx/y\n", []),
+        (["kubejob", ON_A_DEAD_DISK], "0::/offline.slice/offline-podx.slice/y.scope\n", []),
+        (["kubelet", "--container-runtime-endpoint", "/run/k.sock"], "0::/k.service\n", ["/run/k.sock"]),
+        (["k3s", "--kubelet-arg=container-runtime-endpoint=unix:/run/k.sock"], "0::/", ["unix:/run/k.sock"]),
+        (["k0s", "unix:///run/k.sock"], "0::/docker/0\n", ["unix:///run/k.sock"]),
+    ],
+    ids=["paths", "flag-in-a-pod", "argument-in-a-pod", "in-the-box", "flag", "in-a-flag", "argument"],
+)
+def test_detach_asks_only_for_what_may_be_kubelet_s_endpoint(
+    arguments: list[str], cgroup: str, asked: list[str]
+) -> None:
+    """To ask for a path on a file system that is away may take for ever."""
+    found: list[str] = []
+
+    def leads(endpoint: str) -> bool:
+        found.append(endpoint)
+        return False
+
+    assert not byhand.is_sent_to(leads, [(arguments[0], arguments, cgroup)])
+    assert found == asked
 
 
 def test_detach_after_kubelet_was_removed_takes_the_drop_in_away(bench: Bench) -> None:
