@@ -8,6 +8,7 @@ Source: docs.k3s.io, "Configuration options"; k3s, pkg/configfilearg/parser.go, 
 pkg/cli/agent/agent.go (SetProcTitle).
 """
 
+import contextlib
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Final
 from criproxy.kubelet import units
 from criproxy.kubelet.configuration import YamlValue, parsed
 from criproxy.kubelet.flags import EMBEDDING
+from criproxy.kubelet.wrappers import program_at
 
 _DIRECTORY: Final = "agent/etc/kubelet.conf.d"
 _ARGUMENT: Final = "kubelet-arg"
@@ -25,13 +27,17 @@ _TAKEN: Final = ("config=", "config-dir=")
 
 
 def kubelet_words(root: Path, unit: str) -> list[str]:
-    """Kubelet's words, given the unit of its distribution; empty for one before Kubernetes 1.32, without a directory.
+    """Kubelet's words, given the unit of its distribution.
 
-    Raises OSError, and ValueError for a file that is not understood.
+    Empty for one before Kubernetes 1.32, without a directory, and where a shell or the like starts it, whose options
+    nobody can tell. Raises OSError, and ValueError for a file that is not understood.
     """
     product = EMBEDDING[unit]
-    words, environment = units.started(root, unit)
-    data, arguments = f"/var/lib/rancher/{product}", list[str]()
+    words, environment = _started(root, unit)
+    if not words:
+        return []
+    data = environment.get(f"{product.upper()}_DATA_DIR") or f"/var/lib/rancher/{product}"
+    arguments = list[str]()
     for path in _config_files(root, product, words, environment):
         try:
             said = parsed((root / path.lstrip("/")).read_bytes())
@@ -51,7 +57,15 @@ def kubelet_words(root: Path, unit: str) -> list[str]:
 
 def config_files(root: Path, unit: str) -> Iterator[str]:
     """The distribution's own configuration files, in the order in which they are read. Raises OSError."""
-    return _config_files(root, EMBEDDING[unit], *units.started(root, unit))
+    return _config_files(root, EMBEDDING[unit], *_started(root, unit))
+
+
+def _started(root: Path, unit: str) -> tuple[list[str], dict[str, str]]:
+    """The distribution's own words of the unit's command, [] where they can't be told, and the unit's environment."""
+    words, environment = units.started(root, unit)
+    with contextlib.suppress(ValueError):
+        return words[program_at(words, EMBEDDING[unit]) :], environment
+    return [], environment
 
 
 def _config_files(root: Path, product: str, words: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:

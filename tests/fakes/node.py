@@ -5,6 +5,7 @@ It has a way of its own to read them, by shlex and PyYAML, so that it does not s
 
 import itertools
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -258,8 +259,12 @@ class FakeNode(Machine):
 
     def _rancher_starts(self, product: str) -> list[str]:
         """Kubelet's words: the defaults are written anew at each start, and what else is in the directory stays."""
-        given: dict[str, list[str]] = {"kubelet-arg": [], "data-dir": [f"/var/lib/rancher/{product}"]}
         words, variables = self._started()
+        if words[:2] == ["/bin/sh", "-c"]:
+            words = shlex.split(words[2])
+        words = words[[posixpath.basename(word) for word in words].index(product) :]
+        data = variables.get(f"{product.upper()}_DATA_DIR", f"/var/lib/rancher/{product}")
+        given: dict[str, list[str]] = {"kubelet-arg": [], "data-dir": [data]}
         options = {"-c": "--config", "-d": "--data-dir"}
         flags = {options.get(key, key): value for key, value in itertools.pairwise(words)}
         config = flags.get("--config", f"/etc/rancher/{product}/config.yaml")

@@ -37,7 +37,7 @@ def attach(steps: Steps) -> None:
         if kubelet.unit.active == "active":
             steps.check_well(kubelet)
         if steps.dry_run:
-            steps.preview(plan, kubelet)
+            steps.preview(plan, kubelet.unit)
         else:
             _change(steps, plan, kubelet, before)
 

@@ -5,13 +5,13 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from criproxy.commands.attach import byhand, dropin
-from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
+from criproxy.commands.attach import byhand
+from criproxy.commands.attach.edits import Edit, EditPlan, NodeError
 from criproxy.commands.attach.host import TimedOutError
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
-from criproxy.commands.attach.plan import detach_plan, text_of
+from criproxy.commands.attach.plan import detach_plan
 from criproxy.commands.attach.steps import Steps, hold, say
-from criproxy.kubelet.attachment import DROPIN, AttachRecord, same_socket
+from criproxy.kubelet.attachment import AttachRecord, same_socket
 from criproxy.kubelet.flags import UNIT, socket_path
 
 
@@ -21,7 +21,7 @@ def detach(steps: Steps) -> None:
         steps.repair()
         kubelet = look(steps.host)
         if kubelet is None:
-            _detach_nobody(steps)
+            _detach_unseen(steps)
             return
         record, proxy = steps.host.load(), steps.proxy
         listens = _listens(steps, record)
@@ -42,7 +42,7 @@ def detach(steps: Steps) -> None:
                 "runtime's endpoint by hand where it is from, and restart it"
             )
         elif steps.dry_run:
-            steps.preview(plan, kubelet)
+            steps.preview(plan, kubelet.unit)
         else:
             _change(steps, plan, kubelet, listens)
 
@@ -105,21 +105,29 @@ def _use_runtime(steps: Steps, active: str, listens: Collection[str]) -> None:
     say(f"detached: kubelet is well on {kubelet.endpoint}")
 
 
-def _detach_nobody(steps: Steps) -> None:
-    """There is no kubelet.service (any more)."""
-    host = steps.host
-    content = host.read(DROPIN)
-    ours = bool(dropin.listen_of(text_of(content)))
-    plan = EditPlan((Edit(DROPIN, content, None),) if ours else ())
-    if steps.dry_run and ours:
-        say(difference(plan.edits).rstrip("\n"))
-    elif ours:
+def _detach_unseen(steps: Steps) -> None:
+    """There is no kubelet.service (any more), or nobody can tell by which words another unit runs kubelet."""
+    host, record = steps.host, steps.host.load()
+    listens = _listens(steps, record)
+    plan = detach_plan(None, record, listens, f"unix://{steps.proxy.runtime}", host.read)
+    unit, was_attached = host.kubelet_unit(), bool(plan.edits) or record is not None
+    if was_attached and steps.dry_run:
+        steps.preview(plan, unit)
+        return
+    if was_attached:
+        hold()
         steps.write(plan)
-    leads = partial(_leads_to_us, host.root, _listens(steps, host.load()))
-    if byhand.is_sent_to(leads, list(host.processes())):
+        if unit.active in ("active", "activating"):
+            host.restart(unit.name)
+    if byhand.is_sent_to(partial(_leads_to_us, host.root, listens), list(host.processes())):
         raise NodeError(
             f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
         )
     if not steps.dry_run:
         host.save(None)
-    say(f"not attached: there is no {UNIT}")
+    if not was_attached or not unit.loaded:
+        say(f"not attached: there is no {UNIT}")
+        return
+    say(f"detached: {unit.name} has its files of before, and was started anew if it ran")
+    for line in steps.proxy.offline_pods(host):
+        say(line)

@@ -19,11 +19,11 @@ from msgspec import Struct
 
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, UnitState
-from criproxy.commands.attach.wrappers import KUBELET, PREFIXES, kubelet_at
 from criproxy.kubelet import rancher, units
 from criproxy.kubelet.attachment import DROPIN, ENDPOINT_KEY
 from criproxy.kubelet.flags import EMBEDDING, ENDPOINT_FLAG, flag, socket_path
 from criproxy.kubelet.process import command_line, configuration, configured
+from criproxy.kubelet.wrappers import KUBELET, PREFIXES, is_called, program_at
 
 DEFAULT_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 UNNAMED: Final = "a flag of its command line"
@@ -56,7 +56,7 @@ class Command(Struct, frozen=True):
         except ValueError as error:
             raise NodeError(f"{self.file}: {error}: kubelet cannot start like this; correct it first") from error
         try:
-            kubelet_at(words)
+            program_at(words)
         except ValueError as error:
             return str(error)
         return ""
@@ -88,7 +88,7 @@ class NodeKubelet(Struct, frozen=True):
 
 
 def look(host: Host) -> NodeKubelet | None:
-    """The kubelet of this node's unit; None: there is no such unit. Raises NodeError."""
+    """The kubelet of this node's unit; None: there is none, or one whose words can't be told. Raises NodeError."""
     unit = host.kubelet_unit()
     if not unit.loaded or not unit.files:
         return None
@@ -99,7 +99,7 @@ def look(host: Host) -> NodeKubelet | None:
             words = words or rancher.kubelet_words(host.root, unit.name)
             environment_files = [*rancher.config_files(host.root, unit.name), *environment_files]
             if not words:
-                return None  # as before Kubernetes 1.32, where no file of kubelet's can say it
+                return None  # as before Kubernetes 1.32, where no file of kubelet's can say it, and behind a shell
         return _kubelet(host, unit, words or _to_be_started(host, unit, environment_files), environment_files)
     except OSError as error:
         raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
@@ -171,7 +171,7 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
     with contextlib.suppress(ValueError):
         words = units.words(command.text if command else "", variables)
         with contextlib.suppress(ValueError):  # what stands before kubelet may have flags of its own
-            at = kubelet_at(words)
+            at = program_at(words)
             return [words[at].lstrip(PREFIXES), *words[at + 1 :]]
         return words
     return []
@@ -179,7 +179,7 @@ def _to_be_started(host: Host, unit: UnitState, environment_files: Sequence[str]
 
 def _program_path(words: Sequence[str]) -> str:
     path = words[0] if words else ""
-    return path if path.startswith("/") and KUBELET.fullmatch(posixpath.basename(path)) else ""
+    return path if path.startswith("/") and is_called(path, KUBELET) else ""
 
 
 def _named_by(host: Host, files: Sequence[str], socket: str | None) -> str:

@@ -94,10 +94,11 @@ def _written(kubelet: NodeKubelet, path: str, read: Read, text: str, *notes: str
 
 
 def detach_plan(
-    kubelet: NodeKubelet, record: AttachRecord | None, listens: Collection[str], runtime: str, read: Read
+    kubelet: NodeKubelet | None, record: AttachRecord | None, listens: Collection[str], runtime: str, read: Read
 ) -> EditPlan:
     """How to take this kubelet off criproxy; no edits: no file sends it there. Raises NodeError.
 
+    `kubelet` None: it is gone, or its words can't be told, so that what we wrote is all that there is to go by.
     `listens` are all sockets of criproxy; `runtime` is the endpoint to go back to where no record has one. What nobody
     has changed since goes back to the bytes that were there; else only what is ours is taken out. Where there is no
     record, every file that kubelet has its endpoint from is looked at.
@@ -106,8 +107,8 @@ def detach_plan(
     notes: list[str] = []
     text = text_of(read(DROPIN))
     if listen := dropin.listen_of(text):
-        copied = record.copied if record else ""
-        left = dropin.taken_out(text, listen, copied or (kubelet.command.text if kubelet.command else ""))
+        copied = (record.copied if record else "") or (kubelet.command.text if kubelet and kubelet.command else "")
+        left = dropin.taken_out(text, listen, copied) if kubelet else None
         changed[DROPIN] = None if left is None else _bytes(left)
         if left is not None:
             notes.append(f"{DROPIN} was changed since: only what criproxy wrote is taken out")
@@ -117,7 +118,7 @@ def detach_plan(
             now = read(saved.path)
             is_ours = now is not None and sha256(now) == saved.after_sha256
             changed.setdefault(saved.path, saved.before if is_ours else now)
-    for path in dict.fromkeys((*changed, *kubelet.files)):
+    for path in dict.fromkeys((*changed, *(kubelet.files if kubelet else ()))):
         changed[path], note = _off_criproxy(path, changed.get(path, read(path)), listens, runtime)
         notes += note
     edits = (Edit(path, read(path), after) for path, after in changed.items())

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from criproxy.commands.attach.criproxy_side import RunningCriproxy
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError, difference
-from criproxy.commands.attach.host import Host
+from criproxy.commands.attach.host import Host, UnitState
 from criproxy.commands.attach.kubelet import NodeKubelet, look
 from criproxy.commands.attach.plan import rollback_plan
 from criproxy.kubelet.attachment import AttachRecord
@@ -118,14 +118,14 @@ class Steps(Struct, frozen=True):
             say(f"{'removed' if edit.after is None else 'wrote'} {edit.path}")
         self._note(plan)
 
-    def preview(self, plan: EditPlan, kubelet: NodeKubelet) -> None:
+    def preview(self, plan: EditPlan, unit: UnitState) -> None:
         """Say what would be done."""
         if plan.edits:
             say(difference(plan.edits).rstrip("\n"))
         self._note(plan)
         say("would run: systemctl daemon-reload")
-        if kubelet.unit.active == "active":
-            say(f"would run: systemctl restart {kubelet.unit.name}")
+        if unit.active == "active":
+            say(f"would run: systemctl restart {unit.name}")
 
     def _note(self, plan: EditPlan) -> None:
         for note in plan.notes:

@@ -1,5 +1,6 @@
 """Attach and detach on nodes of k3s and RKE2: a file in kubelet's directory, a restart of the unit, and both undone."""
 
+import shutil
 import signal
 
 import pytest
@@ -138,8 +139,14 @@ def unit_with(node: FakeNode, product: str, arguments: str = "", environment: st
         ("$MORE", 'MORE="-c /srv/own.yaml"'),
         ("--data-dir /srv/data", ""),
         ("-d /srv/data", ""),
+        ("", "{}_DATA_DIR=/srv/data"),
+        ("-d /srv/data", "{}_DATA_DIR=/srv/elsewhere"),
+        ("-c /srv/own.yaml", "{}_DATA_DIR=/srv/elsewhere"),
     ],
-    ids=["config", "c", "variable", "variable-in-the-command", "data-dir", "d"],
+    ids=[
+        *("config", "c", "variable", "variable-in-the-command", "data-dir", "d"),
+        *("data-variable", "d-before-the-variable", "file-before-the-variable"),
+    ],
 )
 @pytest.mark.parametrize("runs", [True, False], ids=["runs", "stopped"])
 def test_configuration_and_data_are_where_the_unit_says(
@@ -158,6 +165,94 @@ def test_configuration_and_data_are_where_the_unit_says(
     assert node.text("/srv/data/agent/etc/kubelet.conf.d/zz-criproxy.conf") is not None
     assert node.endpoint == ON_PROXY
     assert attachment(LISTEN, node.root).state == "yes"
+
+
+def attached_with_own_data(rancher: Bench) -> str:
+    """Attaches a node whose configuration says where its data is; returns the file that was written."""
+    shutil.rmtree(rancher.node.root / "var/lib/rancher")
+    rancher.node.write("/etc/rancher/k3s/config.yaml", "data-dir: /data/k3s\n")
+    rancher.node.boot()
+    assert rancher.attach() == 0, rancher.err
+    assert rancher.node.endpoint == ON_PROXY
+    return "/data/k3s/agent/etc/kubelet.conf.d/zz-criproxy.conf"
+
+
+def restart_by(node: FakeNode, command: str) -> None:
+    node.write(f"/etc/systemd/system/{node.unit}", f"[Service]\nExecStart={command}\n")
+    node.boot()
+
+
+WRAPPED = ["/usr/bin/taskset -c 0-3 /usr/local/bin/k3s server", "/usr/bin/ionice -c 2 -n 0 /usr/local/bin/k3s server"]
+IN_A_SHELL = "/bin/sh -c 'exec /usr/local/bin/k3s server'"
+
+
+@pytest.mark.parametrize("command", [*WRAPPED, IN_A_SHELL], ids=["taskset", "ionice", "shell"])
+def test_detach_finds_the_file_also_behind_another_program_of_the_unit(rancher: Bench, command: str) -> None:
+    file = attached_with_own_data(rancher)
+    restart_by(rancher.node, command)
+    assert rancher.node.endpoint == ON_PROXY
+    assert rancher.detach() == 0, rancher.err
+    assert f"removed {file}" in rancher.out
+    assert (rancher.node.endpoint, rancher.node.text(file), rancher.record()) == (ON_RANCHERS, None, None)
+
+
+@pytest.mark.parametrize("command", WRAPPED, ids=["taskset", "ionice"])
+def test_options_of_a_program_before_k3s_are_not_taken_for_its_own(rancher: Bench, command: str) -> None:
+    file = attached_with_own_data(rancher)
+    restart_by(rancher.node, command)
+    assert attachment(LISTEN, rancher.node.root).where == f"by containerRuntimeEndpoint in {file}"
+
+
+def test_detach_of_k3s_in_a_shell_goes_by_its_record_again_after_a_restart_that_failed(rancher: Bench) -> None:
+    node, file = rancher.node, attached_with_own_data(rancher)
+    restart_by(node, IN_A_SHELL)
+
+    def refuse(command: object) -> None:
+        if isinstance(command, tuple) and command[1] == "restart":
+            node.before_run = lambda _command: None
+            raise NodeError("systemctl restart: refused")
+
+    node.before_run = refuse
+    assert rancher.detach() == 1
+    assert (node.text(file), node.endpoint) == (None, ON_PROXY)
+    assert rancher.record() is not None
+    assert rancher.detach() == 0, rancher.err
+    assert (node.endpoint, rancher.record()) == (ON_RANCHERS, None)
+
+
+def test_detach_of_k3s_in_a_shell_takes_its_socket_out_of_a_file_that_was_changed_since(rancher: Bench) -> None:
+    node, file = rancher.node, attached_with_own_data(rancher)
+    edited = f"{node.text(file)}maxPods: 30\n"
+    node.write(file, edited)
+    restart_by(node, IN_A_SHELL)
+    assert rancher.detach() == 0, rancher.err
+    assert (node.text(file), node.endpoint) == (edited.replace(LISTEN, RANCHERS_RUNTIME), ON_RANCHERS)
+
+
+def test_detach_of_k3s_in_a_shell_that_was_never_attached_restarts_nothing(rancher: Bench) -> None:
+    restart_by(rancher.node, IN_A_SHELL)
+    before, ran = rancher.node.files(), list(rancher.node.ran)
+    assert rancher.detach() == 0, rancher.err
+    assert (rancher.node.files(), rancher.node.ran) == (before, ran)
+
+
+def test_dry_run_of_a_detach_of_k3s_in_a_shell_changes_nothing(rancher: Bench) -> None:
+    file = attached_with_own_data(rancher)
+    restart_by(rancher.node, IN_A_SHELL)
+    before, ran, record = rancher.node.files(), list(rancher.node.ran), rancher.record()
+    assert rancher.detach(dry_run=True) == 0, rancher.err
+    assert file in rancher.out
+    assert rancher.out.splitlines()[-1] == f"would run: systemctl restart {rancher.node.unit}"
+    assert (rancher.node.files(), rancher.node.ran, rancher.record()) == (before, ran, record)
+
+
+def test_k3s_in_a_shell_is_told_by_hand(rancher: Bench) -> None:
+    restart_by(rancher.node, IN_A_SHELL)
+    rancher.node.write(f"/proc/{rancher.node.pid}/cgroup", "0::/system.slice/k3s.service\n")
+    before = rancher.node.files()
+    assert rancher.attach() == 1
+    assert "in /etc/rancher/k3s/config.yaml.d/criproxy.yaml write" in rancher.err
+    assert rancher.node.files() == before
 
 
 def test_argument_that_names_the_runtime_itself_is_told_with_the_remedy(rancher: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Where kubelet's own words begin in a command: what may stand before it, and which of their words are options.
+"""Where the words of kubelet, or of what brings it, begin in a command, and what may stand before it.
 
 A flag that is added at the end of a command is kubelet's where kubelet is the last program of it. A wrapper without
 options, of whatever name, ends where the next word is kubelet. One with options must be known, as the value of an
@@ -16,7 +16,7 @@ from msgspec import Struct
 PREFIXES: Final = "@-:+!|"
 """What systemd takes before a program's path. Source: systemd.service(5), special executable prefixes."""
 
-KUBELET: Final = re.compile(r"kubelet([._-].*)?")
+KUBELET: Final = "kubelet"
 _SHELLS: Final = ("sh", "bash", "dash", "ash", "busybox", "su", "sudo", "runuser", "systemd-run", "script", "flock")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
@@ -66,12 +66,19 @@ _KNOWN: Final = {
 }
 
 
-def kubelet_at(words: Sequence[str]) -> int:
-    """The index of the word that is kubelet's program. Raises ValueError, saying why no flag can be added to it."""
+def is_called(path: str, program: str) -> bool:
+    """Whether a path is that of a program, by whatever version or kind its name ends with."""
+    name = posixpath.basename(path)
+    return name == program or name.startswith(tuple(f"{program}{mark}" for mark in "._-"))
+
+
+def program_at(words: Sequence[str], program: str = KUBELET) -> int:
+    """The index of the word that is the program. Raises ValueError, saying why no flag can be added to kubelet's."""
     at = 0
     while at < len(words):
-        name = posixpath.basename(words[at] if at else words[at].lstrip(PREFIXES))
-        if KUBELET.fullmatch(name):
+        path = words[at] if at else words[at].lstrip(PREFIXES)
+        name = posixpath.basename(path)
+        if is_called(path, program):
             if ";" in words[at:]:
                 raise ValueError("it starts several commands")
             return at
