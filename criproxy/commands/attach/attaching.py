@@ -25,11 +25,11 @@ def attach(steps: Steps) -> None:
         known, listen = steps.host.load(), steps.proxy.listen
         _check_record(steps, known)
         before = kubelet.endpoint
-        if same_socket(steps.host.root, kubelets := socket_path(before) or "", listen):
-            listen = kubelets  # by a link on its way, perhaps
+        uses_us = same_socket(steps.host.root, socket_path(before) or "", listen)
+        if uses_us:
             before = known.endpoint if known else f"unix://{steps.proxy.runtime}"
-        plan = attach_plan(kubelet, listen, before, steps.host.read)
-        if not plan.edits and socket_path(kubelet.endpoint) == listen:
+        plan = attach_plan(kubelet, listen, before, steps.host.read, uses_us=uses_us)
+        if not plan.edits and uses_us:
             say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
             return
         say(f"kubelet uses {before}, by {kubelet.origin}")

@@ -25,14 +25,17 @@ Read = Callable[[str], bytes | None]
 """A file's content; None: there is no such file. Raises NodeError."""
 
 
-def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read) -> EditPlan:
-    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError."""
+def attach_plan(kubelet: NodeKubelet, listen: str, before: str, read: Read, *, uses_us: bool) -> EditPlan:
+    """How to send this kubelet to the socket `listen`; no edits: its files send it there. Raises NodeError.
+
+    `uses_us`: its endpoint is that socket already, by whatever links.
+    """
     command, text = kubelet.command, text_of(read(DROPIN))
     obstacle = "it has no one command" if command is None else command.obstacle()
-    is_stale = command is not None and dropin.is_stale(text, command, listen)
+    is_stale = command is not None and dropin.is_stale(text, command, socket_path(kubelet.endpoint) or "")
     # What starts kubelet where no flag can be added, such as a script, may name the endpoint itself.
     is_lasting = kubelet.origin != UNNAMED or bool(obstacle)
-    if socket_path(kubelet.endpoint) == listen and is_lasting and not is_stale:
+    if uses_us and is_lasting and not is_stale:
         return EditPlan(())
     _check(kubelet, listen, before)
     if kubelet.has_flag and command is not None and not obstacle:

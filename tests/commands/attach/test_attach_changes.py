@@ -169,6 +169,28 @@ def test_endpoint_that_is_a_link_to_criproxy_is_attached(bench: Bench) -> None:
     assert bench.node.endpoint == ON_RUNTIME
 
 
+def test_attach_by_the_plain_path_takes_up_a_new_command_of_a_node_attached_by_a_link(bench: Bench) -> None:
+    linked(bench)
+    bench.node.write(FLAGS, f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint={ON_RUNTIME}"\n')
+    bench.node.boot()
+    bench.config.write_text(f'[proxy]\nlisten = "{LINK}"\n')
+    assert bench.attach() == 0, bench.err
+    assert bench.node.endpoint == f"unix://{LINK}"
+    bench.config.write_text("")
+    package = KUBEADM_DROPIN.replace("/usr/bin/kubelet $", "/usr/bin/kubelet --v=3 $")
+    bench.node.write(KUBEADM, package)
+    bench.node.boot()
+    before = bench.node.ran.count(f"restart {UNIT}")
+    assert bench.attach() == 0, bench.err
+    assert bench.node.ran.count(f"restart {UNIT}") == before + 1
+    assert "--v=3" in (bench.node.text(DROPIN) or "")
+    assert bench.node.endpoint == ON_PROXY
+    assert bench.attach() == 0
+    assert bench.out.startswith(f"already attached: kubelet uses {ON_PROXY}, by ")
+    assert bench.detach() == 0, bench.err
+    assert (bench.node.endpoint, bench.node.text(DROPIN), bench.node.text(KUBEADM)) == (ON_RUNTIME, None, package)
+
+
 def test_detach_of_a_node_that_is_not_attached_says_so(bench: Bench) -> None:
     bench.node.kubeadm()
     ran = list(bench.node.ran)
