@@ -8,7 +8,9 @@ What the node can lend, of CPU and of memory, says `criproxy.control.publication
 - else as no less than the pods on the node were promised already, or the scheduler and kubelet would hold the node for
   over-committed;
 - as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off; and as
-  what can be lent as soon as that is over, or the node would lend nothing for a report's interval more;
+  what can be lent as soon as that is over, or the node would lend nothing for a report's interval more. Meanwhile it
+  counts what pods were promised when that began, and falls as they end: a pod that was placed in the room of one that
+  has ended, before that was written, is not counted, or others would follow it without end;
 - when that is `REPORT_S` old, which is also the sign of life by which the controller knows a node's numbers to be of
   today; and at once when it is so far below what was last published that it can't wait. A rise waits, unless the
   settings that it comes of have changed: an operator, or the clock's next window, is not to wait for a report;
@@ -144,7 +146,8 @@ class Published(Struct, frozen=True):
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
     `raised`: something was published above what is wanted, as pods were promised it. `held`, `occupied`, `pods`,
-    `terms`: see `Offer`. `left_out`: the pods whose promises did not count, as they were taken for ended.
+    `terms`: see `Offer`. `left_out`: the pods whose promises did not count, as they were taken for ended. `counted`:
+    the uids of those whose promises did; None: nobody was asked for them.
     """
 
     quantities: Mapping[str, int]
@@ -160,6 +163,7 @@ class Published(Struct, frozen=True):
     pods: frozenset[str] = frozenset()
     terms: tuple[OpenBoxSettings, Mapping[str, Bounds]] | None = None
     left_out: frozenset[str] = frozenset()
+    counted: frozenset[str] | None = None
 
     def mistaken(self, offered: Offer) -> frozenset[str]:
         """The pods that were taken for ended, and run: kubelet has made their sandboxes anew."""
@@ -284,7 +288,7 @@ def _reasons(
 def _reasons_of_pods(offered: Offer, last: Published, now_s: float) -> Iterator[str]:
     if offered.occupied != last.occupied:
         yield "offline pods run on" if offered.occupied else "no offline pod runs any more"
-    if last.raised and now_s >= last.at_s + SHED_S and ended(offered, last):
+    if last.raised and (offered.held or now_s >= last.at_s + SHED_S) and ended(offered, last):
         yield _SHED
     if last.mistaken(offered):
         yield "pods that were taken for ended run on"
@@ -293,6 +297,18 @@ def _reasons_of_pods(offered: Offer, last: Published, now_s: float) -> Iterator[
 def ended(offered: Offer, last: Published | None) -> frozenset[str]:
     """The pods that have ended here since the last publication: the API server may not know it yet."""
     return frozenset() if last is None else last.pods - offered.pods
+
+
+def counts(offered: Offer, last: Published | None, uid: str) -> bool:
+    """Whether what this pod was promised is to count: not of one that has ended here, nor of one that came while no
+    further pod is let in.
+    """
+    if last is None:
+        return True
+    if uid in ended(offered, last):
+        return False
+    newcomers_count = last.counted is None or not (offered.held and last.held)
+    return newcomers_count or uid in last.counted or uid in last.mistaken(offered)
 
 
 def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
@@ -304,7 +320,7 @@ def needs_allocated(offered: Offer, last: Published | None, settings: PublishSet
         or last.raised
         or bool(last.mistaken(offered))
         or bool(last.withheld)  # 0 was published whatever pods were promised, and some may run on
-        or bool(offered.held)
+        or bool(offered.held or last.held)
         or any(
             name not in last.quantities or amount < last.quantities[name]
             for name, amount in wanted(offered, settings).items()
@@ -353,7 +369,13 @@ def _within_node(offered: Offer, allocated: Mapping[str, int], settings: Publish
 
 
 def published(
-    made: Publication, offered: Offer, now_s: float, jitter: float, left_out: frozenset[str] = frozenset()
+    made: Publication,
+    offered: Offer,
+    now_s: float,
+    jitter: float,
+    *,
+    left_out: frozenset[str] = frozenset(),
+    counted: frozenset[str] | None = None,
 ) -> Published:
     """The API server has taken it, which was made of `offered`. `jitter` is a random number from 0 to 1."""
     return Published(
@@ -370,6 +392,7 @@ def published(
         pods=offered.pods,
         terms=offered.terms,
         left_out=left_out,
+        counted=counted,
     )
 
 

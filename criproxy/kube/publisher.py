@@ -23,6 +23,7 @@ from criproxy.kube.extended_resources import (
     Published,
     PublishSettings,
     amount_of,
+    counts,
     due,
     ended,
     needs_allocated,
@@ -221,10 +222,14 @@ class Publisher:
         settings, last = self._settings, self._last
         left = await self._left() if last is None or last.publishes is None else ()
         promised: dict[str, int] = {}
-        left_out = frozenset() if last is None else last.left_out
+        left_out, counted = frozenset() if last is None else last.left_out, None
         if needs_allocated(offered, last, settings):
             left_out = ended(offered, last)
-            promised = await self._allocated(left_out)
+            found = await bound_pods(self._client, self._node)
+            promised_to = [pod for pod in found if counts(offered, last, pod.metadata.uid)]
+            counted = frozenset(pod.metadata.uid for pod in promised_to)
+            promised = self._allocated(promised_to)
+            self._unreadable &= {one.metadata.uid for one in found}
         made = publication(offered, promised, last, settings, why_now, left=left)
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
         self._unanswered = True
@@ -233,20 +238,17 @@ class Publisher:
         now_s = self._clock.boottime_s()
         if last is not None:
             self._promises.followed(last, now_s)
-        self._last = published(made, offered, now_s, self._rng.random(), left_out)
+        self._last = published(made, offered, now_s, self._rng.random(), left_out=left_out, counted=counted)
         self.saw(decoded(answer, Node))
         self._log.info(
             "published", node=self._node, quantities=dict(self._last.quantities), reason=why_now, withheld=made.withheld
         )
 
-    async def _allocated(self, ended: frozenset[str]) -> dict[str, int]:
-        """What this node's pods were promised, as the API server's cache has it, but for those that have `ended`."""
-        found = await bound_pods(self._client, self._node)
+    def _allocated(self, pods: Sequence[BoundPod]) -> dict[str, int]:
+        """What these pods were promised."""
         promised = Counter({resource.name: 0 for resource in self._settings.resources})
-        for pod in found:
-            if pod.metadata.uid not in ended:
-                promised.update(self._allocated_to(pod, list(promised)))
-        self._unreadable &= {one.metadata.uid for one in found}
+        for pod in pods:
+            promised.update(self._allocated_to(pod, list(promised)))
         return promised
 
     def _allocated_to(self, pod: BoundPod, names: Sequence[str]) -> dict[str, int]:

@@ -257,6 +257,24 @@ def test_end_of_a_pod_waits_until_the_last_report_is_of_some_age():
     assert ask(offered(1.0), last, SHED_S)
 
 
+def test_end_of_a_pod_is_written_at_once_while_no_further_pod_is_let_in():
+    held = offered(held="nobody calls criproxy", pods=PODS)
+    last = taken(held, allocated={BATCH_CPU: 2000}.items(), jitter=1.0)
+    fewer = replace(held, pods=frozenset({"b"}))
+    assert ask(held, last, 2 * QUIET_S) == ask(fewer, last, 2 * QUIET_S - 1.0) == ""
+    assert ask(fewer, last, 2 * QUIET_S) == "a pod has ended while more is published than can be lent"
+
+
+def test_pods_that_end_each_second_cost_a_patch_each_quiet_time():
+    last, patches = None, 0
+    for second in range(100):
+        one = offered(held="nobody calls criproxy", pods=frozenset(str(uid) for uid in range(second, 200)))
+        if ask(one, last, float(second)):
+            last = taken(one, last, float(second), allocated={BATCH_CPU: 2000}.items())
+            patches += 1
+    assert patches == 100 / QUIET_S
+
+
 @given(st.floats(0, 64), st.floats(0, 64), st.integers(0, 64_000), st.booleans(), st.booleans())
 def test_publication_is_what_can_be_lent_or_was_promised(before, cores, promised, withheld, held):
     one = offered(cores, withheld="off" if withheld else "", held="held" if held else "")

@@ -198,6 +198,31 @@ def test_held_node_lends_just_what_pods_were_promised_and_says_so(bench, api):
     assert bench.look(391)[BATCH_CPU] == "0"
 
 
+def test_number_of_a_held_node_falls_with_each_end_though_others_take_their_room_at_once(bench, api):
+    """As where nobody calls criproxy: they start past it, and each would be followed by another."""
+    api.pods, boxed = [pod("a", "1000"), pod("b", "1000")], frozenset({"uid-a", "uid-b"})
+    bench.source.lend(4.0, held="nobody calls criproxy", pods=boxed)
+    before = bench.look()[BATCH_CPU]
+    api.pods = [pod("b", "1000"), pod("c", "1000")]
+    bench.source.lend(4.0, held="nobody calls criproxy", pods=frozenset({"uid-b"}))
+    one = bench.look(20)[BATCH_CPU]
+    api.pods = [pod("c", "1000"), pod("d", "1000")]
+    bench.source.lend(4.0, held="nobody calls criproxy")
+    none = bench.look(20)[BATCH_CPU]
+    bench.source.lend(1.0)
+    assert (before, one, none, bench.look(20)[BATCH_CPU]) == ("2000", "1000", "0", "2000")
+
+
+def test_pod_of_a_held_node_that_was_taken_for_ended_counts_again(bench, api):
+    api.pods = [pod("a", "1000")]
+    bench.source.lend(4.0, held="online waits", pods=frozenset({"uid-a"}))
+    bench.look()
+    bench.source.lend(4.0, held="online waits")
+    none = bench.look(20)[BATCH_CPU]
+    bench.source.lend(4.0, held="online waits", pods=frozenset({"uid-a"}))
+    assert (none, bench.look(20)[BATCH_CPU]) == ("0", "1000")
+
+
 def test_withheld_is_zero_at_once_and_comes_back(bench, api):
     bench.look()
     api.pods = [pod("a", "3000")]
