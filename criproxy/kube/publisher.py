@@ -183,7 +183,6 @@ class Publisher:
             self._failed(str(error), None)
         except RejectedError as error:
             answer = error.answer
-            self._unanswered = self._unanswered and answer.status >= _MAY_BE_TAKEN
             self._failed(f"{answer.status} {status_of(answer.body).message}", answer.named_pause_s)
         else:
             if self._trouble:
@@ -232,8 +231,13 @@ class Publisher:
             self._unreadable &= {one.metadata.uid for one in found}
         made = publication(offered, promised, last, settings, why_now, left=left)
         patch = status_patch(made.quantities, self._condition(made, offered), {PUBLISHES: made.publishes})
-        self._unanswered = True
-        answer = await self._ask(ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH))
+        unanswered, self._unanswered = self._unanswered, True
+        try:
+            request = ApiRequest("PATCH", path("nodes", self._node, "status"), patch, STRATEGIC_MERGE_PATCH)
+            answer = await self._ask(request)
+        except RejectedError as error:  # which says nothing of a write before this one
+            self._unanswered = unanswered or error.answer.status >= _MAY_BE_TAKEN
+            raise
         self._unanswered = False
         now_s = self._clock.boottime_s()
         if last is not None:

@@ -407,6 +407,21 @@ def test_write_that_was_taken_without_an_answer_is_taken_back(bench):
     assert bench.publisher.ceased
 
 
+@pytest.mark.parametrize("status", [403, 429])
+def test_refused_look_at_the_node_settles_no_write_without_an_answer(bench, status):
+    bench.see()
+    before = bench.node()
+    bench.api.fail("PATCH", cut=10)
+    assert bench.look()[BATCH_CPU] == "4000"
+    bench.publisher.saw(decoded(msgspec.json.encode(before), Node))
+    bench.publisher.configure(OFF)
+    bench.api.fail("GET /api/v1/nodes", status)
+    bench.look(130)
+    assert not bench.publisher.ceased
+    assert bench.look(130)[BATCH_CPU] == "0"
+    assert bench.publisher.ceased
+
+
 def test_names_that_were_left_to_others_stay_when_other_names_are_published(bench):
     bench.look()
     bench.publisher.configure(OFF)
