@@ -402,6 +402,8 @@ class PodStopper(Struct):
         if not self.stands(one):
             self.log.info("not_stopped_any_more", pod=str(pod), pod_uid=pod.uid, reason=why, setting=one.setting)
             self.budget.stays(sandbox_id)
+            if not self.holds.resting:
+                self.holds.release(pod, one.setting)
             return
         self._hold(one)
         self.log.warning("stop", pod=str(pod), pod_uid=pod.uid, reason=why)
@@ -438,11 +440,12 @@ class PodStopper(Struct):
 
     async def _stop_after(self, notice_s: int, sandbox_id: str, one: Leave) -> None:
         containers = [one.id for one in self.pods.containers_of(sandbox_id)]
-        calls = (self.runtime.give_notice(one, notice_s) for one in containers)
-        notices = asyncio.gather(*calls, return_exceptions=True)  # whatever fails of it: they are stopped then
-        while not (await asyncio.wait((notices,), timeout=_CALLED_OFF_S))[0]:
+        notices = [asyncio.create_task(self.runtime.give_notice(one, notice_s)) for one in containers]
+        while notices and (await asyncio.wait(notices, timeout=_CALLED_OFF_S))[1]:
             if not self.holds.resting and not self.stands(one):
-                notices.cancel()
+                for notice in notices:
+                    notice.cancel()
+        await asyncio.gather(*notices, return_exceptions=True)  # whatever fails of it: they are stopped then
         try:
             await self._stop(sandbox_id, one)
         except Exception as error:  # the next time, it is tried again
@@ -485,6 +488,10 @@ class Holds(Struct):
         now_s = self.clock.boottime_s()
         others = {key: held for key, held in self._held.items() if held[0] > now_s}
         self._held = {**others, (pod.uid, setting): (now_s + seconds, why)}  # as a whole: the status reads it meanwhile
+
+    def release(self, pod: PodRef, setting: str) -> None:
+        """Let the pod in again that was to be stopped by this setting, and is not."""
+        self._held = {key: held for key, held in self._held.items() if key != (pod.uid, setting)}
 
     def memory(self) -> tuple[HeldPod, ...]:
         """What another process goes on by."""

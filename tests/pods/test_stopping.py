@@ -1,11 +1,13 @@
 """Who may not start for a while, after having been stopped."""
 
 import asyncio
+import gc
 import math
 from collections.abc import Callable
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.model import PodRef
@@ -300,6 +302,50 @@ def test_pod_that_is_not_to_go_any_more_amid_its_notice_is_not_killed_by_the_run
         assert stopper.leaving == frozenset()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(("name", "is_out"), [("held-off", False), ("switched-off", False), ("ceased", True)])
+def test_pod_whose_stop_is_called_off_amid_its_notice_is_let_in_again(
+    name: str, is_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where another process goes on with the stop, and this one may come back."""
+    monkeypatch.setattr(stopping_module, "_CALLED_OFF_S", 0.01)
+
+    async def test() -> None:
+        pods, holds = Pods(s1=30), stopping()
+        stopper = PodStopper(pods, structlog.get_logger(), pods, holds)  # type: ignore[arg-type]
+        await stopper.stop_all({"s1": replace(WANTED["s1"], held="it has used its disk up")})
+        await settled()
+        assert holds.held_itself(POD)
+        CHANGES[name](holds)
+        if name == "ceased":
+            pods.ended.set()
+        await asyncio.sleep(0.1)
+        assert stopper.leaving == frozenset()
+        holds.resume()
+        assert bool(holds.held_itself(POD)) is is_out
+
+    asyncio.run(test())
+
+
+def test_notice_that_is_called_off_leaves_no_error_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping_module, "_CALLED_OFF_S", 0.01)
+    reported: list[str] = []
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+        pods, holds = Pods(s1=30), stopping()
+        pods.broken = {"s1-side"}
+        stopper = PodStopper(pods, structlog.get_logger(), pods, holds)  # type: ignore[arg-type]
+        await stopper.stop_all({"s1": WANTED["s1"]})
+        await settled()
+        CHANGES["held-off"](holds)
+        await asyncio.sleep(0.1)
+        assert (pods.waited_for, stopper.leaving) == ([], frozenset())
+        gc.collect()
+
+    asyncio.run(test())
+    assert reported == []
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
