@@ -171,8 +171,16 @@ class ControlLoop(Part, Struct, eq=False):
 
     def _now(self, now_s: float, capacity: Capacity) -> Now:
         kept = {MEMORY: self.relief.kept_free(capacity.memory_bytes)}
-        giving_back = None if MEMORY in self.harm.seen.shares else self.giving_back()
+        giving_back = self._may_be_promised(capacity) if self._only_lowers else self.giving_back()
+        if MEMORY in self.harm.seen.shares:
+            giving_back = None
         return Now(now_s, self.box.starting, kept, self.guard.ceiling(), giving_back)
+
+    def _may_be_promised(self, capacity: Capacity) -> GivingBack:
+        """While it is not known what was promised before a restart: all that the box has of memory."""
+        held = (self.box.limits or {}).get(MEMORY, UNLIMITED)
+        size_bytes = float(capacity.memory_bytes) if held is UNLIMITED else held
+        return GivingBack(size_bytes, size_bytes, size_bytes)
 
     async def _bounded(self, now_s: float, *, is_new: bool) -> tuple[Decision, tuple[LimitChange, ...]] | None:
         """Join what is seen of harm to the policy's decision, and apply that; None: what holds need not change."""
@@ -240,7 +248,9 @@ class ControlLoop(Part, Struct, eq=False):
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def wait_for_checkpoint(self, waits: bool) -> None:
-        """While it waits, the box gets no more than it has: what was restricted before a restart is not known yet."""
+        """While it waits, the box gets no more than it has: what was restricted before a restart is not known yet. Nor
+        does it get less memory, but for what online uses: it may have been promised what it has.
+        """
         self._only_lowers = waits
         self.harm.wait_for_checkpoint(waits)
 

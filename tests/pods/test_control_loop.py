@@ -17,7 +17,7 @@ from criproxy.control.evidence import NOTHING_SEEN, HarmSeen
 from criproxy.control.policy import DynamicSettings, StaticSettings
 from criproxy.control.predictor import CalibratedPredictor
 from criproxy.control.series import PredictorSettings
-from criproxy.model import UNLIMITED, Capacity, GuardCeiling
+from criproxy.model import UNLIMITED, Capacity, GivingBack, GuardCeiling
 from criproxy.pods.control_loop import ControlLoop
 from tests.control.predictor_helpers import level_of
 from tests.fakes.clock import FakeClock
@@ -749,3 +749,45 @@ def test_limits_are_only_lowered_while_the_checkpoint_is_awaited():
     assert unknown == [], "the box keeps what it has until it is known"
     assert lowered == {"cpu": 0.5, "memory": 2 * GIB, "memory.high": GIB}
     assert node.box.limits == {"cpu": 2.0, "memory": 2 * GIB}
+
+
+class Foresees:
+    """A predictor that says one level whatever it observes."""
+
+    def __init__(self, level):
+        self.level, self.note = level, ""
+
+    def observe(self, *_):
+        return self.level
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a box that is known", "a box that is known later"])
+def test_memory_that_was_promised_before_a_restart_stays_promised_while_the_checkpoint_is_awaited(known):
+    node, held = Node(), {"cpu": 0.5, "memory": 8 * GIB}
+    node.box.online_bytes = 2 * GIB
+    node.loop.decider._predictors["memory"] = Foresees(10.0 * GIB)
+    node.box.limits = held if known else None
+    node.loop.wait_for_checkpoint(True)
+    node.ticks(2)
+    node.box.limits = held
+    node.ticks(1)
+    awaited = node.box.limits["memory"]
+    node.loop.giving_back = lambda: GivingBack(GIB, 5.0 * GIB, 6.0 * GIB)
+    node.loop.wait_for_checkpoint(False)
+    node.ticks(1)
+    promised = node.box.limits["memory"]
+    node.loop.giving_back = lambda: None
+    node.ticks(1)
+
+    assert (awaited, promised) == (8 * GIB, 6 * GIB)
+    assert node.box.limits["memory"] < 6 * GIB, "nothing is to be given back any more"
+
+
+def test_memory_that_online_uses_waits_for_no_checkpoint():
+    node = Node()
+    node.box.online_bytes = 10 * GIB
+    node.loop.decider._predictors["memory"] = Foresees(12.0 * GIB)
+    node.box.limits = {"cpu": 0.5, "memory": 8 * GIB}
+    node.loop.wait_for_checkpoint(True)
+    node.ticks(2)
+    assert node.box.limits["memory"] <= (16 * 0.9 - 10) * GIB
