@@ -1,9 +1,10 @@
-"""What was learned of online, where the ladder stands, what is promised, and which pods are held, on disk.
+"""What was learned of online, where the ladder stands, what is promised, and which pods are held or were stopped, on
+disk.
 
 It is written atomically, each minute and when the ladder moves, and read once at the start; nothing of it is fatal.
 
     {"crc32":"8a1c…", "version":1, "wall_s":…, "boottime_s":…, "predictors":{…}, "interference":…,
-     "kubernetes":…, "holds":[…]}
+     "kubernetes":…, "holds":[…], "counted":{…}}
 
 The checksum is of all that follows it. A bit that has flipped in a name would be a key that nobody misses, and in a
 number a level that nobody had. A file of a criproxy that wrote none is read without.
@@ -32,7 +33,7 @@ from criproxy.daemon.lifecycle import run_apart
 from criproxy.daemon.upgrade.channel import KubernetesMemory
 from criproxy.pods.interference import InterferenceState
 from criproxy.pods.part import Part
-from criproxy.pods.stopping import HeldPod, Holds
+from criproxy.pods.stopping import HeldPod, Holds, StopBudget
 from criproxy.vocabulary.gives_back import MOST_WAIT_S
 
 VERSION: Final = 1
@@ -45,6 +46,7 @@ _LADDER: Final = "where the ladder stood, and what was learned of the signals of
 
 _PROMISES: Final = "what memory was promised, so that its limit waits for nobody"
 _HOLDS: Final = "which pods may not start again yet"
+_COUNTED: Final = "how many pods were stopped lately, so that more may go than interference.evict_most"
 
 LAST_S: Final = 1.0
 """What the end of the process waits for the last one."""
@@ -71,8 +73,8 @@ T = TypeVar("T")
 class Document(Struct, frozen=True):
     """The file's content: when it was written, by both clocks, and a state per resource.
 
-    `interference`, `kubernetes` and `holds` are read each by itself: what another version wrote there costs nobody the
-    rest.
+    `interference`, `kubernetes`, `holds` and `counted` are read each by itself: what another version wrote there costs
+    nobody the rest.
     """
 
     version: int
@@ -82,18 +84,21 @@ class Document(Struct, frozen=True):
     interference: msgspec.Raw = _NONE
     kubernetes: msgspec.Raw = _NONE
     holds: msgspec.Raw = _NONE
+    counted: msgspec.Raw = _NONE
 
 
 class Remembered(Struct, frozen=True):
     """What a restart keeps; `interference` or `kubernetes` None: nothing is known of it.
 
-    `kubernetes` says what the memory limit waits for; the policy has a file of its own.
+    `kubernetes` says what the memory limit waits for; the policy has a file of its own. `counted`: when each was to go
+    that counts in the `StopBudget` (CLOCK_BOOTTIME), by sandbox id.
     """
 
     predictors: Mapping[str, PredictorState]
     interference: InterferenceState | None = None
     kubernetes: KubernetesMemory | None = None
     holds: tuple[HeldPod, ...] = ()
+    counted: Mapping[str, float] = {}
 
 
 _NOTHING: Final = Remembered({})
@@ -146,7 +151,7 @@ class CheckpointFile(Struct):
 
         Raises OSError, also when another write has begun since, whatever process it is of. Blocks.
         """
-        parts = states.interference, states.kubernetes, states.holds
+        parts = states.interference, states.kubernetes, states.holds, states.counted
         encoded = (msgspec.Raw(msgspec.json.encode(one)) for one in parts)
         document = Document(VERSION, self.clock.wall_s(), self.clock.boottime_s(), dict(states.predictors), *encoded)
         statefile.make_directory(self.path.parent)
@@ -188,7 +193,8 @@ class CheckpointFile(Struct):
         same_boot = since_s >= 0.0 and abs(shift_s) <= WALL_SLACK_S
         kubernetes = self._part(document.kubernetes, KubernetesMemory, _PROMISES)
         holds = self._part(document.holds, tuple[HeldPod, ...], _HOLDS) or ()
-        remembered = Remembered(document.predictors, self._ladder(document), kubernetes, holds)
+        counted = self._part(document.counted, dict[str, float], _COUNTED) or {}
+        remembered = Remembered(document.predictors, self._ladder(document), kubernetes, holds, counted)
         return remembered, 0.0 if same_boot else shift_s
 
     def _ladder(self, document: Document) -> InterferenceState | None:
@@ -253,7 +259,7 @@ _WRITE_S: Final = 60.0
 
 
 class Checkpointer(Part, Struct, eq=False):
-    """Saves what `memory` has learned each minute, and whenever `hurries` is set; restores it once."""
+    """Saves what `memory` has learned each minute, and whenever a stop counts in `budget`; restores it once."""
 
     NAME = "saving what was learned"
     EVERY_S = FIRST_S = 60.0
@@ -262,13 +268,13 @@ class Checkpointer(Part, Struct, eq=False):
     memory: Remembers
     kubernetes: GoesOn
     holds: Holds
-    hurries: Wake
+    budget: StopBudget
     _apart: Apart = field(default_factory=lambda: Apart("checkpoint", _WRITE_S))
     _loading: bool = False
 
     @property
     def wake(self) -> Wake:
-        return self.hurries
+        return self.budget.counts
 
     async def look(self) -> None:
         await self.save()
@@ -276,11 +282,15 @@ class Checkpointer(Part, Struct, eq=False):
     def remembered(self) -> Remembered:
         now = self.kubernetes.memory()
         promises = KubernetesMemory(giving_back=now.giving_back, until_s=now.until_s)
-        return Remembered(self.memory.predictors(), self.memory.harm.checkpoint(), promises, self.holds.memory())
+        predictors, interference = self.memory.predictors(), self.memory.harm.checkpoint()
+        counted = dict(self.budget.memory(self.file.clock.boottime_s()))
+        return Remembered(predictors, interference, promises, self.holds.memory(), counted)
 
     def restore(self, remembered: Remembered, shift_s: float) -> None:
         """Take over what there is of it, by times that need `shift_s` added."""
         self.holds.recall(remembered.holds, shift_s)
+        counted = {one: began_s + shift_s for one, began_s in remembered.counted.items()}
+        self.budget.recall(counted, self.file.clock.boottime_s())
         if (then := remembered.kubernetes) is not None:
             until_s = min(then.until_s + shift_s, self.file.clock.boottime_s() + MOST_WAIT_S)
             self.kubernetes.go_on_by(KubernetesMemory(giving_back=then.giving_back, until_s=until_s))
@@ -294,7 +304,7 @@ class Checkpointer(Part, Struct, eq=False):
         is saved over it.
 
         Others wait for it, for `WAITED_FOR_S` at the most. What the ladder has done from then on is not undone by what
-        comes later: of that, the predictors alone are restored.
+        comes later: of that, all but the ladder is restored.
         """
         self._loading = True
         self.memory.wait_for_checkpoint(True)

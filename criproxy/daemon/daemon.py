@@ -266,9 +266,9 @@ class Daemon:
             counters=shared.counters,
             log=self._log,
         )
-        signals, hurries = _signal_reader(shared.clock), shared.budget.counts
+        signals, budget = _signal_reader(shared.clock), shared.budget
         services = one_of(parts, ServiceChecks)
-        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, speeds, hurries.set)
+        harm = InterferenceWatch(shared, box, signals, relief, eviction, services, disks, speeds, budget.counts.set)
         self._loop = ControlLoop(
             shared,
             box,
@@ -281,7 +281,7 @@ class Daemon:
             self._kubernetes.giving_back,
         )
         file = CheckpointFile(Path(config.control.checkpoint), shared.clock, self._log)
-        self._checkpointer = Checkpointer(file, self._loop, self._kubernetes, shared.holds, hurries)
+        self._checkpointer = Checkpointer(file, self._loop, self._kubernetes, shared.holds, budget)
         everything = [self._loop, relief, disks, *parts, self._checkpointer]
         self._round = Round(everything, shared.counters, shared.clock, self._log)
         self._round.configure(settings)

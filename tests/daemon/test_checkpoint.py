@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from criproxy.concurrency.clock import Clock, Wake
+from criproxy.concurrency.clock import Clock
 from criproxy.control.histogram import CPU_BUCKETS
 from criproxy.control.interference.ladder import LadderSettings, Rung, Transition
 from criproxy.control.interference.responder import Move, Responder
@@ -24,7 +24,7 @@ from criproxy.daemon.round import Round
 from criproxy.daemon.upgrade.channel import KubernetesMemory
 from criproxy.model import GivingBack, PodRef
 from criproxy.pods.interference import InterferenceState
-from criproxy.pods.stopping import ON_HARM, ON_UNBOUNDED, HeldPod, Holds
+from criproxy.pods.stopping import ON_HARM, ON_UNBOUNDED, HeldPod, Holds, StopBudget
 from criproxy.vocabulary.gives_back import MOST_WAIT_S
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.counters import FakeCounters
@@ -98,7 +98,7 @@ class Promises:
 
 def keeper(file, states=None, *, promises=None, stops_by=(ON_HARM,)):
     holds = Holds(file.clock, no_hold_offs(file.clock), frozenset(stops_by))
-    return Checkpointer(file, Memory(states), Promises(promises), holds, Wake())
+    return Checkpointer(file, Memory(states), Promises(promises), holds, StopBudget())
 
 
 def round_of(part, clock, log):
@@ -143,7 +143,7 @@ def test_hurry_saves_at_once(file, states, log):
         running = asyncio.create_task(round_of(checkpointer, Clock(), log).run())
         await asyncio.sleep(0.01)
         assert not file.path.exists()
-        checkpointer.hurries.set()
+        checkpointer.budget.counts.set()
         await until(file.path.exists)
         running.cancel()
 
@@ -442,6 +442,30 @@ def test_checkpoint_of_a_disk_that_hangs_is_not_waited_for_for_ever_and_undoes_n
     asyncio.run(main())
     assert memory.restored == [(states.predictors, 0.0)]
     assert log.names() == ["interference_starts_cold"]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["ladder-unreadable", "late"])
+def test_stops_that_count_are_known_again_without_the_ladder(file, states, clock, monkeypatch, late):
+    began_s = {"s1": clock.now - 30.0, "s2": clock.now - 400.0}
+    before = keeper(file, replace(states, interference=InterferenceState(responder().state())))
+    before.budget.recall(began_s, clock.now)
+    asyncio.run(before.save())
+    if not late:
+        file.path.write_text(unsigned(file).replace('"interference":{', '"interference":{"responder":1,'))
+    freed, load = threading.Event(), file.load
+    monkeypatch.setattr("criproxy.daemon.checkpoint.WAITED_FOR_S", 0.01 if late else 60.0)
+    monkeypatch.setattr(CheckpointFile, "load", lambda _: (freed.wait(), load())[1])
+    after = keeper(file)
+
+    async def main():
+        loading = asyncio.create_task(after.load())
+        await until(lambda: after.memory.waits == ([True, False] if late else [True]))
+        freed.set()
+        await loading
+
+    asyncio.run(main())
+    assert after.memory.restored == [(states.predictors, 0.0)], "nothing is known of the ladder"
+    assert after.budget.memory(clock.now) == began_s
 
 
 @pytest.mark.parametrize("predictors", [True, False], ids=["all", "the-ladder-alone"])

@@ -21,7 +21,7 @@ from criproxy.daemon.register import PARTS
 from criproxy.daemon.round import Round
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.part import Part
-from criproxy.pods.stopping import StopRequests
+from criproxy.pods.stopping import StopBudget, StopRequests
 from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
 from tests.fakes.part import node_settings
@@ -126,7 +126,7 @@ async def life(round: Round, part: Part, chance: random.Random) -> None:
 
 
 def checkpointer(anybody: Any) -> Part:
-    return Checkpointer(anybody, anybody, anybody, anybody, Wake(), anybody)
+    return Checkpointer(anybody, anybody, anybody, anybody, StopBudget(), anybody)
 
 
 MADE = {kind.__name__: kind.made for kind in PARTS} | {"Checkpointer": checkpointer}
