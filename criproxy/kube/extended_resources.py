@@ -307,8 +307,9 @@ def counts(offered: Offer, last: Published | None, uid: str) -> bool:
         return True
     if uid in ended(offered, last):
         return False
-    newcomers_count = last.counted is None or not (offered.held and last.held)
-    return newcomers_count or uid in last.counted or uid in last.mistaken(offered)
+    if last.counted is None or not (offered.held and last.held):
+        return True
+    return uid in last.counted or uid in last.mistaken(offered)
 
 
 def needs_allocated(offered: Offer, last: Published | None, settings: PublishSettings) -> bool:
