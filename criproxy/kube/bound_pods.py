@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator
 from typing import Final
 from urllib.parse import urlencode
 
+from criproxy.kube import client as kube_client
 from criproxy.kube.client import ApiRequest, Asks, LargeAnswerError, RejectedError
 from criproxy.kube.objects import BoundPod, ObjectError
 from criproxy.kube.retry import Meaning
-from criproxy.vocabulary.watching import Page, UnreadableError, read_page
+from criproxy.vocabulary.watching import Page, UnreadableError, next_limit, read_page
 
 _PAGE: Final = 64
 
@@ -19,7 +20,8 @@ async def bound_pods(client: Asks, node: str) -> tuple[BoundPod, ...]:
     in pages, which the cache may not know: a pod may have 9 MiB of JSON, of 1.5 MiB that etcd keeps of it.
     """
     try:
-        return _read(await _page(client, node, {"resourceVersion": "0"}))
+        page, _ = await _page(client, node, {"resourceVersion": "0"})
+        return _read(page)
     except LargeAnswerError:
         return tuple([pod async for pod in _paged(client, node)])
 
@@ -29,7 +31,7 @@ async def _paged(client: Asks, node: str) -> AsyncIterator[BoundPod]:
     while True:
         chosen = {"limit": str(most)} | ({"continue": more} if more else {})
         try:
-            page = await _page(client, node, chosen)
+            page, size_bytes = await _page(client, node, chosen)
         except LargeAnswerError:
             if most == 1:
                 raise
@@ -39,16 +41,18 @@ async def _paged(client: Asks, node: str) -> AsyncIterator[BoundPod]:
             yield pod
         if not (more := page.more):
             return
+        most = next_limit(most, _PAGE, size_bytes, kube_client.MAX_BODY_BYTES)
 
 
-async def _page(client: Asks, node: str, chosen: dict[str, str]) -> Page[BoundPod]:
+async def _page(client: Asks, node: str, chosen: dict[str, str]) -> tuple[Page[BoundPod], int]:
+    """A page, and how many bytes it had."""
     # Kubelet keeps its pods that have ended, until somebody removes them: there may be thousands.
     fields = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
     answer = await client.ask(ApiRequest("GET", "/api/v1/pods?" + urlencode({"fieldSelector": fields} | chosen)))
     if answer.meaning is not Meaning.DONE:
         raise RejectedError(answer)
     try:
-        return read_page(answer.body, BoundPod)
+        return read_page(answer.body, BoundPod), len(answer.body)
     except UnreadableError as error:
         raise ObjectError(f"not a list of pods: {error}") from error
 

@@ -298,6 +298,14 @@ class LineReader:
 # --- what to ask next ------------------------------------------------------------------------------------------------
 
 
+def next_limit(limit: int, most: int, size_bytes: int, most_bytes: int) -> int:
+    """How many objects to ask for after a page of `limit` objects that had this size, of the `most_bytes` that it may.
+
+    Twice as many, up to `most`, where such ones would fit: one large object does not make all pages after it small.
+    """
+    return min(2 * limit, most) if 2 * size_bytes <= most_bytes else limit
+
+
 def asked(state: WatchState, jitter: float) -> dict[str, str]:
     """What the query of the next request has of a watch. `jitter` is a random number from 0 to 1.
 

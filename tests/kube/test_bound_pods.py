@@ -32,6 +32,13 @@ def test_large_pods_come_in_pages_and_hide_no_other(client, api, monkeypatch):
     assert len(asked) == 5 + 25
 
 
+def test_a_few_large_pods_make_the_pages_of_no_others_small(client, api, monkeypatch):
+    monkeypatch.setattr(kube_client, "MAX_BODY_BYTES", 64 << 10)
+    api.pods = [pod(f"p{number}", size=20_000 if number < 4 else 0) for number in range(300)]
+    assert names(client) == [f"p{number}" for number in range(300)]
+    assert len(api.requests) <= 20
+
+
 def test_one_pod_that_is_larger_than_any_is_said(client, api, monkeypatch):
     monkeypatch.setattr(kube_client, "MAX_BODY_BYTES", 16 << 10)
     api.pods = [pod("a"), pod("b", size=20_000)]

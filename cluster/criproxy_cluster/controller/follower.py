@@ -138,6 +138,7 @@ class Follower(Generic[T]):
                 await self._hear(item)
             if not (more := page.more):
                 break
+            most = watching.next_limit(most, self._page, len(body), MAX_PAGE_BYTES)
         self._listed(names)
         self._state = watching.listed(self._state, page.version)
 

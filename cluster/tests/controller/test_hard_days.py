@@ -7,6 +7,8 @@ from structlog.testing import CapturingLogger
 
 from cluster.tests.controller.test_controller import NIGHT, controlling, node, put_policy, settings, status, until
 from criproxy_cluster.controller import follower
+from criproxy_cluster.controller.follower import Follower
+from criproxy_cluster.resources import NodeResource
 from criproxy_cluster.vocabulary.names import SWITCH
 
 ODD = "\u0085\u2028\u2029\x0b\x0c\x1c\x1e\r"
@@ -209,6 +211,25 @@ def test_large_objects_come_in_smaller_pages_and_hide_no_other(kube, stepped, lo
         async with controlling(kube, log):
             await until(lambda: all(settings(kube, name) for name in nodes))
         assert len(kube.seen("list", "nodes")) <= 3 + 30 // 4 + 1
+
+    stepped(scenario())
+
+
+def test_a_few_large_objects_make_the_pages_of_no_others_small(kube, stepped, log, monkeypatch):
+    monkeypatch.setattr(follower, "MAX_PAGE_BYTES", 1 << 20)
+    for number in range(20_000):
+        kube.objects["nodes", "", f"n{number:05}"] = {"metadata": {"name": f"n{number:05}"}}
+    for number in range(4):
+        kube.objects["nodes", "", f"n{number:05}"] = node(f"n{number:05}", {}, {"x": "a" * 300_000})
+
+    async def scenario():
+        listed = asyncio.Queue()
+        client, hearing = kube.client(), follower.Hearing()
+        told = {"changed": lambda _: None, "listed": listed.put_nowait}
+        follows = asyncio.create_task(Follower(client, NodeResource, **told, hearing=hearing, log=log, page=500).run())
+        assert len(await listed.get()) == 20_000
+        follows.cancel()
+        assert len(kube.seen("list", "nodes")) < 100
 
     stepped(scenario())
 
