@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cluster.image.oci import MACHINES
 from criproxy.config.settings import Config
 
 Schema = dict[str, Any]
@@ -53,6 +54,7 @@ _VALUES: Final = _of(
         digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
         pullPolicy={"enum": ["", "Always", "IfNotPresent", "Never"]},
         pullSecrets=_list(_of(name=_TEXT)),
+        architectures={**_list({"enum": sorted(MACHINES)}), "minItems": 1, "uniqueItems": True},
     ),
     cluster=_of(
         enabled=_BOOL,

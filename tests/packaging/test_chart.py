@@ -172,6 +172,8 @@ def test_replicas_arguments_and_resources_are_the_values_own(chart):
         ({"installer": {"config": {"observe": {"address": "127.0.0.1"}}}}, "127.0.0.1' does not match pattern"),
         ({"installer": {"config": {"cpus": {}}}}, "'cpus' not allowed"),
         ({"image": {"digest": "1234"}}, "does not match pattern"),
+        ({"image": {"architectures": []}}, "minItems: got 0"),
+        ({"image": {"architectures": ["riscv64"]}}, "value must be one of"),
         ({"installer": BOTH}, "two is in installer.install and in installer.remove"),
         ({"monitoring": {"nodeProxy": {"enabled": True}}}, "name kube-rbac-proxy's image"),
         ({"cluster": {"overflow": {"remake": True}}}, "cluster.overflow.remake needs cluster.overflow.enabled"),
@@ -267,6 +269,38 @@ def test_probes_ask_where_criproxy_answers(chart, observe, host, port):
     asked = [container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
     assert [(one["host"], one["port"]) for one in asked] == [(host, port)] * 2
     assert parse(config_of(objects, "criproxy-node").encode(), "config.toml").config.observe.host_port == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("observe", "upstream"),
+    [
+        ({}, "127.0.0.1:9464"),
+        ({"address": "127.0.0.1:9999"}, "127.0.0.1:9999"),
+        ({"address": "[::1]:9464"}, "[::1]:9464"),
+        ({"address": "localhost:1"}, "127.0.0.1:1"),
+    ],
+    ids=["none", "port", "ipv6", "localhost"],
+)
+def test_proxy_of_the_metrics_asks_where_criproxy_answers(chart, observe, upstream):
+    config = {"observe": observe}
+    monitoring = {"nodeProxy": {"enabled": True, "image": "proxy:1"}}
+    for values in (
+        {"node": {"enabled": True, "config": config}},
+        {"installer": {"install": ["one"], "config": config}},
+    ):
+        objects = render(chart, {**values, "monitoring": monitoring})
+        (container,) = pod_of(find(objects, "DaemonSet", "criproxy-node-proxy"))["containers"]
+        assert f"--upstream=http://{upstream}/" in container["args"]
+
+
+def test_proxy_of_the_metrics_can_t_ask_at_two_addresses(chart):
+    values = {
+        "node": {"enabled": True},
+        "installer": {"install": ["one"], "config": {"observe": {"address": "127.0.0.1:9999"}}},
+        "monitoring": {"nodeProxy": {"enabled": True, "image": "proxy:1"}},
+    }
+    with pytest.raises(helm_python.HelmError, match=r"node\.config and installer\.config .* observe\.address"):
+        render(chart, values)
 
 
 WRITTEN = "may write: /run/containerd, /var/run/nri, /run/criproxy, /var/lib/criproxy"
@@ -373,8 +407,27 @@ def test_a_node_without_the_package_may_have_the_pod(chart):
     assert "matchFields" not in term_of(find(render(chart, NODE), "DaemonSet", "criproxy-node"))
 
 
+WORKLOADS = ("Deployment", "DaemonSet", "Job", "CronJob")
+
+
 def test_no_pod_is_on_a_node_that_the_image_is_not_for(chart):
     objects = render(chart, {**NODE, "cluster": {"ledger": {"enabled": True}}})
-    scheduled = [one for one in objects if one["kind"] in ("Deployment", "DaemonSet", "Job", "CronJob")]
     wanted = [{"key": "kubernetes.io/arch", "operator": "In", "values": list(MACHINES)}]
-    assert [term_of(one)["matchExpressions"] for one in scheduled] == [wanted] * 8
+    assert [term_of(one)["matchExpressions"] for one in objects if one["kind"] in WORKLOADS] == [wanted] * 8
+
+
+def test_every_pod_with_our_image_keeps_to_the_architectures_of_the_values(chart):
+    with_jobs = {**ALL, "cluster": {**ALL["cluster"], "certManager": False}}
+    objects = render(chart, {**with_jobs, "image": {"architectures": ["amd64"]}})
+    ours = [one for one in objects if one["kind"] in WORKLOADS and "image: criproxy:" in yaml.safe_dump(pod_of(one))]
+    wanted = [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]
+    assert [term_of(one)["matchExpressions"] for one in ours] == [wanted] * 10
+    node = find(objects, "DaemonSet", "criproxy-node")
+    assert len(term_of(node)["matchFields"]) == 2, "nodes with the package are left out as before"
+
+
+def test_a_daily_job_that_can_t_run_ends_before_the_next_is_due(chart):
+    """`concurrencyPolicy: Forbid`: one that never ended would be the last."""
+    objects = render(chart, {"cluster": {"ledger": {"enabled": True}}})
+    daily = [one["spec"]["jobTemplate"]["spec"] for one in objects if one["kind"] == "CronJob"]
+    assert [one["activeDeadlineSeconds"] for one in daily] == [3600] * 2

@@ -23,7 +23,7 @@ an object by the values, before it is written; it sets `leftOut` in one that is 
 {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end -}}
 
-{{/* A pod's image. */}}
+{{/* A pod's image, and the nodes that it is for. */}}
 {{- define "criproxy.pod" -}}
 {{- $image := .root.Values.image -}}
 {{- range $container := .spec.containers -}}
@@ -32,7 +32,14 @@ an object by the values, before it is written; it sets `leftOut` in one that is 
 {{- with $image.pullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
 {{- end -}}
 {{- end -}}
+{{- $term := index .spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms 0 -}}
+{{- $_ := set (index $term.matchExpressions 0) "values" $image.architectures -}}
 {{- with $image.pullSecrets }}{{ $_ := set $.spec "imagePullSecrets" . }}{{ end -}}
+{{- end -}}
+
+{{/* Where criproxy answers on a node with this config. */}}
+{{- define "criproxy.address" -}}
+{{ dig "observe" "address" "127.0.0.1:9464" . | replace "localhost" "127.0.0.1" }}
 {{- end -}}
 
 {{/* Helm can't own the namespace that its release is in: `--create-namespace` makes that one. */}}
