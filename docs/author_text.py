@@ -175,7 +175,7 @@ ROWS: Final = (
         tuple(dict.fromkeys(one.key for one in EVERY_MARK if one.of == "annotation")),
         "all pods",
         (OfflineRules.why,),
-        "compared as it is; no more than 80 characters are repeated",
+        "compared as it is; no more than 80 characters are repeated; nothing in kube-system and criproxy-system",
         "nothing: an offline pod comes after all online ones",
         NOBODY,
         _marks("annotation", *(one.key for one in EVERY_MARK if one.of == "annotation")),

@@ -19,7 +19,7 @@ from typing import Final
 import yaml
 
 from criproxy.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, OFFLINE, PREFIX, RESOURCES
-from criproxy.vocabulary.presets import EVERY_MARK, MARKS, NAMES, OLDER, OWN_MARK, Mark
+from criproxy.vocabulary.presets import EVERY_MARK, MARKS, NAMES, OLDER, OWN_MARK, SYSTEM_NAMESPACES, Mark
 
 _BEGIN: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
@@ -57,7 +57,7 @@ _BY_LABEL: Final = """\
 _WHERE_ANNOTATIONS_MARK: Final = f"""\
     namespaceSelector:
       matchExpressions:
-        - {{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, criproxy-system]}}
+        - {{key: kubernetes.io/metadata.name, operator: NotIn, values: [{", ".join(SYSTEM_NAMESPACES)}]}}
         - {{key: {ANNOTATION_MARKS}, operator: NotIn, values: [{IGNORE}]}}
 """
 
@@ -143,7 +143,7 @@ spec:
       expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
   validations:
     - expression: >-
-        {marks}.exists(one,
+        {marks}{of_the_namespace}.exists(one,
         {{"labels": object.?metadata.labels.orValue({{}}),
         "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
       message: >-
@@ -190,6 +190,11 @@ spec:
   validationActions: [Warn]
 """
 """A policy that warns the author of a pod, by whether it has a mark of an offline pod."""
+
+_OF_THE_NAMESPACE: Final = f"""\
+.filter(one,
+        one[0] == "labels" || !(request.namespace in {json.dumps(SYSTEM_NAMESPACES)}))"""
+"""What of a list of marks does mark a pod where it is created."""
 
 _OF_UNMARKED: Final = """\
 # Made from criproxy/vocabulary/presets.py by `.venv/bin/python -m docs.generate`.
@@ -256,7 +261,7 @@ def unmarked() -> str:
     return "".join(
         (
             _OF_UNMARKED,
-            policy("unmarked", "no-mark", f"!{_in_expression(EVERY_MARK)}", of_unmarked),
+            policy("unmarked", "no-mark", f"!{_in_expression(EVERY_MARK)}{_OF_THE_NAMESPACE}", of_unmarked),
             _OF_UNCONVERTED,
             unconverted("unconverted", "label", ""),
             "---\n",
@@ -271,6 +276,7 @@ def marks() -> str:
         name=f"marks.{PREFIX.rstrip('/')}",
         record_name=f"record.{PREFIX.rstrip('/')}",
         marks=_in_expression(EVERY_MARK),
+        of_the_namespace=_OF_THE_NAMESPACE,
         record=json.dumps(RESOURCES),
         record_key=RESOURCES,
         remedy=f"{CLASS}={OFFLINE}",

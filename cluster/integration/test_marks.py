@@ -109,6 +109,22 @@ def test_no_pod_is_made_with_a_record_and_without_a_mark(alone, mark):
     assert refused(alone, forged) == "", "with its mark it goes to the webhook"
 
 
+def test_annotation_is_no_mark_in_kube_system(alone):
+    system = PODS.replace("/default/", "/kube-system/")
+    one = pod("forged-system", labels={})
+    one["metadata"] |= {"namespace": "kube-system", "annotations": {RESOURCES: "{}"}}
+    annotation = next(mark for mark in EVERY_MARK if mark.of == "annotation")
+    one["metadata"]["annotations"][annotation.key] = annotation.value
+    assert f"give the pod the label {CLASS}=offline" in until(lambda: refused(alone, one, system))
+    one["metadata"]["labels"] = {CLASS: "offline"}
+    assert refused(alone, one, system) == ""
+    asks = unmarked("unmarked-system", WARNED["older-name"])
+    asks["metadata"] |= {"namespace": "kube-system", "annotations": {annotation.key: annotation.value}}
+    with pytest.raises(LabError) as error:
+        alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=json.dumps(asks))
+    assert f"give it the label {CLASS}=offline" in str(error.value)
+
+
 def test_a_mirror_pod_has_what_the_file_has(alone):
     mirror = pod("mirror", labels={}, nodeName="none")
     mirror["metadata"]["annotations"] = {RESOURCES: "{}", "kubernetes.io/config.mirror": "x"}

@@ -19,6 +19,8 @@ from cluster.tests.manifests import load, rights_of
 from cluster.tests.manifests import named as named_of
 from cluster.tests.quota.test_quota_keeper import active, keeping, put_flavor, put_workload, quota
 from cluster.tests.quota.test_quota_keeper import put_node as put_lending
+from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules
+from criproxy.model import Pod, PodRef
 from criproxy_cluster.certificates.keeper import AUTHORITY, CONFIGURATION, SERVICE, SERVING, CertificateKeeper
 from criproxy_cluster.cli import main
 from criproxy_cluster.commands.webhook import WebhookSettings
@@ -32,7 +34,7 @@ from criproxy_cluster.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, O
 from criproxy_cluster.vocabulary.presets import EVERY_MARK, OWN_MARK
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.webhook.app import CONVERT
-from criproxy_cluster.webhook.conversion import ConversionSettings
+from criproxy_cluster.webhook.conversion import ConversionSettings, is_offline
 
 _BASE = Path(__file__).parent.parent / "manifests" / "base"
 
@@ -123,6 +125,41 @@ def test_no_entry_can_hold_up_the_cluster_or_the_webhook_s_own_pods():
         namespaces = parsed(one["name"], 1, {"selector": one["namespaceSelector"]}).selector
         assert not any(namespaces.selects({"kubernetes.io/metadata.name": name}) for name in ("kube-system", own))
         assert namespaces.selects({"kubernetes.io/metadata.name": "batch"})
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "criproxy-system", "batch"])
+@pytest.mark.parametrize("mark", EVERY_MARK, ids=lambda mark: f"{mark.of}-{mark.key}")
+def test_nodes_and_the_cluster_take_the_same_for_a_mark(mark, namespace):
+    given = {"labels": {}, "annotations": {}, f"{mark.of}s": {mark.key: mark.value}}
+    of_pod = Pod(PodRef("uid", namespace, "pod"), given["labels"], given["annotations"])
+    (configuration,) = of_kind("MutatingWebhookConfiguration")
+
+    def sent(entry):
+        selectors = (
+            (entry["objectSelector"], given["labels"]),
+            (
+                entry.get("namespaceSelector", {}),
+                {"kubernetes.io/metadata.name": namespace},
+            ),
+        )
+        conditions = [marks_of(one) for one in entry.get("matchConditions", ())]
+        return all(parsed("one", 1, {"selector": one}).selector.selects(labels) for one, labels in selectors) and all(
+            any(given["annotations"].get(key) == value for key, value in one) for one in conditions
+        )
+
+    offline = OfflineRules((DEFAULT_RULE,), PRESETS).why(of_pod) is not None
+    assert offline == (mark.of == "label" or namespace == "batch")
+    assert any(map(sent, configuration["webhooks"])) == offline
+    assert is_offline({"metadata": {"namespace": namespace, **given}}) == offline
+
+
+def test_policies_of_all_marks_know_where_annotations_are_none():
+    """The real API server reads the expressions, cluster/integration/test_marks.py."""
+    policies = {one["metadata"]["name"].partition(".")[0]: one["spec"] for one in of_kind("ValidatingAdmissionPolicy")}
+    (unmarked,) = [one for one in policies["unmarked"]["matchConditions"] if one["name"] == "no-mark"]
+    (record,) = policies["record"]["validations"]
+    there = 'one[0] == "labels" || !(request.namespace in ["kube-system", "criproxy-system"])'
+    assert there in unmarked["expression"] and there in record["expression"]
 
 
 def test_a_namespace_may_leave_the_annotations_to_another_system():

@@ -199,7 +199,10 @@ class Colocation(Struct, frozen=True, kw_only=True):
     ] = False
     presets: Annotated[
         tuple[MarksName, ...],
-        doc("Other systems' marks of offline pods, taken in addition to the rules."),
+        doc(
+            "Other systems' marks of offline pods, taken in addition to the rules. Those that are annotations mark no "
+            "pod of kube-system and criproxy-system."
+        ),
     ] = ()
     rules: Annotated[
         tuple[RuleTable, ...],

@@ -40,12 +40,16 @@ class Test(enum.StrEnum):
 
 
 class Rule(Struct, frozen=True):
-    """One way to be offline. `key` is the label's or annotation's ("" for a namespace); `value` is "" for PRESENT."""
+    """One way to be offline. `key` is the label's or annotation's ("" for a namespace); `value` is "" for PRESENT.
+
+    `not_in`: the namespaces whose pods it never matches.
+    """
 
     subject: Subject
     key: str
     test: Test
     value: str
+    not_in: tuple[str, ...] = ()
 
     def why(self, pod: Pod) -> str | None:
         """Why `pod` matches, in words; None when it does not."""
@@ -64,6 +68,8 @@ class Rule(Struct, frozen=True):
                 return None
 
     def _found(self, pod: Pod) -> str | None:
+        if pod.ref.namespace in self.not_in:
+            return None
         match self.subject:
             case Subject.LABEL:
                 return pod.labels.get(self.key)
@@ -74,7 +80,7 @@ class Rule(Struct, frozen=True):
 
 
 def _rule(mark: Mark) -> Rule:
-    return Rule(Subject(mark.of), mark.key, Test.EQUALS, mark.value)
+    return Rule(Subject(mark.of), mark.key, Test.EQUALS, mark.value, mark.not_in)
 
 
 DEFAULT_RULE: Final = _rule(OWN_MARK)

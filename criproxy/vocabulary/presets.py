@@ -17,12 +17,21 @@ MILLICORES: Final = 1000
 CORES: Final = 1
 
 
+SYSTEM_NAMESPACES: Final = ("kube-system", "criproxy-system")
+"""Without a label no pod here waits for the webhook, so annotations are no marks here, to the nodes neither."""
+
+
 class Mark(Struct, frozen=True):
     """A label, or an annotation, that makes a pod with just this value an offline one."""
 
     key: str
     value: str
     of: Literal["label", "annotation"] = "label"
+
+    @property
+    def not_in(self) -> tuple[str, ...]:
+        """The namespaces in which it marks no pod."""
+        return SYSTEM_NAMESPACES if self.of == "annotation" else ()
 
 
 class ExtendedNames(Struct, frozen=True):

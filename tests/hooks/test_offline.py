@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.model import Pod, PodRef
 from criproxy.vocabulary.names import RESOURCES
-from criproxy.vocabulary.presets import MARKS
+from criproxy.vocabulary.presets import EVERY_MARK, MARKS, SYSTEM_NAMESPACES
 
 DEFAULT = OfflineRules((DEFAULT_RULE,))
 EVERYTHING = OfflineRules((Rule(Subject.NAMESPACE, "", Test.PREFIX, ""),))
@@ -54,6 +54,15 @@ def test_preset_matches_its_own_marks_only(preset: str) -> None:
             reason = OfflineRules((), {name: rules}).why(subject)
             assert (reason is not None) == (name == preset)
             assert reason is None or reason.endswith(f"(preset {name})")
+
+
+@pytest.mark.parametrize("namespace", SYSTEM_NAMESPACES)
+def test_preset_s_annotation_marks_no_pod_of_the_system_and_a_rule_s_own_does(namespace: str) -> None:
+    for mark in EVERY_MARK:
+        values = {mark.key: mark.value}
+        subject = pod(values, None, namespace) if mark.of == "label" else pod(None, values, namespace)
+        assert (OfflineRules((DEFAULT_RULE,), PRESETS).why(subject) is not None) == (mark.of == "label")
+        assert OfflineRules((Rule(Subject(mark.of), mark.key, Test.EQUALS, mark.value),)).why(subject) is not None
 
 
 def test_koordinator_pod_of_another_class_is_online() -> None:

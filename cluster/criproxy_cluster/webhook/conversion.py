@@ -129,12 +129,13 @@ class ConversionSettings(Struct, frozen=True):
 
 
 def is_offline(pod: Json) -> bool:
-    """Whether a label or an annotation marks it so. The API's copies of static pods do not count."""
+    """Whether a label or an annotation marks it so in its namespace. The API's copies of static pods do not count."""
     meta = _table(pod.get("metadata"), "metadata")
     found = {of: _table(meta.get(f"{of}s"), f"metadata.{of}s") for of in ("label", "annotation")}
     if MIRROR in found["annotation"]:
         return False
-    return any(found[mark.of].get(mark.key) == mark.value for mark in EVERY_MARK)
+    marks = (mark for mark in EVERY_MARK if meta.get("namespace") not in mark.not_in)
+    return any(found[mark.of].get(mark.key) == mark.value for mark in marks)
 
 
 def converted(pod: Json, settings: ConversionSettings) -> Json:

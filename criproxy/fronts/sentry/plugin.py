@@ -64,7 +64,7 @@ class Rules:
     def __init__(self, path: str) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
-        self._rules: list[dict[str, str]] = []
+        self._rules: list[tuple[dict[str, str], list[str]]] = []
         self._let_by: frozenset[str] = frozenset()
 
     def why(self, sandbox_id: str, namespace: str, labels: dict[str, str], annotations: dict[str, str]) -> str:
@@ -74,7 +74,9 @@ class Rules:
             return ""
         if namespace == "kube-system" and annotations.get("kubernetes.io/config.source", "api") != "api":
             return ""  # a static pod of the node itself
-        for rule in self._rules:
+        for rule, not_in in self._rules:
+            if namespace in not_in:
+                continue
             subject, key = rule["subject"], rule["key"]
             found = {"label": labels, "annotation": annotations}.get(subject, {"": namespace}).get(key)
             if found is not None and _matches(rule["test"], rule["value"], found):
@@ -95,8 +97,8 @@ class Rules:
             pass
 
 
-def _checked(orders: object) -> tuple[list[dict[str, str]], frozenset[str]]:
-    """Raises ValueError for what is no SentryOrders."""
+def _checked(orders: object) -> tuple[list[tuple[dict[str, str], list[str]]], frozenset[str]]:
+    """Each rule with the namespaces that it is not for. Raises ValueError for what is no SentryOrders."""
     if not isinstance(orders, dict):
         raise ValueError("no object")
     rules, let_by = orders.get("rules"), orders.get("let_by")
@@ -105,7 +107,9 @@ def _checked(orders: object) -> tuple[list[dict[str, str]], frozenset[str]]:
     for rule in rules:
         if not isinstance(rule, dict) or not all(isinstance(rule.get(key), str) for key in _RULE):
             raise ValueError("no rule")
-    return rules, frozenset(map(str, let_by))
+        if not isinstance(rule.get("not_in", []), list):  # an older criproxy writes none
+            raise ValueError("no list of namespaces")
+    return [(rule, list(map(str, rule.get("not_in", [])))) for rule in rules], frozenset(map(str, let_by))
 
 
 def _matches(test: str, value: str, found: str) -> bool:

@@ -53,6 +53,7 @@ PODS = {
     "the namespace": ({}, {}, "night"),
     "a preset": ({"koordinator.sh/qosClass": "BE"}, {}, "shop"),
     "a preset's annotation": ({}, {"mixer.kubernetes.io/app-class": "greedy"}, "shop"),
+    "a preset's annotation in kube-system": ({}, {"mixer.kubernetes.io/app-class": "greedy"}, "kube-system"),
     "converted": ({}, {RESOURCES: "{}"}, "shop"),
     "a static pod of the node": (MARKED, {CONFIG_SOURCE: "file"}, "kube-system"),
     "an offline pod in kube-system": (MARKED, {CONFIG_SOURCE: "api"}, "kube-system"),
@@ -103,7 +104,17 @@ def test_a_pod_that_started_before_the_rules_held_is_let_by(tmp_path: Path) -> N
     assert response(session(tmp_path / "rules", OF_ALL_KINDS, "s2"), create(labels=MARKED)).startswith(REFUSED)
 
 
-BROKEN = (b"", b"{", b"{}", b"[]", b'{"rules": 1, "let_by": []}', b'{"rules": [{"key": "a"}], "let_by": []}', b"\xff")
+NO_LIST = b'{"rules": [{"subject": "label", "key": "a", "test": "present", "value": "", "not_in": 1}], "let_by": []}'
+BROKEN = (
+    b"",
+    b"{",
+    b"{}",
+    b"[]",
+    b'{"rules": 1, "let_by": []}',
+    b'{"rules": [{"key": "a"}], "let_by": []}',
+    b"\xff",
+    NO_LIST,
+)
 
 
 @pytest.mark.parametrize("content", BROKEN)
