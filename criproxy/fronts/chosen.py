@@ -45,7 +45,8 @@ class ChosenEngine:
         self._clock = clock
         self._metrics = metrics
         self._log = log
-        self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid)
+        # An old process that drains may serve one beside ours: none is published, so they share no path.
+        self._private = ListenSocket(listen.path.with_name(_FALLBACK), pid, succeeds=True)
         self._making = asyncio.Lock()
         self._fallback: Engine | None = None
         self._relay: RelayServer | None = None

@@ -277,3 +277,42 @@ def test_leftover_of_a_fallback_that_was_killed_is_cleared_at_the_next_start(tmp
 
     asyncio.run(run())
     assert not left.exists()
+
+
+def test_fallback_begins_while_the_one_of_an_old_process_that_drains_serves(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with stage(tmp_path, "relay") as on, on.client() as client:
+            go_on = asyncio.Event()
+
+            async def slow(seen: Seen, context: Any) -> None:
+                await receive_all(seen, context)
+                await go_on.wait()
+                await context.write(b"done")
+
+            on.runtime.script[RUN] = slow
+            for _ in range(5):
+                await on.break_relay()
+            call = client.unary_unary(RUN)(b"")
+            await until(lambda: on.runtime.in_flight == 1)
+            successor = ChosenEngine(
+                "relay",
+                on.runtime.path,
+                ListenSocket(on.listen.path, PID + 1, succeeds=True),
+                pid=PID + 1,
+                interceptor=on.interceptor,
+                metrics=on.metrics,
+                clock=on.clock,
+                log=structlog.get_logger(),
+            )
+            await successor.start()
+            draining = asyncio.create_task(on.engine.drain(20))
+            try:
+                assert await successor._fall_back() == tmp_path / f"grpc.{PID + 1}"
+                assert on.private.exists()
+                go_on.set()
+                assert await call == b"done"
+                await draining
+            finally:
+                await successor.stop(0)
+
+    asyncio.run(run())
