@@ -19,11 +19,12 @@ Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /pr
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import posixpath
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
@@ -50,7 +51,10 @@ from criproxy.vocabulary.unboundable import (
 _TIMEOUT_S: Final = 10.0
 
 _MOST_READERS: Final = 16
-"""Threads, of which none begins for a mount that another one waits for."""
+"""Threads, of which one looks at a time, unless it takes long."""
+
+_LONG: Final = 0.1
+"""Of its time-out, after which another thread looks at what other pods mount."""
 
 _MOST_LINKS: Final = 40
 """On one path. Source: path_resolution(7)."""
@@ -221,23 +225,40 @@ _NOWHERE: Final = MountPoint("", "", "", "", "")
 
 
 class _Reader(Struct, eq=False):
-    """A thread that looks at paths, of one pod at a time. `at`: the mount that it looks at."""
+    """A thread that looks at paths, of one pod at a time. `at`: the mount that it looks at.
+
+    `looking`: for a pod that waits for the answer, since `since_s`, in the event loop's time.
+    """
 
     worker: Worker
     at: MountPoint = _NOWHERE
-    busy: bool = False
+    looking: asyncio.Task[str] | None = None
+    since_s: float = 0.0
 
     @property
     def idle(self) -> bool:
-        return not self.busy and not self.worker.stuck
+        return self.looking is None and not self.worker.stuck
+
+
+class _OccupiedError(Exception):
+    """Another reader has been busy for long, and is at a mount that this one would look at."""
+
+    def __init__(self, reader: _Reader, point: str) -> None:
+        super().__init__(f"{point[:SHOWN]} has not answered an earlier pod yet")
+        self.reader = reader
+
+
+_Look = Callable[[_Reader, Mapping[str, _Reader]], str]
+"""What a reader does for a pod. The mapping: the others that take long, by the id of the mount that they are at."""
 
 
 class HostPaths(Shows):
     """Asks the node, in threads of its own: a path may be on a disk or a server that does not answer.
 
     A thread that hangs is left to it, and other pods have others, so that one server that is gone only keeps out the
-    pods that mount something of it. `root_dir` is kubelet's. The mounts are those of process 1, as kubelet and the
-    runtime see them.
+    pods that mount something of it. Where a thread takes long, no other looks at the same mount: pods that come
+    together wait for the one that came first. `root_dir` is kubelet's. The mounts are those of process 1, as kubelet
+    and the runtime see them.
     """
 
     GAUGES = (
@@ -255,6 +276,8 @@ class HostPaths(Shows):
         self._mountinfo = mountinfo
         self._timeout_s = timeout_s
         self._readers: tuple[_Reader, ...] = (self._begun(),)
+        self._next: Final = asyncio.Lock()
+        """Of the pod whose turn it is to have a reader."""
         self._ended: Final = asyncio.Event()
         """Set as a reader has done with a pod."""
         self._mounted: frozenset[str] = frozenset()
@@ -268,15 +291,9 @@ class HostPaths(Shows):
 
     async def check(self, uid: str, suspects: Sequence[HostMount], hardening: Hardening) -> None:
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
-        what, own = "find what hostPath volumes lead to", f"{self._pods}/{uid}"
+        look = partial(self._look, mounted=suspects, own=f"{self._pods}/{uid}", hardening=hardening)
         try:
-            reader, waited_for = await self._free(), frozenset(one.at.id for one in self._hanging())
-            reader.busy = True
-            look = reader.worker.run(what, lambda: self._look(reader, suspects, own, hardening, waited_for))
-            looking = asyncio.create_task(look)
-            looking.add_done_callback(partial(self._looked, reader))
-            await asyncio.wait((looking,))  # a caller that is cancelled leaves the look running
-            refusal = looking.result()
+            refusal = await self._answer(look, waits=True)
         except OSError as error:
             raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
         if refusal:
@@ -296,22 +313,48 @@ class HostPaths(Shows):
     def _hanging(self) -> list[_Reader]:
         return [one for one in self._readers if one.worker.stuck]
 
+    def _takes_long(self, reader: _Reader) -> bool:
+        busy_s = 0.0 if reader.looking is None else asyncio.get_running_loop().time() - reader.since_s
+        return reader.worker.stuck or busy_s > self._timeout_s * _LONG
+
+    async def _answer(self, look: _Look, *, waits: bool) -> str:
+        """`waits`: for another pod's look at the same mount, if need be. Raises OSError."""
+        reader = await self._free()
+        occupied = {one.at.id: one for one in self._readers if self._takes_long(one)}
+        job = partial(look, reader, occupied)
+        looking = asyncio.create_task(reader.worker.run("find what hostPath volumes lead to", job))
+        reader.looking, reader.since_s = looking, asyncio.get_running_loop().time()
+        looking.add_done_callback(partial(self._looked, reader))
+        await asyncio.wait((looking,))  # a caller that is cancelled leaves the look running
+        try:
+            return looking.result()
+        except _OccupiedError as error:
+            other = error.reader
+            if not waits or other.worker.stuck:
+                raise StuckError(str(error)) from error
+            if other.looking is not None:
+                await asyncio.wait((other.looking,))
+            return await self._answer(look, waits=False)
+
     async def _free(self) -> _Reader:
-        """An idle one, or a new one; where there are too many, the next that is idle. Raises OSError."""
-        async with asyncio.timeout(self._timeout_s):
+        """An idle one, or a new one; where there is none to be had, the next that is. Raises OSError."""
+        async with self._next, asyncio.timeout(self._timeout_s):
             while (reader := self._idle() or self._another()) is None:
                 self._ended.clear()
-                await self._ended.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._timeout_s * _LONG):
+                        await self._ended.wait()
         return reader
 
     def _idle(self) -> _Reader | None:
         return next((one for one in self._readers if one.idle), None)
 
     def _another(self) -> _Reader | None:
-        """None: there are too many already. Raises StuckError."""
-        if len(self._readers) >= _MOST_READERS:
-            if all(one.worker.stuck for one in self._readers):
-                raise StuckError(f"{len(self._readers)} earlier looks have not been answered yet")
+        """None: there are too many already, or one that may soon be idle. Raises StuckError."""
+        full = len(self._readers) >= _MOST_READERS
+        if full and all(one.worker.stuck for one in self._readers):
+            raise StuckError(f"{len(self._readers)} earlier looks have not been answered yet")
+        if full or not all(map(self._takes_long, self._readers)):
             return None
         try:
             begun = self._begun()
@@ -321,7 +364,7 @@ class HostPaths(Shows):
         return begun
 
     def _looked(self, reader: _Reader, looking: asyncio.Task[str]) -> None:
-        reader.busy = False
+        reader.looking = None
         self._ended.set()
         self._end_idle()
         if not looking.cancelled():
@@ -335,7 +378,13 @@ class HostPaths(Shows):
         self._readers = tuple(one for one in self._readers if one not in surplus)
 
     def _look(
-        self, reader: _Reader, mounted: Sequence[HostMount], own: str, hardening: Hardening, waited_for: Collection[str]
+        self,
+        reader: _Reader,
+        occupied: Mapping[str, _Reader],
+        *,
+        mounted: Sequence[HostMount],
+        own: str,
+        hardening: Hardening,
     ) -> str:
         mounts = parse_mount_table(kernel_text(self._mountinfo.read_bytes()))
         self._mounted = frozenset(one.id for one in mounts)
@@ -344,8 +393,8 @@ class HostPaths(Shows):
         @cache
         def link_at(path: str) -> str:
             reader.at = _mount_of(path, points)
-            if reader.at.id in waited_for:
-                raise StuckError(f"{reader.at.point[:SHOWN]} has not answered an earlier pod yet")
+            if (other := occupied.get(reader.at.id)) is not None:
+                raise _OccupiedError(other, reader.at.point)
             return _link_at(path)
 
         node = NodePaths(mounts, lambda path: resolved(path, link_at), own, hardening)

@@ -323,21 +323,23 @@ class DeadServer:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.back = threading.Event()
+        self.entered = 0
         self.links = {f"/var/link{number}": f"../mnt/dead/{number}" for number in range(100)} | {
             "/var/link": "/mnt/dead"
         }
-        self._mountinfo = folder / "mountinfo"
+        self.mountinfo = folder / "mountinfo"
         self.mount("60")
         monkeypatch.setattr(os, "readlink", self._readlink)
-        self.node = HostPaths(KUBELET, self._mountinfo, timeout_s=0.2)
+        self.node = HostPaths(KUBELET, self.mountinfo, timeout_s=0.2)
 
     def mount(self, id: str) -> None:
-        self._mountinfo.write_text(
+        self.mountinfo.write_text(
             f"{MOUNTS}59 20 8:49 / /var rw - ext4 /dev/sdd1 rw\n{id} 20 0:99 / /mnt/dead rw - nfs4 10.0.0.9:/ rw\n"
         )
 
     def _readlink(self, path: str) -> str:
         if path.startswith("/mnt/dead"):
+            self.entered += 1
             self.back.wait()
         if path in self.links:
             return self.links[path]
@@ -391,6 +393,33 @@ def test_pods_that_come_while_a_look_hangs_do_not_wait_for_it(server: DeadServer
         first, *refusals = await asyncio.gather(server.refusal("a", "/mnt/dead/1"), *others)
         assert first
         assert not any(refusals)
+
+    asyncio.run(scenario())
+
+
+def test_pods_that_come_together_have_few_threads_hang_at_a_server_that_is_gone(server: DeadServer) -> None:
+    server.node = HostPaths(KUBELET, server.mountinfo, timeout_s=2.0)
+
+    async def scenario() -> None:
+        refusals = await asyncio.gather(*(server.refusal(f"a{number}", f"/mnt/dead/{number}") for number in range(16)))
+        assert "no answer from the kernel within 2 s" in refusals[0]
+        assert all(refusals)
+        assert server.entered <= 2
+        assert await server.refusal("b", "/data/1") == ""
+
+    asyncio.run(scenario())
+
+
+def test_pods_that_come_together_wait_for_a_server_that_is_slow(server: DeadServer) -> None:
+    server.node = HostPaths(KUBELET, server.mountinfo, timeout_s=10.0)
+
+    async def scenario() -> None:
+        asked = asyncio.gather(*(server.refusal(f"a{number}", f"/mnt/dead/{number}") for number in range(16)))
+        await until(lambda: server.entered)
+        assert await server.refusal("b", "/data/1") == ""
+        assert server.entered <= 2
+        server.back.set()
+        assert await asked == [""] * 16
 
     asyncio.run(scenario())
 
