@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Final
 
 import msgspec
@@ -47,9 +47,6 @@ it can pass its connection on. Unset: it has none. With another pid, a version t
 """
 
 _MAX_LISTENERS: Final = 8
-
-NriSocket = socket.socket | None
-"""The connection to the runtime's NRI that is passed on; None: there is none."""
 
 
 class Predecessor(Struct):
@@ -130,7 +127,7 @@ class Predecessor(Struct):
         admission: AdmitsPods,
         on_main: Callable[[], None],
         on_changed: Callable[[], Awaitable[None]],
-        take_nri: Callable[[NriSocket, bytes], object],
+        take_nri: Callable[[Sequence[socket.socket], bytes], object],
     ) -> None:
         """Answer the old process until it has gone. `on_changed` is awaited when the runtime's pods have changed.
 
@@ -154,7 +151,7 @@ class Predecessor(Struct):
                     case Main():
                         on_main()
                     case NriMessage(state):
-                        take_nri(next(iter(self._passed()), None), bytes(state))
+                        take_nri(self._passed(), bytes(state))
                     case AdmitMessage():
                         self._answering.add(task := asyncio.create_task(self._answer(message, admission)))
                         task.add_done_callback(self._answering.discard)
@@ -166,7 +163,7 @@ class Predecessor(Struct):
             self.gone.set()
             following.cancel()
             self.way.close()
-        take_nri(None, b"")
+        take_nri((), b"")
         on_main()  # it may have died before it could say so
         await listed()
 

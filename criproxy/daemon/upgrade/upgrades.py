@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -33,7 +34,7 @@ from criproxy.daemon.upgrade.channel import (
     Ready,
     Take,
 )
-from criproxy.daemon.upgrade.predecessor import NRI_EVENTS, NriSocket, Predecessor
+from criproxy.daemon.upgrade.predecessor import NRI_EVENTS, Predecessor
 from criproxy.daemon.upgrade.successor import HandedOver, HandOverRefusedError, Successor, UpgradeError, hand_over
 from criproxy.fronts.engine import Engine
 from criproxy.fronts.nri.front import NriFront
@@ -159,11 +160,12 @@ class Upgrades(Struct):
         recorder.predecessor(there=False)
         self.tasks.attempt("clear the sockets that others have left", self._clear_leftovers())
 
-    def _take_nri(self, connection: NriSocket, state: bytes) -> None:
+    def _take_nri(self, sockets: Sequence[socket.socket], state: bytes) -> None:
         if self.nri is not None:
-            self.nri.take(connection, state)
-        elif connection is not None:
-            connection.close()
+            self.nri.take(sockets, state)
+            return
+        for one in sockets:
+            one.close()
 
     async def _clear_leftovers(self) -> None:
         await asyncio.sleep(_ENDING_S)
@@ -289,11 +291,11 @@ class Upgrades(Struct):
 
 
 def _pass_nri(
-    successor: Successor, log: structlog.typing.FilteringBoundLogger, connection: NriSocket, state: bytes
+    successor: Successor, log: structlog.typing.FilteringBoundLogger, sockets: Sequence[socket.socket], state: bytes
 ) -> None:
     """One whose state is too long for a message is not passed on: the new process dials the runtime."""
     if len(state) > MOST_STATE_BYTES:
         log.warning("nri_not_passed_on", state_bytes=len(state), most_bytes=MOST_STATE_BYTES)
-        connection, state = None, b"null"
-    successor.give([connection] if connection is not None else [])
+        sockets, state = (), b"null"
+    successor.give(sockets)
     successor.channel.send(NriMessage(msgspec.Raw(state)))

@@ -19,7 +19,7 @@ once its calls have ended.
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -116,8 +116,10 @@ class PassedOn(Struct, frozen=True):
     plugin: PluginMemory
 
 
-PassOn = Callable[[socket.socket | None, bytes], object]
-"""Gives another process a connection, and its `PassedOn` as JSON; None, and null: there is none."""
+PassOn = Callable[[Sequence[socket.socket], bytes], object]
+"""Gives another process a connection, and its `PassedOn` as JSON; (), and null: there is none. The sockets are the
+runtime's and, where the launcher has brought it, the launcher's, which ends once nobody has that open.
+"""
 
 
 class NriFront(Shows):
@@ -220,19 +222,19 @@ class NriFront(Shows):
         except OSError as error:
             self._log.warning("launcher_cannot_come", error=str(error))
 
-    def take(self, connection: socket.socket | None, state: bytes) -> None:
-        """The other process's connection, and its `PassedOn` as JSON; None, where it has none: we dial."""
+    def take(self, sockets: Sequence[socket.socket], state: bytes) -> None:
+        """The other process's connection, as `PassOn` says; (): it has none, so we dial."""
         with contextlib.suppress(msgspec.MsgspecError):
-            if self.awaits and not self._leaves and connection is not None:
+            if self.awaits and not self._leaves and sockets:
                 passed = msgspec.json.decode(state, type=PassedOn)
                 self.awaits = False
                 self.plugin.recall(passed.plugin)
-                task = asyncio.ensure_future(self._go_on(connection, passed.by))
+                task = asyncio.ensure_future(self._go_on(*sockets, by=passed.by))
                 self._following.add(task)
                 task.add_done_callback(self._following.discard)
                 return
-        if connection is not None:
-            connection.close()
+        for one in sockets:
+            one.close()
         self._await_no_more()
 
     def _await_no_more(self) -> None:
@@ -264,10 +266,10 @@ class NriFront(Shows):
     def _pass(self, pass_on: PassOn) -> None:
         """The first that rests between two messages."""
         for one in self._connections:
-            if one.rests and one.synchronized.is_set() and (socket_of := one.socket) is not None:
-                pass_on(socket_of, msgspec.json.encode(PassedOn(one.by, self.plugin.memory())))
+            if one.rests and one.synchronized.is_set() and (sockets := one.sockets):
+                pass_on(sockets, msgspec.json.encode(PassedOn(one.by, self.plugin.memory())))
                 return
-        pass_on(None, b"null")
+        pass_on((), b"null")
 
     async def stop(self, grace_s: float) -> None:
         await self.drain(min(grace_s, DEADLINE_S))
@@ -319,19 +321,23 @@ class NriFront(Shows):
             )
         return ""
 
-    async def _serve_handed(self, handed: Handed, runtime: socket.socket) -> None:
-        await self._serve(runtime, handed.plugin_name, handed.plugin_index, "launcher")
+    async def _serve_handed(self, handed: Handed, runtime: socket.socket, launcher: socket.socket) -> None:
+        await self._serve(runtime, handed.plugin_name, handed.plugin_index, "launcher", launcher)
 
-    async def _go_on(self, runtime: socket.socket, by: str) -> None:
+    async def _go_on(self, runtime: socket.socket, *launcher: socket.socket, by: str) -> None:
         """With a connection on which another process was registered."""
         runtime.setblocking(False)
-        connection = NriConnection(self.plugin, by, self._log, goes_on=True)
-        made = await self._connected_by(connection, runtime)
-        self._taken.set()
-        if made:
-            await self._until_end(connection)
-        else:
-            self._ended(connection)
+        connection = NriConnection(self.plugin, by, self._log, *launcher, goes_on=True)
+        try:
+            made = await self._connected_by(connection, runtime)
+            self._taken.set()
+            if made:
+                await self._until_end(connection)
+            else:
+                self._ended(connection)
+        finally:
+            for one in launcher:
+                one.close()
 
     async def _connected_by(self, connection: "NriConnection", runtime: socket.socket) -> bool:
         try:
@@ -343,9 +349,9 @@ class NriFront(Shows):
         self._connections.add(connection)
         return True
 
-    async def _serve(self, runtime: socket.socket, name: str, index: str, by: str) -> bool:
+    async def _serve(self, runtime: socket.socket, name: str, index: str, by: str, *launcher: socket.socket) -> bool:
         """Until the connection ends; whether it came to be synchronized."""
-        connection = NriConnection(self.plugin, by, self._log)
+        connection = NriConnection(self.plugin, by, self._log, *launcher)
         if not await self._connected_by(connection, runtime):
             return False
         connection.send(connection.session.register(name, index))
@@ -493,8 +499,11 @@ class NriFront(Shows):
 class NriConnection(asyncio.Protocol):
     """One connection to the runtime: calls are answered in the order in which they are decided."""
 
-    def __init__(self, plugin: NriPlugin, by: str, log: FilteringBoundLogger, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, plugin: NriPlugin, by: str, log: FilteringBoundLogger, *launcher: socket.socket, goes_on: bool = False
+    ) -> None:
         self.by = by
+        self._launcher = launcher
         self.session: Final = Session()
         self.synchronized: Final = asyncio.Event()
         self.ended: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -507,6 +516,8 @@ class NriConnection(asyncio.Protocol):
         self._log = log
         self._transport: asyncio.Transport | None = None
         self._pending: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Future[NriAnswer]] = set()
+        """What is still decided of calls that were refused meanwhile: for kubelet's next try."""
 
     @property
     def busy(self) -> bool:
@@ -518,19 +529,19 @@ class NriConnection(asyncio.Protocol):
         return self._configured and not self._events_taken and self.ended.done()
 
     @property
-    def socket(self) -> socket.socket | None:
-        """None: it has ended."""
+    def sockets(self) -> Sequence[socket.socket]:
+        """Its own and, where the launcher has brought it, the launcher's; (): it has ended."""
         if self._transport is None or self._transport.is_closing():
-            return None
-        return cast("socket.socket", self._transport.get_extra_info("socket"))
+            return ()
+        return cast("socket.socket", self._transport.get_extra_info("socket")), *self._launcher
 
     async def idle(self) -> None:
-        """Until no call is under way."""
+        """Until every call has its answer."""
         while self.busy:
             await asyncio.wait(self._pending)
 
     async def rest(self) -> None:
-        """Until no call is under way, and nothing is read any more: what the runtime says next is another's to read."""
+        """Until every call has its answer, and nothing is read any more: what comes next is for another to read."""
         while (transport := self._transport) is not None:
             await self.idle()
             if self.session.whole and not transport.get_write_buffer_size():
@@ -601,14 +612,19 @@ class NriConnection(asyncio.Protocol):
         await asyncio.wait((deciding,), timeout=within_s)
         if not deciding.done():
             self._answer(call, pending.late(within_s))
-            with contextlib.suppress(Exception):
-                await deciding
+            self._late.add(deciding)
+            deciding.add_done_callback(self._decided_late)
             return
         if (error := deciding.exception()) is not None:  # only offline pods' calls wait
             self._log.error("nri_call_failed", method=call.method, exc_info=error)
             self._answer(call, NriRefusal(Code.INTERNAL, f"criproxy failed in {call.method}: {error}"))
         else:
             self._answer(call, deciding.result())
+
+    def _decided_late(self, deciding: asyncio.Future[NriAnswer]) -> None:
+        self._late.discard(deciding)
+        if not deciding.cancelled():
+            deciding.exception()  # nobody is there to see it
 
     def _answer(self, call: Called, answer: NriAnswer) -> None:
         if isinstance(answer, NriRefusal):

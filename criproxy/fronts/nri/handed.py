@@ -39,8 +39,10 @@ class Handed(Struct, frozen=True):
     runtime: str = ""
 
 
-TakeHanded = Callable[[Handed, socket.socket], Coroutine[Any, Any, None]]
-"""Serves a connection to the runtime until it ends, and closes it. It does not block."""
+TakeHanded = Callable[[Handed, socket.socket, socket.socket], Coroutine[Any, Any, None]]
+"""Serves a connection to the runtime until it ends, and closes it. It does not block. The second socket is the
+launcher's, which ends once nobody has that open.
+"""
 
 
 class HandedListener:
@@ -115,7 +117,7 @@ class HandedListener:
             with contextlib.suppress(OSError):  # a launcher that died has handed its connection over all the same
                 launcher.send(TAKEN)
             self._log.info("nri_handed_over", plugin=f"{handed.plugin_index}-{handed.plugin_name}", by="launcher")
-            await self._take(handed, runtime)
+            await self._take(handed, runtime, launcher)
 
 
 async def _received(launcher: socket.socket) -> tuple[Handed, socket.socket]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -81,13 +81,12 @@ async def handed_over() -> AsyncIterator[Two]:
 
     nri: list[tuple[bytes, bytes]] = []
 
-    def take_nri(connection: socket.socket | None, state: bytes) -> None:
-        if connection is None:
-            nri.append((b"", state))
-            return
-        with connection:
-            assert not connection.get_inheritable()
-            nri.append((connection.recv(10), state))
+    def take_nri(sockets: Sequence[socket.socket], state: bytes) -> None:
+        said = b"".join(one.recv(10) for one in sockets)
+        assert not any(one.get_inheritable() for one in sockets)
+        for one in sockets:
+            one.close()
+        nri.append((said, state))
 
     assert predecessor.listeners() == []
     box, remote = FakeAdmissions(), Remote(channel)
@@ -111,12 +110,14 @@ def test_connection_to_nri_is_passed_on_once_the_listeners_have_been() -> None:
     async def play() -> None:
         async with handed_over() as two:
             runtime, ours = socket.socketpair()
-            with runtime, ours:
+            launcher, its = socket.socketpair()
+            with runtime, ours, launcher, its:
                 runtime.sendall(b"a call")
-                socket.send_fds(two.giving, [b"sockets"], [ours.fileno()])
-                two.channel.send(NriMessage(msgspec.Raw(b'{"by":"socket"}')))
+                launcher.sendall(b", 1")
+                socket.send_fds(two.giving, [b"sockets"], [ours.fileno(), its.fileno()])
+                two.channel.send(NriMessage(msgspec.Raw(b'{"by":"launcher"}')))
                 await until(lambda: two.nri)
-                assert two.nri == [(b"a call", b'{"by":"socket"}')]
+                assert two.nri == [(b"a call, 1", b'{"by":"launcher"}')]
             two.channel.send(NriMessage())
             await until(lambda: len(two.nri) == 2)
             assert two.nri[1] == (b"", b"null")

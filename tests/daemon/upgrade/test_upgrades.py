@@ -269,7 +269,7 @@ def test_connection_whose_state_is_too_long_for_a_message_is_dialled_anew(
         give=lambda sockets: given.append(len(sockets)), channel=SimpleNamespace(send=messages.append)
     )
     with socket.socket() as connection:
-        upgrades._pass_nri(successor, log, connection, state)
+        upgrades._pass_nri(successor, log, [connection], state)
     assert (given, bytes(messages[0].state)) == ([passed], sent)
     assert log.names() == ([] if passed else ["nri_not_passed_on"])
 

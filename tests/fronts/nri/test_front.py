@@ -19,7 +19,7 @@ from criproxy.concurrency.clock import Clock
 from criproxy.fronts.nri import front as front_module
 from criproxy.fronts.nri import messages as nri
 from criproxy.fronts.nri.front import NriFront, PassedOn
-from criproxy.fronts.nri.handed import NAME
+from criproxy.fronts.nri.handed import NAME, TAKEN
 from criproxy.fronts.nri.plugin import RuntimeSeen
 from criproxy.model.modes import Mode
 from tests.fakes.nri import (
@@ -282,8 +282,13 @@ async def test_a_connection_that_is_handed_over_is_served_and_the_socket_is_not_
 
 def brought(directory: Path) -> AsyncNri:
     """The runtime's end of a connection that the launcher brings."""
+    with socket.socket(socket.AF_UNIX) as launcher:
+        return brought_by(launcher, directory)
+
+
+def brought_by(launcher: socket.socket, directory: Path) -> AsyncNri:
     ours, theirs = socket.socketpair()
-    with socket.socket(socket.AF_UNIX) as launcher, theirs:
+    with theirs:
         launcher.connect(str(directory / NAME))
         said = {"plugin_name": "criproxy", "plugin_index": "50", "runtime": "containerd"}
         socket.send_fds(launcher, [json.dumps(said).encode()], [theirs.fileno()])
@@ -423,8 +428,8 @@ async def test_a_runtime_that_a_plugin_can_lock_up_is_not_dialled(
 def passing(old: NriRig, new: NriRig) -> None:
     """What the channel between two processes does."""
 
-    def pass_on(connection: socket.socket | None, state: bytes) -> None:
-        new.front.take(None if connection is None else socket.socket(fileno=os.dup(connection.fileno())), state)
+    def pass_on(sockets: Sequence[socket.socket], state: bytes) -> None:
+        new.front.take([socket.socket(fileno=os.dup(one.fileno())) for one in sockets], state)
 
     old.front.pass_on = pass_on
 
@@ -474,7 +479,7 @@ async def test_state_that_is_passed_on_has_of_pods_texts_what_is_read(tmp_path: 
         for number in range(11):
             started = sandbox(f"s{number}", annotations=read | others, labels=OFFLINE | {"job-name": "a"})
             await runtime.ask(1 + 2 * number, "RunPodSandbox", event(started))
-        old.front.pass_on = lambda connection, state: states.append(state)
+        old.front.pass_on = lambda _, state: states.append(state)
         await old.front.drain(5)
         assert 0 < len(states[0]) < 64 * 1024
         new.front.plugin.recall(msgspec.json.decode(states[0], type=PassedOn).plugin)
@@ -506,6 +511,26 @@ async def test_call_that_is_under_way_is_answered_by_the_old_process_and_the_nex
         assert new.bench.inventory.known("s2") is not None
 
 
+async def test_call_that_was_refused_as_late_does_not_keep_the_connection_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "DEADLINE_S", 0.05)
+    async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
+        runtime, hung = await old.registered(), asyncio.Event()
+
+        async def admit(*_: Any, **__: Any) -> None:
+            await hung.wait()
+
+        old.bench.box.admit = admit  # type: ignore[method-assign]
+        answer = await runtime.ask(1, "RunPodSandbox", event(sandbox()))
+        assert b"did not make room for it within" in answer.response.status.message
+        passing(old, new)
+        new.front.act()
+        await asyncio.wait_for(old.front.drain(3600), 5)
+        await until(partial(is_served_by, new))
+        hung.set()
+
+
 async def test_message_that_has_come_in_part_is_read_to_its_end_before_the_connection_goes_on(tmp_path: Path) -> None:
     async with rig(tmp_path / "old") as old, waiting(tmp_path / "new") as new:
         runtime = await old.registered()
@@ -531,7 +556,7 @@ async def test_new_process_registers_where_the_old_one_has_no_connection_to_pass
     async with waiting(tmp_path) as new:
         new.listen()
         if told:
-            new.front.take(None, b"null")
+            new.front.take((), b"null")
         else:
             new.front.act()
         await new.registered()
@@ -594,6 +619,26 @@ async def test_process_that_has_left_takes_no_connection(tmp_path: Path) -> None
         third.listener.close()
 
 
+async def test_launcher_ends_with_its_connection_in_whichever_process_that_is(tmp_path: Path) -> None:
+    """The runtime waits for no plugin that ends before: it would stay as a zombie."""
+    async with rig(tmp_path / "old", listens=False) as old, waiting(tmp_path / "new") as new:
+        with socket.socket(socket.AF_UNIX) as launcher:
+            runtime = brought_by(launcher, tmp_path / "old")
+            launcher.setblocking(False)
+            await runtime.register()
+            await asyncio.wait_for(old.front.registered.wait(), 5)
+            passing(old, new)
+            new.front.act()
+            await old.front.drain(5)
+            await until(partial(is_served_by, new))
+            await until(lambda: not old.front._launcher._serving)
+            assert launcher.recv(2) == TAKEN
+            with pytest.raises(BlockingIOError):
+                launcher.recv(1)
+            runtime.end.close()
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(launcher, 1), 5) == b""
+
+
 async def test_connection_that_the_launcher_brings_meanwhile_is_enough(tmp_path: Path) -> None:
     async with waiting(tmp_path) as new:
         new.listen()
@@ -601,7 +646,7 @@ async def test_connection_that_the_launcher_brings_meanwhile_is_enough(tmp_path:
         runtime = brought(tmp_path)
         await runtime.register()
         await until(lambda: is_served_by(new))
-        new.front.take(None, b"null")
+        new.front.take((), b"null")
         assert new.front.connected
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(new.accept(), 0.2)

@@ -26,7 +26,7 @@ class Taker:
         self.came = asyncio.Event()
         self.ends = asyncio.Event()
 
-    async def take(self, handed: Handed, runtime: socket.socket) -> None:
+    async def take(self, handed: Handed, runtime: socket.socket, launcher: socket.socket) -> None:
         self.taken.append(handed)
         runtime.send(b"hello")
         self.came.set()
