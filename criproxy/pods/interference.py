@@ -243,7 +243,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         """
         self._judged = None
         pods, responder = len(self.shared.inventory.running_pods), self._judge.responder
-        if not self._looks:
+        if not self._looks or (not pods and not self.shared.inventory.places_known):
             return
         if not pods and responder.at_rest:
             self._rest("the box has no pods, so it harms nobody")

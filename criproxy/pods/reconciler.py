@@ -129,9 +129,13 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
             await self.shared.inventory.refresh()
             self._know_asked()
         await self._adopt()
-        await all_tried(*([self._reap()] if lists else []), self._drop_caches(), self._sweep())
+        of_all = [self._drop_caches(), self._sweep()] if self.shared.inventory.places_known else []
+        await all_tried(*([self._reap()] if lists else []), *of_all)
 
     def _know_asked(self) -> None:
+        """Of which pods the box has, once that is known of all: those that are not named are forgotten."""
+        if not self.shared.inventory.places_known:
+            return
         placed = self.shared.inventory.placed
         names = {parse_placement(s.placement).name: s for s in placed if s.placement}
         shares = {name: s.cpu_shares for name, s in names.items()}

@@ -209,6 +209,7 @@ class Bench:
         self.node = Node(self.clock)
         self.holds = Holds(self.clock, no_hold_offs(self.clock), frozenset([ON_OVER_LIMIT, ON_HARM, ON_STARVED]))
         self.running_pods: tuple[Sandbox, ...] = (POD,) * pods
+        self.places_known = True
         self.words: tuple[ServiceSignal, ...] = ()
         self.asked: tuple[AskedService, ...] = ()
         self.been_well: frozenset[str] = frozenset()
@@ -619,6 +620,18 @@ def test_what_is_remembered_of_harm_is_forgotten_while_there_are_no_pods() -> No
 
     assert paused
     assert (ladder.pauses, ladder.t_s) == ({}, bench.clock.boottime_s())
+
+
+def test_nothing_is_forgotten_before_it_is_known_which_pods_are_in_the_box() -> None:
+    bench = Bench()
+    bench.looks(2)
+    bench.node.waits = lambda _: 0.14
+    bench.looks(12)
+    paused, bench.running_pods, bench.places_known = bench.watch.checkpoint().responder.ladder.pauses, (), False
+    bench.looks(5)
+
+    assert paused
+    assert bench.watch.checkpoint().responder.ladder.pauses == paused
 
 
 def test_without_pods_nothing_is_judged_once_there_is_nothing_left_to_forget() -> None:

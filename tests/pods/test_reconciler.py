@@ -126,6 +126,20 @@ def test_round_sweeps_what_the_runtime_does_not_know() -> None:
     assert bench.counters.of("box_swept") == [1]
 
 
+def test_nothing_is_swept_or_forgotten_before_it_is_known_which_pods_are_in_the_box() -> None:
+    bench = Bench(box=FakeBox(empty=("poda",)))
+    bench.box.shares = {"poda": 512}
+    bench.runtime.places_known = False
+    asyncio.run(bench.reconciler.take_over(parse_box("/kubelet/offline")))
+    bench.round(lists=True)
+    assert bench.counters.of("box_swept") == []
+    assert (bench.box.shares, bench.box.drops) == ({"poda": 512}, [])
+    bench.runtime.places_known = True
+    bench.round(lists=True)
+    assert bench.counters.of("box_swept") == [1]
+    assert (bench.box.shares, bench.box.drops) == ({}, [frozenset()])
+
+
 def test_round_tells_the_box_whose_pods_have_ended_but_not_of_one_that_has_another_sandbox_by_now() -> None:
     again = replace(sandbox("b"), id="sandbox-again")
     pods = (sandbox("a"), sandbox("b"), again, sandbox("c"))
