@@ -44,7 +44,10 @@ umount {PACKAGES}
 """
 """What all tests import is compiled before the snapshot, or each file's fresh machine spends half a minute on it."""
 CONTROL_PLANE = ("/opt/control-plane", "/opt/etcd")
-WITH_CONTROL_PLANE = ("integration/control_plane/", "integration/test_gates.py")
+WITH_CONTROL_PLANE = (
+    *("integration/control_plane/", "integration/test_gates.py"),
+    "integration/systemd/test_installer_job.py",
+)
 """The files that a control plane is brought for."""
 TAKE_CONTAINERD = f"""; for program in {CONTAINERD}/*; do mount --bind $program /usr/bin/${{program##*/}}; done
 systemctl restart containerd"""

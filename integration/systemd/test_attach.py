@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,11 @@ def _configuration() -> dict[str, Any]:
     }
 
 
-def set_up(place: str) -> None:
-    """Install kubelet's files with the endpoint at `place`, and nothing of another place; restart it."""
+def set_up(place: str, more: Mapping[Path, str] | None = None) -> None:
+    """Install kubelet's files with the endpoint at `place`, and `more`, but nothing of another place; restart it."""
     for path in (PACKAGED, KUBEADM_FLAGS, DEFAULTS, *LOCAL.glob("*")):
         path.unlink(missing_ok=True)
-    files = {UNIT: BARE.replace("{flags}", ""), **PLACES[place]}
+    files = {UNIT: BARE.replace("{flags}", ""), **PLACES[place], **(more or {})}
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(

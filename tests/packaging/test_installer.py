@@ -1,6 +1,6 @@
 """The steps of the chart's Jobs on a node, with a fake host: its files, and what is run on it. No node is changed."""
 
-import fcntl
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -161,7 +161,7 @@ def test_install_waits_for_what_kubelet_says_after_it_began_to_attach(tmp_path, 
 
 def test_node_that_is_not_ready_in_time_is_detached(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host")
-    with pytest.raises(installer.InstallError, match="not ready within 360 s of `criproxy attach`: detached again"):
+    with pytest.raises(installer.InstallError, match="not ready within 480 s of `criproxy attach`: detached again"):
         installer.install(host, lambda began: False, packages, config)
     assert host.ran[-2:] == ["criproxy attach", "criproxy detach"]
 
@@ -375,16 +375,26 @@ def test_pause_ends_soon_after_sigterm(real_host, monkeypatch):
 # --- two Jobs on one node -------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def another_job(host):
+    """What it would lock."""
+    descriptor = os.open(host.root / installer.LOCK, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def test_second_job_waits_for_the_first(tmp_path, capsys):
     host = FakeHost(tmp_path / "host")
-    first = (host.root / installer.LOCK).open("w")
-    fcntl.flock(first, fcntl.LOCK_EX)
+    jobs = contextlib.ExitStack()
+    assert installer.lock(jobs.enter_context(another_job(host)))
     pauses = []
 
     def pause(seconds):
         pauses.append(seconds)
         if len(pauses) == 2:
-            first.close()
+            jobs.close()
 
     host.pause = pause
     with host.alone():
@@ -396,8 +406,8 @@ def test_second_job_waits_for_the_first(tmp_path, capsys):
 
 def test_second_job_ends_while_it_waits(tmp_path):
     host = FakeHost(tmp_path / "host")
-    with (host.root / installer.LOCK).open("w") as first:
-        fcntl.flock(first, fcntl.LOCK_EX)
+    with another_job(host) as first:
+        assert installer.lock(first)
         host.end()
         with pytest.raises(installer.InstallError, match="SIGTERM before anything was done"), host.alone():
             pytest.fail("two at once")
@@ -475,8 +485,8 @@ def test_job_has_the_node_to_itself_and_ends_with_1_on_sigterm(monkeypatch, caps
     host.add("criproxy")
 
     def call(*command):
-        with (host.root / installer.LOCK).open("w") as another:
-            assert not installer.lock(another.fileno())
+        with another_job(host) as another:
+            assert not installer.lock(another)
         os.kill(os.getpid(), signal.SIGTERM)
         return FakeHost.call(host, *command)
 
@@ -487,8 +497,16 @@ def test_job_has_the_node_to_itself_and_ends_with_1_on_sigterm(monkeypatch, caps
     assert installer.main(["remove"]) == 1
     assert host.ran == ["criproxy detach"]
     assert "one: stopped by SIGTERM after `criproxy detach`" in capsys.readouterr().err
-    with (host.root / installer.LOCK).open("w") as next_one:
-        assert installer.lock(next_one.fileno())
+    with another_job(host) as next_one:
+        assert installer.lock(next_one)
+
+
+def test_lock_leaves_no_file_on_the_host(tmp_path):
+    host = FakeHost(tmp_path / "host")
+    before = sorted(host.root.rglob("*"))
+    with host.alone():
+        pass
+    assert sorted(host.root.rglob("*")) == before
 
 
 def test_what_killed_jobs_have_left_goes(tmp_path, packages, config):
