@@ -86,6 +86,10 @@ class Node:
             port, port.box, self.capacity, Decider(settings, port.log), self.observer, port, port.relief, port.harm
         )
 
+    def foresees(self, resource, level):
+        predictors: Any = self.loop.decider._predictors
+        predictors[resource] = Foresees(level)
+
     def ceiling(self):
         return self.held
 
@@ -754,7 +758,7 @@ def test_limits_are_only_lowered_while_the_checkpoint_is_awaited():
 class Foresees:
     """A predictor that says one level whatever it observes."""
 
-    def __init__(self, level):
+    def __init__(self, level: float) -> None:
         self.level, self.note = level, ""
 
     def observe(self, *_):
@@ -765,7 +769,7 @@ class Foresees:
 def test_memory_that_was_promised_before_a_restart_stays_promised_while_the_checkpoint_is_awaited(known):
     node, held = Node(), {"cpu": 0.5, "memory": 8 * GIB}
     node.box.online_bytes = 2 * GIB
-    node.loop.decider._predictors["memory"] = Foresees(10.0 * GIB)
+    node.foresees("memory", 10.0 * GIB)
     node.box.limits = held if known else None
     node.loop.wait_for_checkpoint(True)
     node.ticks(2)
@@ -786,8 +790,10 @@ def test_memory_that_was_promised_before_a_restart_stays_promised_while_the_chec
 def test_memory_that_online_uses_waits_for_no_checkpoint():
     node = Node()
     node.box.online_bytes = 10 * GIB
-    node.loop.decider._predictors["memory"] = Foresees(12.0 * GIB)
+    node.foresees("memory", 12.0 * GIB)
     node.box.limits = {"cpu": 0.5, "memory": 8 * GIB}
     node.loop.wait_for_checkpoint(True)
     node.ticks(2)
-    assert node.box.limits["memory"] <= (16 * 0.9 - 10) * GIB
+    limit_bytes = node.box.limits["memory"]
+    assert limit_bytes is not UNLIMITED
+    assert limit_bytes <= (16 * 0.9 - 10) * GIB

@@ -223,10 +223,17 @@ def test_a_few_large_objects_make_the_pages_of_no_others_small(kube, stepped, lo
         kube.objects["nodes", "", f"n{number:05}"] = node(f"n{number:05}", {}, {"x": "a" * 300_000})
 
     async def scenario():
-        listed = asyncio.Queue()
-        client, hearing = kube.client(), follower.Hearing()
-        told = {"changed": lambda _: None, "listed": listed.put_nowait}
-        follows = asyncio.create_task(Follower(client, NodeResource, **told, hearing=hearing, log=log, page=500).run())
+        listed = asyncio.Queue[set[str]]()
+        one = Follower(
+            kube.client(),
+            NodeResource,
+            changed=lambda _: None,
+            listed=listed.put_nowait,
+            hearing=follower.Hearing(),
+            log=log,
+            page=500,
+        )
+        follows = asyncio.create_task(one.run())
         assert len(await listed.get()) == 20_000
         follows.cancel()
         assert len(kube.seen("list", "nodes")) < 100

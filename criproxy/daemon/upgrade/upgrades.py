@@ -58,6 +58,8 @@ _AGAIN_S: Final = 1.0
 _DRAIN_S: Final = 3600.0
 """How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
+_Sockets = Sequence[socket.socket]
+
 
 class Upgrades(Struct):
     """`command` starts the criproxy that is installed now. `predecessor`: who hands over to us, None: nobody.
@@ -160,7 +162,7 @@ class Upgrades(Struct):
         recorder.predecessor(there=False)
         self.tasks.attempt("clear the sockets that others have left", self._clear_leftovers())
 
-    def _take_nri(self, sockets: Sequence[socket.socket], state: bytes) -> None:
+    def _take_nri(self, sockets: _Sockets, state: bytes) -> None:
         if self.nri is not None:
             self.nri.take(sockets, state)
             return
@@ -291,7 +293,7 @@ class Upgrades(Struct):
 
 
 def _pass_nri(
-    successor: Successor, log: structlog.typing.FilteringBoundLogger, sockets: Sequence[socket.socket], state: bytes
+    successor: Successor, log: structlog.typing.FilteringBoundLogger, sockets: _Sockets, state: bytes
 ) -> None:
     """One whose state is too long for a message is not passed on: the new process dials the runtime."""
     if len(state) > MOST_STATE_BYTES:
