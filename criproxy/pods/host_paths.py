@@ -293,7 +293,7 @@ class HostPaths(Shows):
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
         look = partial(self._look, mounted=suspects, own=f"{self._pods}/{uid}", hardening=hardening)
         try:
-            refusal = await self._answer(look, waits=True)
+            refusal = await self._answer(look)
         except OSError as error:
             raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
         if refusal:
@@ -317,8 +317,8 @@ class HostPaths(Shows):
         busy_s = 0.0 if reader.looking is None else asyncio.get_running_loop().time() - reader.since_s
         return reader.worker.stuck or busy_s > self._timeout_s * _LONG
 
-    async def _answer(self, look: _Look, *, waits: bool) -> str:
-        """`waits`: for another pod's look at the same mount, if need be. Raises OSError."""
+    async def _answer(self, look: _Look) -> str:
+        """Waits for another pod's look at the same mount, if need be: that ends by its time-out. Raises OSError."""
         reader = await self._free()
         occupied = {one.at.id: one for one in self._readers if self._takes_long(one)}
         job = partial(look, reader, occupied)
@@ -330,11 +330,11 @@ class HostPaths(Shows):
             return looking.result()
         except _OccupiedError as error:
             other = error.reader
-            if not waits or other.worker.stuck:
+            if other.worker.stuck:
                 raise StuckError(str(error)) from error
             if other.looking is not None:
                 await asyncio.wait((other.looking,))
-            return await self._answer(look, waits=False)
+            return await self._answer(look)
 
     async def _free(self) -> _Reader:
         """An idle one, or a new one; where there is none to be had, the next that is. Raises OSError."""
