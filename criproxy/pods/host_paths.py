@@ -248,7 +248,7 @@ class _OccupiedError(Exception):
         self.reader = reader
 
 
-_Look = Callable[[_Reader, Mapping[str, _Reader]], str]
+_ReaderJob = Callable[[_Reader, Mapping[str, _Reader]], str]
 """What a reader does for a pod. The mapping: the others that take long, by the id of the mount that they are at."""
 
 
@@ -317,7 +317,7 @@ class HostPaths(Shows):
         busy_s = 0.0 if reader.looking is None else asyncio.get_running_loop().time() - reader.since_s
         return reader.worker.stuck or busy_s > self._timeout_s * _LONG
 
-    async def _answer(self, look: _Look) -> str:
+    async def _answer(self, look: _ReaderJob) -> str:
         """Waits for another pod's look at the same mount, if need be: that ends by its time-out. Raises OSError."""
         reader = await self._free()
         occupied = {one.at.id: one for one in self._readers if self._takes_long(one)}
