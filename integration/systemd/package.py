@@ -1,6 +1,7 @@
 """criproxy's packages, on this node: $CRIPROXY_DEBS, or dist/ of the checkout, has what packaging/deb/build made.
 
-`integration/setup debs` makes them: the version of this checkout, and in next/ a newer one of the same code.
+`integration/setup debs` makes them: the version of this checkout, in next/ a newer one of the same code, and in
+repository/ both, as an apt repository.
 """
 
 import os
@@ -14,6 +15,8 @@ from integration.systemd import service
 from integration.systemd.service import CHECKOUT, systemctl
 
 DEBS = Path(os.environ.get("CRIPROXY_DEBS", CHECKOUT / "dist"))
+REPOSITORY_PORT = 8817
+"""That of the address on 127.0.0.1 which the repository's files name. Source: integration/setup."""
 MARKS: Mapping[str, str] = {"bookworm": "deb12", "trixie": "deb13", "forky": "deb14"}
 """What the version of each release's package ends in. Testing has a name, and no number yet."""
 

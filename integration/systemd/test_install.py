@@ -1,6 +1,6 @@
 """A walk through README's install section, as a user of a fresh node with a kubelet would take it; and a removal.
 
-The commands are README's own: the code block after `<!-- install -->`, and the one after `<!-- uninstall -->`.
+The commands are README's own: the code blocks after `<!-- apt -->`, `<!-- install -->` and `<!-- uninstall -->`.
 """
 
 import contextlib
@@ -8,7 +8,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ from integration.systemd.slice_lab import V1
 
 ANCHOR = "kubepods-besteffort-criproxy.slice"
 WALK_S = 600
+APT_HELPER = "/usr/lib/apt/apt-helper"
+"""It fetches what README has curl fetch, as the nodes have no curl."""
 JOURNAL_CHARACTERS = 6000
 KUBELET_LOOKS_S = 75
 """Kubelet looks at each pod, and at the cgroups of each, once a minute at least."""
@@ -41,10 +45,10 @@ def commands(marker: str) -> str:
     return str(blocks[0])
 
 
-def walk(marker: str, directory: Path) -> str:
-    """Run the block in `directory`, ending with the first command that fails; returns what it prints."""
+def walk(script: str, directory: Path) -> str:
+    """Run the script in `directory`, ending with the first command that fails; returns what it prints."""
     done = subprocess.run(
-        ["sh", "-ex", "-c", commands(marker)],
+        ["sh", "-ex", "-c", script],
         cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -75,15 +79,70 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_readme_installs_attaches_and_takes_away_again(node: Path) -> None:
     pod, before = kubelet.told_pod(), kubelet.files()
-    output = walk("install", node)
+    output = walk(commands("install"), node)
     assert kubelet.endpoint() == kubelet.ON_PROXY
     assert "colocation    on" in output + package.criproxy("status").stdout
     assert kubelet.told_pod() == pod
-    walk("uninstall", node)
+    walk(commands("uninstall"), node)
     assert (kubelet.endpoint(), kubelet.files()) == (kubelet.ON_RUNTIME, before)
     assert systemctl("list-units", "--all", "--plain", "--no-legend", "criproxy*", "*offline*") == ""
     assert not any(path.exists() for path in (package.CODE, Path("/etc/criproxy"), Path("/var/lib/criproxy")))
     assert kubelet.told_pod() == pod
+
+
+def versions_of(package_name: str) -> list[str]:
+    """What apt can install, the newest first."""
+    told = subprocess.run(["apt-cache", "madison", package_name], capture_output=True, text=True, check=True).stdout
+    return [line.split("|")[1].strip() for line in told.splitlines()]
+
+
+def installed(package_name: str) -> str:
+    told = subprocess.run(["dpkg-query", "-Wf${Version}", package_name], capture_output=True, text=True, check=True)
+    return told.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[str]:
+    """README's commands of the apt repository, which a web server of this node serves."""
+    place = package.DEBS / "repository"
+    assert place.is_dir(), f"{place} is not there: run integration/setup debs"
+    port = str(package.REPOSITORY_PORT)
+    with (tmp_path / "served").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", place, port],
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            wait_until(lambda: answers(int(port)), service.START_S, "the repository's web server")
+            script = commands("apt").replace("https://packages.example.com", f"http://127.0.0.1:{port}")
+            yield f'curl() {{ {APT_HELPER} download-file "$3" "$2"; }}\n{script}'
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False
+
+
+def test_readmes_two_lines_install_from_a_signed_repository_and_a_node_can_go_back(node: Path, repository: str) -> None:
+    try:
+        walk(repository, node)
+        new, old = versions_of("criproxy")
+        assert installed("criproxy") == new
+        package.wait_status("ready, containerd")
+        walk(f"apt-get install -y --allow-downgrades criproxy={old}", node)
+        assert installed("criproxy") == old
+        package.wait_status("ready, containerd")
+        walk(repository, node)
+        assert installed("criproxy") == new
+        package.wait_status("ready, containerd")
+    finally:
+        Path("/etc/apt/sources.list.d/criproxy.sources").unlink(missing_ok=True)
+        assert package.dpkg("--purge", "criproxy").returncode == 0
 
 
 @contextlib.contextmanager
@@ -110,7 +169,7 @@ def told(name: str) -> tuple[str, int] | None:
 
 def test_removal_without_detach_gives_kubelet_its_runtime_back_and_pods_run_on(node: Path) -> None:
     before = kubelet.files()
-    walk("install", node)
+    walk(commands("install"), node)
     package.configure(toml_file({"hardening": LETS_THE_LAB}))
     manifest = kubelet.MANIFESTS / "batch.json"
     manifest.write_text(json.dumps(static_pod("batch", labels=pods.LABELS)))
