@@ -146,8 +146,9 @@ class Published(Struct, frozen=True):
 
     `publishes`: the annotation; None: there is none, as the names are left to others.
     `raised`: something was published above what is wanted, as pods were promised it. `held`, `occupied`, `pods`,
-    `terms`: see `Offer`. `left_out`: the pods whose promises did not count, as they were taken for ended. `counted`:
-    the uids of those whose promises did; None: nobody was asked for them.
+    `terms`: see `Offer`. `left_out`: the pods whose promises did not count, as they were taken for ended: by this
+    look, and while no further pod is let in, by any before. `counted`: the uids of those whose promises did; None:
+    nobody was asked for them.
     """
 
     quantities: Mapping[str, int]

@@ -223,10 +223,11 @@ class Publisher:
         promised: dict[str, int] = {}
         left_out, counted = frozenset() if last is None else last.left_out, None
         if needs_allocated(offered, last, settings):
-            left_out = ended(offered, last)
+            before = left_out if last is not None and last.held and offered.held else frozenset()
             found = await bound_pods(self._client, self._node)
             promised_to = [pod for pod in found if counts(offered, last, pod.metadata.uid)]
             counted = frozenset(pod.metadata.uid for pod in promised_to)
+            left_out = (before | ended(offered, last)) - counted
             promised = self._allocated(promised_to)
             self._unreadable &= {one.metadata.uid for one in found}
         made = publication(offered, promised, last, settings, why_now, left=left)

@@ -223,6 +223,16 @@ def test_pod_of_a_held_node_that_was_taken_for_ended_counts_again(bench, api):
     assert (none, bench.look(20)[BATCH_CPU]) == ("0", "1000")
 
 
+def test_pods_of_a_held_node_that_were_taken_for_ended_one_after_the_other_count_again(bench, api):
+    api.pods = [pod(name, "1000") for name in "abc"]
+    numbers = []
+    for left in ("abc", "bc", "c", "abc"):
+        bench.source.lend(4.0, held="online waits", pods=frozenset(f"uid-{name}" for name in left))
+        numbers.append(bench.look(20)[BATCH_CPU])
+    bench.look(400)
+    assert (numbers, bench.look(400)[BATCH_CPU]) == (["3000", "2000", "1000", "3000"], "3000")
+
+
 def test_withheld_is_zero_at_once_and_comes_back(bench, api):
     bench.look()
     api.pods = [pod("a", "3000")]
