@@ -7,16 +7,17 @@ of the node's own, as there is no kube-proxy, and kubelet reports its node each 
 The tests run in their order: each finds the node as the one before has left it.
 """
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from integration.lab import cri_client_pb2 as cri
-from integration.lab.control_plane import ApiError, ControlPlane, wait_for
+from integration.lab.control_plane import ApiError, ControlPlane
 from integration.lab.installer_jobs import IMAGE, NEWER_IMAGE, NODE, OBJECTS
 from integration.lab.kubelet import find_kubelet, static_pod
 from integration.lab.load import Load
@@ -33,6 +34,9 @@ pytestmark = [
 ]
 
 Say = Callable[[str], object]
+T = TypeVar("T")
+Before = tuple[set[str], dict[Path, bytes], tuple[str, int]]
+"""The node's files, kubelet's, and the container of the ordinary pod, before the first Job."""
 
 NAMESPACE = "criproxy-node"
 WHERE = {
@@ -55,32 +59,32 @@ KUBELETS_OWN = "/var/lib/kubelet/", "/var/scratch/"
 class Log:
     """What a Job's container says; also once its pod has been deleted, and its file with it."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, say: Say) -> None:
         def find() -> list[Path]:
             return list(Path("/var/log/pods").glob(f"{NAMESPACE}_{job}-*/installer/0.log"))
 
-        (path,) = wait_until(find, SOON_S, f"the log of {job}", poll_s=0.1)
+        (path,) = wait_until(find, SOON_S, f"the log of {job}", poll_s=1)
         self._file = path.open()
-        self._lines: list[str] = []
+        self._say = say
+        self._text = ""
 
-    @property
-    def text(self) -> str:
-        """Source: Kubernetes, the CRI's log format: TIME STREAM P|F TEXT."""
-        self._lines += self._file.readlines()
-        return "".join(line.split(" ", 3)[-1] for line in self._lines)
+    def read(self) -> str:
+        """All of it by now. Source: Kubernetes, the CRI's log format: TIME STREAM P|F TEXT."""
+        if new := "".join(line.split(" ", 3)[-1] for line in self._file):
+            self._say(new)
+        self._text += new
+        return self._text
 
     def wait_for(self, words: str) -> None:
-        try:
-            wait_until(lambda: words in self.text, JOB_S, f"{words!r}", poll_s=0.1)
-        except LabError as error:
-            raise LabError(f"{error} in:\n{self.text}") from error
+        wait_until(lambda: words in self.read(), JOB_S, f"the log to have {words!r}", poll_s=0.5)
 
 
 class Release:
     """The chart's, on this control plane."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, say: Say) -> None:
         self.plane = plane
+        self.say = say
         self._objects: Mapping[str, list[dict[str, Any]]] = json.loads(OBJECTS.read_text())
         self._revision = 0
 
@@ -114,19 +118,23 @@ class Release:
     def pods(self, job: str) -> list[Any]:
         return list(self.plane.call("GET", f"{PODS}?labelSelector=job-name={job}")["items"])
 
+    def log(self, job: str) -> Log:
+        return Log(job, self.say)
+
     def end(self, job: str, log: Log | None = None) -> tuple[str, str]:
         """How the Job has ended: Complete or Failed; and what it has said."""
-        log = log or Log(job)
+        told = log or self.log(job)
 
         def ended() -> list[str]:
+            told.read()
             conditions = self.plane.call("GET", f"{WHERE['Job']}/{job}")["status"].get("conditions", [])
             return [one["type"] for one in conditions if one["type"] in ("Complete", "Failed")]
 
         try:
-            (found,) = wait_for(ended, JOB_S, f"{job} to end")
+            (found,) = asked(ended, f"{job} to end")
         except LabError as error:
-            raise LabError(f"{error}: {self.pods(job)}\n{log.text}") from error
-        return str(found), log.text
+            raise LabError(f"{error}: {self.pods(job)}") from error
+        return found, told.read()
 
     def restarts(self, job: str) -> int:
         (pod,) = self.pods(job)
@@ -134,7 +142,20 @@ class Release:
         return int(status["restartCount"])
 
     def wait_gone(self, job: str) -> None:
-        wait_for(lambda: not self.pods(job), JOB_S, f"the pod of {job} to go")
+        asked(lambda: not self.pods(job), f"the pod of {job} to go")
+
+
+def asked(question: Callable[[], T], what: str) -> T:
+    """Its answer, once there is one. Seldom: each question to the API server costs an emulated node much time."""
+
+    def answer() -> T | None:
+        with contextlib.suppress(OSError, ApiError):
+            return question()
+        return None
+
+    found = wait_until(answer, JOB_S, what, poll_s=3)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -164,21 +185,20 @@ def release(say: Say) -> Release:
         conditions = plane.call("GET", f"/api/v1/nodes/{NODE}")["status"]["conditions"]
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-    wait_for(ready, SOON_S, "the node to be ready")
+    asked(ready, "the node to be ready")
     say("the node is ready")
-    return Release(plane)
+    return Release(plane, say)
 
 
 @pytest.fixture(scope="module")
-def before(release: Release) -> tuple[set[str], dict[Path, bytes], tuple[str, int]]:
-    """The node's files, kubelet's, and the container of the ordinary pod, before a Job."""
+def before(release: Release) -> Before:
     web = told("web")
     assert release and web is not None
     return watched(), kubelet.files(), web
 
 
 @pytest.fixture(autouse=True)
-def ordinary_pod(before: tuple[set[str], dict[Path, bytes], tuple[str, int]]) -> Iterator[None]:
+def ordinary_pod(before: Before) -> Iterator[None]:
     """It is as it was, after each test."""
     yield
     assert wait_until(lambda: told("web"), SOON_S, "the ordinary pod", poll_s=1) == before[2]
@@ -192,11 +212,8 @@ def version() -> str:
     return package.dpkg("-s", "criproxy").stdout.partition("Version: ")[2].partition("\n")[0]
 
 
-def test_config_with_an_error_fails_the_job_and_attaches_nothing(
-    release: Release, before: tuple[set[str], dict[Path, bytes], tuple[str, int]], say: Say
-) -> None:
+def test_config_with_an_error_fails_the_job_and_attaches_nothing(release: Release, before: Before) -> None:
     ended, log = release.end(release.upgrade("error"))
-    say(log)
     assert ended == "Failed"
     assert "would let everybody on the network in" in log
     assert "node: criproxy check ended with 1" in log
@@ -204,28 +221,24 @@ def test_config_with_an_error_fails_the_job_and_attaches_nothing(
     assert not CONFIG.exists()
 
 
-def test_pod_that_is_deleted_amid_attach_puts_kubelet_back(
-    release: Release, before: tuple[set[str], dict[Path, bytes], tuple[str, int]], say: Say
-) -> None:
+def test_pod_that_is_deleted_amid_attach_puts_kubelet_back(release: Release, before: Before) -> None:
     job = release.upgrade("install")
-    log = Log(job)
+    log = release.log(job)
     log.wait_for("criproxy-install: criproxy attach")
-    wait_until(kubelet.OURS.exists, SOON_S, "the drop-in", poll_s=0.02)
+    wait_until(kubelet.OURS.exists, SOON_S, "the drop-in", poll_s=0.2)
     (pod,) = release.pods(job)
     release.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}")
     ended, _ = release.end(job, log)
-    say(log.text)
     assert ended == "Failed"
-    assert "rolled back: kubelet is as it was" in log.text
-    assert "node: criproxy attach ended with 1" in log.text
+    assert "rolled back: kubelet is as it was" in log.read()
+    assert "node: criproxy attach ended with 1" in log.read()
     release.wait_gone(job)
     assert (kubelet.endpoint(), kubelet.files()) == (kubelet.ON_RUNTIME, before[1])
 
 
-def test_install_attaches_kubelet_and_ends_though_it_restarts_beneath(release: Release, say: Say) -> None:
+def test_install_attaches_kubelet_and_ends_though_it_restarts_beneath(release: Release) -> None:
     job = release.upgrade("install")
     ended, log = release.end(job)
-    say(log)
     assert (ended, release.restarts(job)) == ("Complete", 0), log
     assert kubelet.endpoint() == kubelet.ON_PROXY
     assert "kubelet is well, and calls come through criproxy" in log
@@ -242,7 +255,7 @@ def test_install_again_upgrades_the_package_without_a_failed_call(release: Relea
     }
     with Load(LISTEN, calls, pause_s=0.2) as load:
         ended, log = release.end(release.upgrade("newer"))
-    say(f"{log}\n    {load.summary()}")
+    say(load.summary())
     assert ended == "Complete", log
     assert load.failures == []
     assert (old, version()) == (deb_version(), deb_version(newer=True))
@@ -255,25 +268,20 @@ def deb_version(newer: bool = False) -> str:
     return package.deb(newer).name.split("_")[1]
 
 
-def test_upgrade_of_the_release_ends_a_job_that_waits_and_the_node_stays_attached(release: Release, say: Say) -> None:
+def test_upgrade_of_the_release_ends_a_job_that_waits_and_the_node_stays_attached(release: Release) -> None:
     waits = release.upgrade("newer")
-    log = Log(waits)
+    log = release.log(waits)
     log.wait_for("already attached")
     job = release.upgrade("newer")
     release.wait_gone(waits)
-    say(log.text)
-    assert "node: stopped by SIGTERM after `criproxy attach`, which is complete and stays" in log.text
-    ended, said = release.end(job)
-    say(said)
+    assert "node: stopped by SIGTERM after `criproxy attach`, which is complete and stays" in log.read()
+    ended, _ = release.end(job)
     assert (ended, kubelet.endpoint()) == ("Complete", kubelet.ON_PROXY)
 
 
-def test_remove_leaves_the_node_as_it_was(
-    release: Release, before: tuple[set[str], dict[Path, bytes], tuple[str, int]], say: Say
-) -> None:
+def test_remove_leaves_the_node_as_it_was(release: Release, before: Before) -> None:
     job = release.upgrade("remove")
     ended, log = release.end(job)
-    say(log)
     assert (ended, release.restarts(job)) == ("Complete", 0), log
     assert (kubelet.endpoint(), kubelet.files()) == (kubelet.ON_RUNTIME, before[1])
     assert systemctl("list-units", "--all", "--plain", "--no-legend", "*criproxy*", "*offline*") == ""
