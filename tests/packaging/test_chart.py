@@ -38,6 +38,14 @@ ALL: Values = {
     "installer": {"install": ["one"], "remove": ["two"]},
     "monitoring": {"operator": True, "nodeProxy": {"enabled": True, "image": "proxy:1"}},
 }
+FIRST = yaml.safe_load("""
+image: {repository, tag, digest, pullPolicy, pullSecrets}
+cluster: {enabled, certManager, markedOnly, koordinator, budget, metrics, queue, webhook, controller, ledger}
+node: {enabled, config, credentials, maxUnavailable, priorityClassName, nodeSelector, tolerations, resources}
+installer: {install, remove, config}
+monitoring: {operator, nodeProxy}
+""")
+"""The keys that the first chart had."""
 BOTH = {"install": ["one", "two"], "remove": ["two"]}
 
 
@@ -75,6 +83,16 @@ def term_of(one: Mapping[str, Any]) -> dict[str, Any]:
 def test_lint_finds_nothing(values):
     found = helm_python.lint(CHART, values, strict=True)
     assert [one["error"] for one in found["messages"]] == ["icon is recommended"] and found["errors"] == []
+
+
+@pytest.mark.parametrize("given", [{}, {**NODE, "installer": {"install": ["one"]}}], ids=["default", "node"])
+def test_values_reused_from_the_first_chart_leave_the_defaults_of_later_keys(chart, given):
+    """`helm upgrade --reuse-values` puts the old release's values in the chart's place; null takes a default away."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert not [f"{section}.{key}" for section, keys in FIRST.items() for key in keys if key not in values[section]]
+    later = {section: dict.fromkeys(keys.keys() - FIRST[section].keys()) for section, keys in values.items()}
+    reused = {section: {**keys, **given.get(section, {})} for section, keys in later.items()}
+    assert render(chart, reused) == render(chart, given)
 
 
 def test_chart_has_each_folder_of_manifests():

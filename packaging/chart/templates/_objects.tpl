@@ -23,7 +23,7 @@ an object by the values, before it is written; it sets `leftOut` in one that is 
 {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end -}}
 
-{{/* A pod's image, and the nodes that it is for. */}}
+{{/* A pod's image, and the nodes that it is for. `helm upgrade --reuse-values` has no architectures from an older chart. */}}
 {{- define "criproxy.pod" -}}
 {{- $image := .root.Values.image -}}
 {{- range $container := .spec.containers -}}
@@ -32,8 +32,10 @@ an object by the values, before it is written; it sets `leftOut` in one that is 
 {{- with $image.pullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
 {{- end -}}
 {{- end -}}
-{{- $term := index .spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms 0 -}}
-{{- $_ := set (index $term.matchExpressions 0) "values" $image.architectures -}}
+{{- with $image.architectures -}}
+{{- $term := index $.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms 0 -}}
+{{- $_ := set (index $term.matchExpressions 0) "values" . -}}
+{{- end -}}
 {{- with $image.pullSecrets }}{{ $_ := set $.spec "imagePullSecrets" . }}{{ end -}}
 {{- end -}}
 
