@@ -376,19 +376,21 @@ def test_pause_ends_soon_after_sigterm(real_host, monkeypatch):
 
 
 @contextlib.contextmanager
-def another_job(host):
+def another_job(host, path=installer.LOCK):
     """What it would lock."""
-    descriptor = os.open(host.root / installer.LOCK, os.O_RDONLY)
+    descriptor = os.open(host.root / path, os.O_RDONLY)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def test_second_job_waits_for_the_first(tmp_path, capsys):
+@pytest.mark.parametrize("path", [installer.LOCK, installer.LOCK_BEFORE], ids=["ours", "older-chart-s"])
+def test_second_job_waits_for_the_first(tmp_path, capsys, path):
     host = FakeHost(tmp_path / "host")
+    (host.root / installer.LOCK_BEFORE).touch()
     jobs = contextlib.ExitStack()
-    assert installer.lock(jobs.enter_context(another_job(host)))
+    assert installer.lock(jobs.enter_context(another_job(host, path)))
     pauses = []
 
     def pause(seconds):
