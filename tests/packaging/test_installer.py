@@ -14,6 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+
+from criproxy.model import AttachStatus
+from criproxy.observe.status import to_json
+from tests.test_cli import STATUS
 
 CHECKOUT = Path(__file__).parents[2]
 NEW = b"[colocation]\nenabled = true\n"
@@ -34,6 +39,9 @@ installer: Any = load()
 CONFIGURE = "dpkg --force-confold --configure -a"
 INSTALL = "apt-get install --allow-downgrades criproxy_0.1.0~deb13u1_amd64.deb"
 
+UPGRADE = "criproxy upgrade"
+RESTART = "systemctl restart criproxy.service"
+
 
 class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
     """A directory for its root. `fails` is how the command begins that fails, `last` the one at which SIGTERM comes."""
@@ -44,6 +52,11 @@ class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
         self.fails = fails
         self.last = last
         self.has_architecture = "amd64"
+        self.unattached = False
+        self.statuses: dict[str, list[int]] = {}
+        """How a command ends, each time."""
+        self.taken_up: list[bytes | None] = []
+        """The chart's part of the config, at each upgrade and restart."""
         for folder in ("usr/bin", "usr/lib", "etc", "run", installer.CACHE, Path(installer.KNOWN).parent):
             (root / folder).mkdir(parents=True)
         (root / "usr/lib/os-release").write_text(f'ID=debian\nVERSION_CODENAME="{release}"\n')
@@ -52,6 +65,13 @@ class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
 
     def architecture(self) -> str:
         return self.has_architecture
+
+    def is_unattached(self) -> bool:
+        return self.unattached
+
+    def config(self) -> bytes | None:
+        file: Path = self.root / installer.OURS
+        return file.read_bytes() if file.exists() else None
 
     def add(self, program: str) -> None:
         (self.root / "usr/bin" / program).touch()
@@ -72,8 +92,12 @@ class FakeHost(installer.Host):  # type: ignore[misc]  # a script has no types
             said = " ".join(("apt-get install", *downgrades, package.name))
         said = said.replace(" -y -o DPkg::Lock::Timeout=120", "")
         self.ran.append(said)
+        if said in (UPGRADE, RESTART):
+            self.taken_up.append(self.config())
         if said.startswith(self.last):
             self.end()
+        if self.statuses.get(said):
+            return self.statuses[said].pop(0)
         return 1 if said.startswith(self.fails) else 0
 
 
@@ -242,6 +266,69 @@ def test_config_that_is_refused_is_taken_back_and_nothing_is_attached(tmp_path, 
     assert (file.read_bytes() if file.exists() else None) == before
 
 
+@pytest.mark.parametrize("sigterm", [False, True], ids=["fails", "sigterm"])
+@pytest.mark.parametrize("status", [7, 1, -signal.SIGKILL, 6])
+def test_criproxy_runs_by_the_config_that_was_put_back(tmp_path, packages, config, status, sigterm):
+    """By 7, the new process serves, and runs by what was refused."""
+    host = FakeHost(tmp_path / "host", last=UPGRADE if sigterm else "nothing")
+    old = b"[cpu]\nmin_cores = 1\n"
+    host.add_config().write_bytes(old)
+    host.statuses[UPGRADE] = [status, 0]
+    with pytest.raises(installer.InstallError, match=f"criproxy upgrade ended with {status}: its words are above$"):
+        installer.install(host, ready, packages, config)
+    assert host.ran[-2:] == [UPGRADE] * 2
+    assert (host.taken_up, host.config()) == ([NEW, old], old)
+
+
+def test_criproxy_that_does_not_take_up_the_config_that_was_put_back_is_told(tmp_path, packages, config):
+    host = FakeHost(tmp_path / "host")
+    host.statuses[UPGRADE] = [7, 1]
+    with pytest.raises(installer.InstallError, match=r"upgrade ended with 7: .*; by the config of before, .* with 1"):
+        installer.install(host, ready, packages, config)
+    assert host.taken_up == [NEW, None]
+
+
+def test_another_socket_is_served_by_a_restart_where_kubelet_is_not_attached(tmp_path, packages, config):
+    """As for CRI-O, which has none at the default proxy.listen."""
+    host = FakeHost(tmp_path / "host")
+    host.unattached = True
+    host.statuses[UPGRADE] = [6]
+    installer.install(host, ready, packages, config)
+    assert host.ran[-3:] == [UPGRADE, RESTART, "criproxy attach"]
+    assert (host.taken_up, host.config()) == ([NEW] * 2, NEW)
+
+
+def test_failed_restart_takes_the_config_back(tmp_path, packages, config):
+    host = FakeHost(tmp_path / "host", fails=RESTART)
+    host.unattached = True
+    host.statuses[UPGRADE] = [6]
+    with pytest.raises(installer.InstallError, match=f"{RESTART} ended with 1"):
+        installer.install(host, ready, packages, config)
+    assert host.taken_up == [NEW, NEW, None]
+
+
+@pytest.mark.parametrize("status", [1, 7])
+def test_nothing_else_that_upgrade_says_restarts_criproxy(tmp_path, packages, config, status):
+    host = FakeHost(tmp_path / "host")
+    host.unattached = True
+    host.statuses[UPGRADE] = [status]
+    with pytest.raises(installer.InstallError, match=f"upgrade ended with {status}"):
+        installer.install(host, ready, packages, config)
+    assert RESTART not in host.ran
+
+
+@pytest.mark.parametrize(("state", "expected"), [("no", True), ("yes", False), ("unknown", False)])
+def test_criproxy_itself_says_that_kubelet_does_not_use_it(tmp_path, real_host, state, expected):
+    add_program(tmp_path, "criproxy", f'[ "$*" = "status --json" ] && cat {tmp_path}/status.json\nexit 1')
+    (tmp_path / "status.json").write_text(to_json(replace(STATUS, attached=AttachStatus(state, ""))))
+    assert real_host.is_unattached() is expected
+
+
+def test_kubelet_may_use_a_criproxy_that_says_nothing(tmp_path, real_host):
+    add_program(tmp_path, "criproxy", "exit 3")
+    assert not real_host.is_unattached()
+
+
 def test_failed_attach_is_attach_s_own_to_roll_back(tmp_path, packages, config):
     host = FakeHost(tmp_path / "host", fails="criproxy attach")
     with pytest.raises(installer.InstallError, match="criproxy attach"):
@@ -335,6 +422,14 @@ def test_packages_are_finished_before_the_job_ends(tmp_path, real_host, name):
     assert (tmp_path / "done").exists()
     with pytest.raises(installer.InstallError, match=rf"SIGTERM after `{name} .*done`, .*the next Job"):
         real_host.run("criproxy", "attach")
+
+
+def test_upgrade_and_its_reversal_are_finished_before_the_job_ends(tmp_path, real_host):
+    add_program(tmp_path, "criproxy", f'trap "exit 8" TERM; kill -TERM $PPID; sleep 0.3; : >{tmp_path}/done; exit 7')
+    with pytest.raises(installer.CommandError, match="criproxy upgrade ended with 7"):
+        real_host.run("criproxy", "upgrade")
+    assert (tmp_path / "done").exists()
+    assert real_host.call("criproxy", "upgrade") == 7
 
 
 @pytest.mark.parametrize("last", [CONFIGURE, INSTALL, "criproxy check", "criproxy upgrade"])
