@@ -11,13 +11,14 @@ import pytest
 
 from integration.lab.naming import Driver, placement, spelled, told, told_of_spec
 from integration.node import table
-from integration.node.build import mount_all
+from integration.node.build import mount_all, prepare_image
 from integration.node.packages import CHECKOUT, SOURCE_ONLY, TESTS_NEED, pinned
 from integration.node.settings import Settings
 from integration.node.spawn import GuestKernelError, NodeError
 from integration.node.suites import Outcome, once_more_after_a_kernel_failure, suite_files, summary
 from integration.node.trees import pack
 
+ARM64 = "trixie-v2-arm64"
 ID = "0123456789abcdef" * 4
 SPELLINGS = {
     "root": ("/", "/"),
@@ -93,6 +94,31 @@ def test_no_file_wants_programs_that_a_node_has_not_but_what_is_left_out_there(a
     asking = [file for file in suite_files(CHECKOUT) if re.search(asks, (CHECKOUT / file).read_text())]
     assert asking
     assert [file for file in asking if not all(table.left_out(node, file) for node in table.NODES)] == []
+
+
+def test_every_file_with_a_kubelet_leaves_tests_out_on_a_node_that_has_none() -> None:
+    asks = re.compile(r"from integration\.lab\.kubelet import .*\b(static_pod|find_kubelet|Kubelet)\b")
+    texts = {file: (CHECKOUT / file).read_text() for file in suite_files(CHECKOUT)}
+    found = {file: re.findall(r"^def (test_\w+)", text, re.M) for file, text in texts.items() if asks.search(text)}
+    assert "integration/test_pids.py" in found
+    left_out = {file for file, tests in found.items() for test in tests if table.left_out(ARM64, f"{file}::{test}")}
+    assert found.keys() - left_out == set()
+
+
+def test_script_and_names_are_of_the_node_s_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NODE_QEMU", raising=False)
+    monkeypatch.setenv("NODE_ARCH", "arm64")
+    here, there = Settings.from_environment("amd64"), Settings.from_environment()
+    assert (here.qemu, there.qemu) == ("qemu-system-x86_64", "qemu-system-aarch64")
+    assert prepare_image(here) == (CHECKOUT / "integration/node/prepare-image.sh").read_text()
+    assert "linux-image-cloud-arm64" in prepare_image(there)
+    assert "amd64" not in prepare_image(there)
+
+
+def test_architecture_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_ARCH", "riscv64")
+    with pytest.raises(ValueError, match="NODE_ARCH=riscv64: set it to amd64 or arm64"):
+        Settings.from_environment()
 
 
 @pytest.mark.skipif(not shutil.which("unsquashfs"), reason="needs squashfs-tools")

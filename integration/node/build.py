@@ -69,7 +69,7 @@ def find_snapshot(settings: Settings, wanted: Wanted) -> tuple[Path, Path]:
 
 
 def _image_name(settings: Settings) -> str:
-    key = _hash(_text("prepare-image.sh"), _text("agent.py"), *settings.packages)
+    key = _hash(prepare_image(settings), _text("agent.py"), *settings.packages)
     return f"{settings.suite}-{key}"
 
 
@@ -87,6 +87,12 @@ def _snapshot_name(settings: Settings, wanted: Wanted) -> str:
         ),
     )
     return f"{_image_name(settings)}-{key}"
+
+
+def prepare_image(settings: Settings) -> str:
+    """The script, which is amd64's as it stands, for this node's architecture."""
+    architecture = settings.architecture
+    return _text("prepare-image.sh").replace("amd64", architecture.name).replace("ttyS0", architecture.console)
 
 
 def _text(name: str) -> str:
@@ -124,7 +130,12 @@ def _make_image(settings: Settings, directory: Path) -> None:
             _mmdebstrap(settings, directory),
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "PREPARE_IMAGE": _text("prepare-image.sh"), "TMPDIR": str(directory)},
+            env={
+                **os.environ,
+                "PREPARE_IMAGE": prepare_image(settings),
+                "QEMU_CPU": settings.processor,  # of the emulator that runs another architecture's programs
+                "TMPDIR": str(directory),
+            },
         )
         squash: list[str | Path] = ["sqfstar", "-quiet", "-no-progress", "-comp", "lz4", directory / "root.sqfs"]
         packer = start(squash, stdin=bootstrap.stdout, stderr=subprocess.DEVNULL)
@@ -142,6 +153,7 @@ def _mmdebstrap(settings: Settings, directory: Path) -> list[str]:
     ]
     return [
         *("mmdebstrap", "--variant=minbase", "--skip=output/dev", f"--include={','.join(settings.packages)}"),
+        f"--architectures={settings.architecture.name}",
         *(f"--customize-hook={hook}" for hook in hooks),
         '--aptopt=Acquire::Check-Valid-Until "false"',
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")),

@@ -22,7 +22,7 @@ node run [options] -- CMD...               run CMD on a fresh node, exit with it
   --boot      boot instead of resuming the snapshot         --append KERNEL_ARGS (implies --boot)
   --console   show the guest's console
 Exit status: CMD's own; 124 after a timeout; 125 when the node itself failed.
-Environment: NODE_SUITE (trixie, bookworm, forky), NODE_CPUS (2), NODE_MEM (3072, in MiB),
+Environment: NODE_SUITE (trixie, bookworm, forky), NODE_ARCH (amd64, arm64), NODE_CPUS (2), NODE_MEM (3072, in MiB),
 NODE_CACHE (~/.cache/criproxy/node), NODE_QEMU, NODE_MIRROR, NODE_PACKAGES (more of Debian's).
 Needs qemu-system-x86, mmdebstrap, squashfs-tools. Root is not needed; a user's `node build` needs uidmap and a line in
 /etc/subuid."""

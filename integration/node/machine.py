@@ -24,7 +24,7 @@ from integration.node.settings import Settings
 from integration.node.spawn import GuestKernelError, NodeError, start
 from integration.node.trees import DISK_BYTES, pack
 
-KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 rdinit=/init tsc=reliable mitigations=off systemd.show_status=no"
+KERNEL_ARGUMENTS = "quiet panic=-1 rdinit=/init tsc=reliable mitigations=off systemd.show_status=no"
 POLL_S = 0.05
 CONSOLE_BYTES = 20_000
 TAIL_BYTES = 4_000
@@ -228,10 +228,10 @@ def _arguments(settings: Settings, how: Start, disks: Sequence[int], lines: Mapp
         *(settings.qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-accel", "tcg,thread=multi", "-cpu", settings.processor, "-smp", settings.cpus),
         *("-m", f"{settings.memory_mib}M", "-object", _memory(settings, how)),
-        *("-M", "pc,usb=off,vmport=off,smm=off,memory-backend=memory"),
+        *("-M", f"{settings.architecture.board},memory-backend=memory"),
         *_line_arguments(lines),
         *_disk_arguments(how.image, disks),
-        *_start_arguments(how),
+        *_start_arguments(settings, how),
     ]
 
 
@@ -263,8 +263,8 @@ def _disk_arguments(image: Path, disks: Sequence[int]) -> list[str]:
     return arguments
 
 
-def _start_arguments(how: Start) -> list[str]:
+def _start_arguments(settings: Settings, how: Start) -> list[str]:
     if how.resume:
         return ["-incoming", "defer"]
-    words = f"{KERNEL_ARGUMENTS} {how.kernel_arguments}"
+    words = f"console={settings.architecture.console} {KERNEL_ARGUMENTS} {how.kernel_arguments}"
     return ["-kernel", f"{how.image}/vmlinuz", "-initrd", f"{how.image}/initrd", "-append", words]

@@ -17,21 +17,21 @@ TESTS_NEED = (
 )
 """Of requirements-dev.lock, beside all of requirements.lock."""
 SOURCE_ONLY = ("cgroupspy",)
-PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
+PLATFORMS = ("manylinux2014", "manylinux_2_28", "manylinux_2_34")
 
 
-def find_packages(cache: Path, python: str) -> Path:
-    """A directory for PYTHONPATH under this Python ("3.13"); made, with pip and the network, when it is not there.
+def find_packages(cache: Path, python: str, machine: str) -> Path:
+    """A directory for PYTHONPATH under this Python ("3.13") on this machine ("x86_64").
 
-    Raises NodeError when pip fails.
+    Made, with pip and the network, when it is not there. Raises NodeError when pip fails.
     """
     locks = pinned((CHECKOUT / "requirements-dev.lock").read_text())
     wanted = [*pinned((CHECKOUT / "requirements.lock").read_text()), *TESTS_NEED]
     key = sha256("\n".join(locks[name] for name in wanted).encode()).hexdigest()[:12]
-    with cached(cache, f"python{python}-{key}", anew=False) as (directory, empty):
+    with cached(cache, f"python{python}-{machine}-{key}", anew=False) as (directory, empty):
         if empty:
             wheels = [locks[name] for name in wanted if name not in SOURCE_ONLY]
-            platforms = [f"--platform={platform}" for platform in PLATFORMS]
+            platforms = [f"--platform={platform}_{machine}" for platform in PLATFORMS]
             _install(empty, wheels, [f"--python-version={python}", "--only-binary=:all:", *platforms])
             _install(empty, [locks[name] for name in SOURCE_ONLY], ["--no-build-isolation", "--use-pep517"])
     return directory

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,32 +20,62 @@ or stands still. Source: QEMU's change "accel/tcg: Always lock pages before tran
 
 
 @dataclass(frozen=True, slots=True)
+class Architecture:
+    """`name` is Debian's, `machine` the kernel's; `board` is QEMU's -M, `console` its serial line to the kernel.
+
+    `processor` is QEMU's -cpu. An arm64 one has no pauth: Debian's programs sign each return address where it is there,
+    and Python takes five times as long under qemu-user.
+    """
+
+    name: str
+    machine: str
+    board: str
+    console: str
+    processor: str
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    one.name: one
+    for one in (
+        Architecture("amd64", "x86_64", "pc,usb=off,vmport=off,smm=off", "ttyS0", "max"),
+        Architecture("arm64", "aarch64", "virt", "ttyAMA0", "max,pauth=off"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """`suite` is the Debian release; `cpus` is what QEMU's -smp takes, `processor` its -cpu; `cache` holds
     images and snapshots; `mirror` None: the one that apt uses here.
     """
 
     suite: str
+    architecture: Architecture
     cpus: str
     memory_mib: int
     qemu: str
     cache: Path
     mirror: str | None
     packages: tuple[str, ...]
-    processor: str = "max"
+    processor: str
 
     @staticmethod
-    def from_environment() -> "Settings":
-        """Raises ValueError when NODE_CPUS or NODE_MEM is no number."""
+    def from_environment(architecture: str = "") -> "Settings":
+        """`architecture`: in place of NODE_ARCH. Raises ValueError when there is no such one, or a number is none."""
         environ = os.environ
+        name = architecture or environ.get("NODE_ARCH", "amd64")
+        if name not in ARCHITECTURES:
+            raise ValueError(f"NODE_ARCH={name}: set it to {' or '.join(ARCHITECTURES)}")
         return Settings(
             suite=environ.get("NODE_SUITE", "trixie"),
+            architecture=ARCHITECTURES[name],
             cpus=str(int(environ.get("NODE_CPUS", "2"))),
             memory_mib=int(environ.get("NODE_MEM", "3072")),
-            qemu=environ.get("NODE_QEMU", "qemu-system-x86_64"),
+            qemu=environ.get("NODE_QEMU", f"qemu-system-{ARCHITECTURES[name].machine}"),
             cache=Path(environ.get("NODE_CACHE", cache.folder() / "node")),
             mirror=environ.get("NODE_MIRROR"),
             packages=(*PACKAGES, *environ.get("NODE_PACKAGES", "").split()),
+            processor=ARCHITECTURES[name].processor,
         )
 
     def find_qemu(self) -> str:

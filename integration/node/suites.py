@@ -2,7 +2,7 @@
 
     suites smoke [NODE...]             a few minutes: what matters most, on each node (those of today: no NODE)
     suites whole NODE [pytest args]    everything that can run there, or only the files that the arguments name
-    suites all                         everything on every node: hours
+    suites all                         everything on every node of amd64: hours
 
 UPGRADES and RESTARTS are passed on: how many integration/systemd/test_upgrade.py makes (100 upgrades: an hour). So are
 NRI_ROUNDS and NRI_MINUTES, of integration/test_nri.py.
@@ -55,7 +55,7 @@ systemctl restart containerd"""
 PASSED_ON = ("UPGRADES", "RESTARTS", "NRI_ROUNDS", "NRI_MINUTES")
 """Environment variables that tests read."""
 TODAY = [name for name, node in NODES.items() if node.today]
-USUAL = [name for name, node in NODES.items() if not node.cpus]
+USUAL = [name for name, node in NODES.items() if not node.cpus and node.architecture == "amd64"]
 NOTHING_COLLECTED = 5
 """pytest's status when all tests of a file are left out."""
 
@@ -87,13 +87,16 @@ class Stand:
         """Makes what is missing of images: minutes. Raises LabError when a program of today is not built."""
         node = NODES[name]
         self._name = name
-        settings = replace(Settings.from_environment(), suite=node.release)
-        self._settings = replace(settings, cpus=node.cpus or settings.cpus, processor=node.processor)
-        python = find_packages(self._settings.cache, PYTHONS[node.release])
+        settings = replace(Settings.from_environment(node.architecture), suite=node.release)
+        self._settings = replace(
+            settings, cpus=node.cpus or settings.cpus, processor=node.processor or settings.processor
+        )
+        python = find_packages(self._settings.cache, PYTHONS[node.release], settings.architecture.machine)
         wanted = Wanted(python, node.prepare + COMPILE, kernel_arguments=node.kernel_arguments)
         self._image, self._snapshot = find_snapshot(self._settings, wanted)
         containerd = {CONTAINERD: build.find("containerd").parent} if node.containerd else {}
-        self._binds = {PACKAGES: python, KUBELET: find_kubelet(), **containerd}
+        kubelet = {} if left_out(name, SMOKE_OF_KUBELET) else {KUBELET: find_kubelet()}
+        self._binds = {PACKAGES: python, **kubelet, **containerd}
 
     def run(self, file: str, arguments: Sequence[str], timeout_s: float, test_timeout_s: float) -> Outcome:
         """Run pytest on one file, on a fresh machine; its output passes through."""

@@ -17,8 +17,9 @@ class Node:
     """A throwaway machine: a Debian release, what its kernel is told, and what a shell does on it before its snapshot.
 
     `words` describe it for whoever watches. `today`: of the nodes that ./test runs on; the others are by command.
-    `containerd`: the one of integration/programs takes the place of Debian's. `cpus`: QEMU's -smp, "": as they all
-    have it. `processor`: QEMU's -cpu. With a `cpus` of its own, a node is for tests that ask for it.
+    `containerd`: the one of integration/programs takes the place of Debian's. `cpus`: QEMU's -smp, `processor`: its
+    -cpu, "": as they all have it. With a `cpus` of its own, a node is for tests that ask for it. `architecture`: as
+    Debian calls it.
     """
 
     release: str
@@ -26,7 +27,8 @@ class Node:
     kernel_arguments: str = ""
     prepare: str = ""
     cpus: str = ""
-    processor: str = "max"
+    processor: str = ""
+    architecture: str = "amd64"
     today: bool = False
     containerd: bool = False
 
@@ -46,6 +48,7 @@ NODES: Mapping[str, Node] = {
         cpus="4,sockets=1,cores=2,threads=2",
         processor="max,vendor=GenuineIntel",
     ),
+    "trixie-v2-arm64": Node("trixie", "cgroup v2, systemd driver, containerd 1.7, arm64", architecture="arm64"),
 }
 """Beside them, the suites run on the host as it is."""
 
@@ -88,6 +91,14 @@ LEFT_OUT = (
         "its image has the package for Debian 13 alone, to be small",
     ),
     LeftOut("forky-v2|.*-containerd-2.4", r"v1alpha2", "containerd 2 serves CRI v1 alone"),
+    LeftOut(
+        ".*-arm64",
+        r"^integration/(control_plane/"
+        r"|test_(eviction|exclusive_cpus|gates|kubelet|kubelet_start|kubelets_mounts|pin_pods)\.py"
+        r"|systemd/test_(attach|install|installer_job)\.py|(test_(handover|lab|nri)|systemd/test_bypass)\.py::test_kubelet_"
+        r"|test_pids\.py::test_\w+_real_kubelet_)",
+        "Kubernetes is compiled for this machine's own architecture alone",
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """criproxy's packages, on this node: $CRIPROXY_DEBS, or dist/ of the checkout, has what packaging/deb/build made.
 
 `integration/setup debs` makes them: the version of this checkout, in next/ a newer one of the same code, and in
-repository/ both, as an apt repository.
+repository/ both, as an apt repository; `integration/setup arm64` adds those for arm64 to the first two.
 """
 
 import os
@@ -27,12 +27,14 @@ DPKG_S = 300
 
 
 def deb(newer: bool = False) -> Path:
-    """The package for this node's release. Raises LabError when it was not made."""
+    """The package for this node's release and architecture. Raises LabError when it was not made."""
     release = MARKS[platform.freedesktop_os_release()["VERSION_CODENAME"]]
+    architecture = dpkg("--print-architecture").stdout.strip()
     directory = DEBS / "next" if newer else DEBS
-    found = sorted(directory.glob(f"criproxy_*~{release}u*_amd64.deb"))
+    found = sorted(directory.glob(f"criproxy_*~{release}u*_{architecture}.deb"))
     if len(found) != 1:
-        raise LabError(f"{directory} has {len(found)} packages of {release}, not one: run integration/setup debs")
+        wanted = f"{directory} has {len(found)} packages of {release} for {architecture}, not one"
+        raise LabError(f"{wanted}: run integration/setup {'debs' if architecture == 'amd64' else architecture}")
     return found[0]
 
 

@@ -227,7 +227,7 @@ def test_upgrade_that_is_aborted_leaves_the_service_as_it_is(installed: None, tm
     control = tmp_path / "bad" / "DEBIAN"
     control.mkdir(parents=True)
     (control / "control").write_text(
-        "Package: criproxy\nVersion: 9\nArchitecture: amd64\nMaintainer: T <t@t.org>\nDescription: bad\n"
+        "Package: criproxy\nVersion: 9\nArchitecture: all\nMaintainer: T <t@t.org>\nDescription: bad\n"
     )
     (control / "preinst").write_text("#!/bin/sh\nexit 1\n")
     (control / "preinst").chmod(0o755)
