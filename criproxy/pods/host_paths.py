@@ -7,8 +7,8 @@ A path is refused that is a refused folder, lies in one or has one in it, by any
 3. what it is on its device: a bind mount of /run is a folder of the same file system as /run, or as what is mounted in
    memory below it.
 
-A path that leads to what the node runs is refused by the same (but for 2) unless it is read-only, and what is mounted
-in it does not lead there, or is read-only with it.
+A path that leads to what the node runs is refused by the same (but for 2) unless it is read-only. What is mounted in a
+path counts as the path itself; but it is not read-only with it, unless the node has it so, or the pod asks for that.
 
 Kubelet's own files for a pod (its volumes, /etc/hosts, the termination log) lie in a refused folder, /var/lib/kubelet,
 and pass: all that is in pods/UID there. But for subPaths: of a volume's `subPath`, kubelet hands on a bind mount in
@@ -81,13 +81,17 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devpts", "hugetlbfs", "mqueue"
 
 
 class MountPoint(Struct, frozen=True):
-    """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`. `id`: of the mount."""
+    """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`. `id`: of the mount.
+
+    `readonly`: the mount itself, as which the kernel mounts it elsewhere, too, whatever is above it.
+    """
 
     id: str
     device: str
     root: str
     point: str
     kind: str
+    readonly: bool
 
 
 def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
@@ -96,8 +100,9 @@ def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
     for line in lines_of(mountinfo):
         mount, _, filesystem = line.partition(" - ")
         match mount.split(" "), filesystem.split(" "):
-            case [id, _, device, root, point, *_], [kind, *_] if kind:
-                found.append(MountPoint(id, device, unescaped(root), unescaped(point), kind))
+            case [id, _, device, root, point, options, *_], [kind, *_] if kind:
+                readonly = "ro" in options.split(",")
+                found.append(MountPoint(id, device, unescaped(root), unescaped(point), kind, readonly))
     return tuple(found)
 
 
@@ -122,7 +127,8 @@ class NodePaths:
         """What is mounted from a disk is often elsewhere as well."""
         self._refused = self._folders(hardening.refuse_host_paths)
         self._refused_writable = self._folders(hardening.refuse_writable_host_paths)
-        self._is_refused_writable = cache(self._looked_up)
+        self._refused_at = cache(partial(self._listed_at, self._refused))
+        self._refused_writable_at = cache(partial(self._listed_at, self._refused_writable))
 
     def refusal(self, mount: HostMount) -> str:
         """Why this one is refused, in words; "": it is not."""
@@ -134,12 +140,21 @@ class NodePaths:
         found = self._listed(self._refused, path, resolved, source) or self._kernel_s(resolved, source)
         if found is not None:
             return host_path(path, found, BY)
-        if not mount.readonly:
-            found = self._listed(self._refused_writable, path, resolved, source)
-            return "" if found is None else writable_host_path(path, found, BY)
-        points = () if mount.recursive_read_only else self._points[_inside(resolved, self._points)]
-        below = next(filter(self._is_refused_writable, points), None)
-        return "" if below is None else writable_below(path, below, BY)
+        if not mount.readonly and (found := self._listed(self._refused_writable, path, resolved, source)) is not None:
+            return writable_host_path(path, found, BY)
+        return self._refusal_below(mount, self._points[_inside(resolved, self._points)])
+
+    def _refusal_below(self, mount: HostMount, points: Sequence[str]) -> str:
+        """The same of what is mounted in it."""
+        if (found := next(filter(None, map(self._refused_at, points)), None)) is not None:
+            return host_path(mount.path, found, BY)
+        if mount.readonly and mount.recursive_read_only:
+            return ""
+        for point in points:
+            if not self._at[point].readonly and (found := self._refused_writable_at(point)) is not None:
+                below = writable_below(mount.path, point, BY)
+                return below if mount.readonly else writable_host_path(mount.path, found, BY)
+        return ""
 
     def _listed(self, folders: "_Folders", path: str, resolved: str, source: MountPoint) -> str | None:
         """As what a folder is listed that the path leads to; None: to none."""
@@ -156,10 +171,9 @@ class NodePaths:
             kind = self._kernels[below[0]]
         return f"a file system of the kernel's, {kind}"
 
-    def _looked_up(self, point: str) -> bool:
-        """Whether what is mounted there leads to what is refused where it is writable."""
-        folders = self._refused_writable
-        return (folders.named(point) or folders.holding(self._source(point))) is not None
+    def _listed_at(self, folders: "_Folders", point: str) -> str | None:
+        """The same of what is mounted there."""
+        return self._listed(folders, point, point, self._source(point))
 
     def _folders(self, listed: Sequence[str]) -> "_Folders":
         names, on_devices = dict[str, str](), dict[str, list[tuple[str, str]]]()
@@ -186,10 +200,10 @@ class NodePaths:
         """The mount that a path is on; its `root` is the path's own on the device."""
         mount = _mount_of(path, self._at)
         if mount is _NOWHERE:
-            return MountPoint("", "", path, path, "")
+            return replace(_NOWHERE, root=path, point=path)
         rest = path[len(mount.point) :].lstrip("/")
         root = posixpath.join(mount.root, rest) if rest else mount.root
-        return MountPoint(mount.id, mount.device, root, path, mount.kind)
+        return replace(mount, root=root, point=path)
 
 
 class _Folders(Struct, frozen=True):
@@ -221,7 +235,7 @@ def _is_in(path: str, folder: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/") and path != folder
 
 
-_NOWHERE: Final = MountPoint("", "", "", "", "")
+_NOWHERE: Final = MountPoint("", "", "", "", "", False)
 
 
 class _Reader(Struct, eq=False):

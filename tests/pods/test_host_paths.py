@@ -51,6 +51,16 @@ MOUNTS = f"""\
 76 20 0:91 /a /mnt/keys rw - tmpfs tmpfs rw
 77 20 0:92 / /mnt/nas rw - nfs4 10.0.0.9:/data rw
 78 20 8:1 /usr/share /srv/tools/share rw - ext4 /dev/sda1 rw
+79 20 8:33 / /mnt/disk rw - ext4 /dev/sdc1 rw
+80 79 8:1 / /mnt/disk/snapshot/rootfs rw - ext4 /dev/sda1 rw
+81 79 0:23 / /mnt/disk/host/run rw - tmpfs tmpfs rw
+82 20 0:93 / /var/log/jobs/merged rw - overlay overlay rw
+83 20 8:17 /archive /var/log/jobs/archive rw - ext4 /dev/sdb1 rw
+84 20 8:1 /srv/archive /var/log/jobs/more rw - ext4 /dev/sda1 rw
+85 20 7:1 / /usr/share/fonts ro,relatime shared:2 - squashfs /dev/loop1 ro
+86 20 8:33 /ca.pem /etc/ssl/ca.pem ro - ext4 /dev/sdc1 rw
+87 20 8:1 /usr/share /mnt/fixed/share ro - ext4 /dev/sda1 rw
+88 20 0:23 / /mnt/fixed2/run ro - tmpfs tmpfs rw
 50 20 8:33 / /mnt/a\\040b rw - ext4 /dev/sdc1 rw
 51 50 0:22 / /mnt/a\\040b/p rw - proc proc rw
 no line of any form
@@ -86,6 +96,9 @@ def refusal(path: str, *, readonly: bool = False, recursive_read_only: bool = Fa
         pytest.param("/mnt/root/var/lib/containerd/x", id="in-a-bind-mount"),
         pytest.param("/mnt/a b", id="a-name-with-a-blank"),
         pytest.param(f"{KUBELET}/pods/u2/volumes/x", id="another-pod-s"),
+        pytest.param("/mnt/disk/snapshot", id="a-bind-mount-of-the-root-below"),
+        pytest.param("/mnt/disk/host", id="a-bind-mount-of-memory-below"),
+        pytest.param("/mnt/fixed2", id="a-read-only-bind-mount-below"),
         pytest.param(f"{KUBELET}/device-plugins", id="kubelet-s"),
         *(pytest.param(f"{SUBPATHS}/{number}", id=f"sub-path-{number}") for number in (0, 1, 3, 4, 7, 8, 9)),
     ],
@@ -128,6 +141,7 @@ def test_path_that_leads_to_what_the_host_runs_is_refused_where_it_is_writable(p
 def test_what_is_mounted_in_a_read_only_path_stays_writable_unless_it_is_recursively_so(
     path: str, writable: str
 ) -> None:
+    assert refusal(path).startswith(f"an offline pod may not have a writable hostPath volume of {path}")
     why = refusal(path, readonly=True)
     assert why.startswith(
         f"an offline pod may not have a hostPath volume of {path}, in which {writable} stays writable"
@@ -149,6 +163,8 @@ def test_what_is_mounted_in_a_read_only_path_stays_writable_unless_it_is_recursi
         "/home",
         "/home/me",
         "/boot/efi",
+        "/usr/share/fonts",
+        "/mnt/fixed",
         f"{SUBPATHS}/11",
     ],
 )
@@ -167,7 +183,9 @@ def test_what_the_host_runs_may_be_read(path: str) -> None:
         "/opt/data",
         "/srv/jobs",
         "/tmp",
+        "/var/log",
         "/var/log/jobs",
+        "/mnt/fixed",
         f"{SUBPATHS}/12",
         f"{OWN}/volumes/kubernetes.io~csi/v/mount",
         *(f"{SUBPATHS}/{number}" for number in (2, 5, 6, 10)),
