@@ -2,7 +2,7 @@
 
 A path is refused that is a refused folder, lies in one or has one in it, by any of these:
 
-1. its name, once symbolic links are resolved;
+1. its name, as it is written, at each symbolic link on its way, and once all are resolved;
 2. the file system that it leads to: one of the kernel's own (sysfs, proc, a cgroup hierarchy, …), there or below;
 3. what it is on its device: a bind mount of /run is a folder of the same file system as /run, or as what is mounted in
    memory below it.
@@ -24,9 +24,8 @@ import errno
 import os
 import posixpath
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -79,6 +78,9 @@ _ROOTLESS: Final = frozenset({"nfs", "nfs4"})
 
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devpts", "hugetlbfs", "mqueue"})
 
+_NEAR: Final = _IN_MEMORY | {"btrfs", "zfs", "overlay"}
+"""File systems of a node's own without a device of their own, which most others without one don't have: NFS, FUSE, …"""
+
 
 class MountPoint(Struct, frozen=True):
     """A line of mountinfo: the folder `root` of the file system on `device` is seen at `point`. `id`: of the mount.
@@ -107,23 +109,29 @@ def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
 
 
 class NodePaths:
-    """What paths of a pod lead to; `resolve` follows symbolic links. Pure but for that.
+    """What paths of a pod lead to. `link_at` reads the symbolic link there, see `names_of`, and `links_in` gives the
+    names of those in a folder. Pure but for these.
 
     `own` is kubelet's folder for the pod. A container may mount thousands of paths, and a node has thousands of mounts:
     what is the same for all paths is found once, and what a path is on by its folders, from the nearest upwards.
     """
 
     def __init__(
-        self, mounts: Sequence[MountPoint], resolve: Callable[[str], str], own: str, hardening: Hardening
+        self,
+        mounts: Sequence[MountPoint],
+        link_at: Callable[[str], str],
+        links_in: Callable[[str], Iterable[str]],
+        own: str,
+        hardening: Hardening,
     ) -> None:
-        self._resolve, self._own = resolve, own
+        self._link_at, self._links_in, self._own = link_at, links_in, own
         self._at = {one.point: one for one in mounts}  # of several in one place, the last hides the others
         self._kernels = {one.point: one.kind for one in mounts if one.kind in _KERNELS_OWN}
         self._points, self._kernels_points = sorted(self._at), sorted(self._kernels)
-        self._home = self._source(resolve(own))
-        kubelets = resolve(posixpath.dirname(posixpath.dirname(own)))
-        in_memory = (one for one in mounts if one.kind in _IN_MEMORY and not _is_in(one.point, kubelets))
-        self._in_memory = sorted(in_memory, key=attrgetter("point"))
+        self._home = self._source(names_of(own, link_at)[-1])
+        kubelets = names_of(posixpath.dirname(posixpath.dirname(own)), link_at)[-1]
+        in_memory = (point for point, one in self._at.items() if one.kind in _IN_MEMORY)
+        self._in_memory = frozenset(point for point in in_memory if not _is_in(point, kubelets))
         """What is mounted from a disk is often elsewhere as well."""
         self._refused = self._folders(hardening.refuse_host_paths)
         self._refused_writable = self._folders(hardening.refuse_writable_host_paths)
@@ -135,12 +143,13 @@ class NodePaths:
         path = mount.path
         if len(path) > _LONGEST:
             return f"a hostPath volume of {path[:SHOWN]}... has more than {_LONGEST} characters, which no kernel takes"
-        resolved = self._resolve(path)
+        names = names_of(path, self._link_at)
+        resolved = names[-1]
         source = self._source(resolved)
-        found = self._listed(self._refused, path, resolved, source) or self._kernel_s(resolved, source)
+        found = self._listed(self._refused, path, names, source) or self._kernel_s(resolved, source)
         if found is not None:
             return host_path(path, found, BY)
-        if not mount.readonly and (found := self._listed(self._refused_writable, path, resolved, source)) is not None:
+        if not mount.readonly and (found := self._listed(self._refused_writable, path, names, source)) is not None:
             return writable_host_path(path, found, BY)
         return self._refusal_below(mount, self._points[_inside(resolved, self._points)])
 
@@ -156,9 +165,9 @@ class NodePaths:
                 return below if mount.readonly else writable_host_path(mount.path, found, BY)
         return ""
 
-    def _listed(self, folders: "_Folders", path: str, resolved: str, source: MountPoint) -> str | None:
+    def _listed(self, folders: "_Folders", path: str, names: Sequence[str], source: MountPoint) -> str | None:
         """As what a folder is listed that the path leads to; None: to none."""
-        named = None if _is_in(path, self._own) else folders.named(resolved)
+        named = None if _is_in(path, self._own) else folders.named(names)
         if named is not None or (source.device == self._home.device and _is_in(source.root, self._home.root)):
             return named
         return folders.holding(source)
@@ -173,28 +182,57 @@ class NodePaths:
 
     def _listed_at(self, folders: "_Folders", point: str) -> str | None:
         """The same of what is mounted there."""
-        return self._listed(folders, point, point, self._source(point))
+        return self._listed(folders, point, (point,), self._source(point))
 
     def _folders(self, listed: Sequence[str]) -> "_Folders":
         names, on_devices = dict[str, str](), dict[str, list[tuple[str, str]]]()
-        points = [one.point for one in self._in_memory]
         for one in listed:
-            folder = self._led_to(one)
-            names.setdefault(folder, one)
-            for source in (self._source(folder), *self._in_memory[_inside(folder, points)]):
-                if EVERY not in source.root or source.kind not in _ROOTLESS:
-                    on_devices.setdefault(source.device, []).append((source.root, one))
+            for folder in dict.fromkeys(self._places(one)):
+                names.setdefault(folder, one)
+                for source in self._sources(folder):
+                    if EVERY not in source.root or source.kind not in _ROOTLESS:
+                        on_devices.setdefault(source.device, []).append((source.root, one))
         return _Folders(names, on_devices)
 
-    def _led_to(self, listed: str) -> str:
-        """Where a listed folder is, as far as its names stand for one each.
-
-        A mount point is no link; and what is mounted there, as users' homes, may be of a server that is gone.
+    def _places(self, listed: str) -> Iterator[str]:
+        """Where a listed folder is: as it is written, where links lead, and, of a name that stands for many, where
+        those lead that are links themselves.
         """
-        names = listed.split("/")
-        fixed = next((number for number, name in enumerate(names) if name.endswith(EVERY)), len(names))
-        folder = "/".join(names[:fixed]) or "/"
-        return posixpath.join(folder if folder in self._at else self._resolve(folder), *names[fixed:])
+        yield listed
+        written, rest = _fixed(listed)
+        folder = self._led_to(written)
+        yield posixpath.join(folder, *rest)
+        if rest and self._is_near(folder):
+            for name in self._links_in(folder):
+                link = posixpath.join(folder, name)
+                if related(link, posixpath.join(folder, rest[0])):
+                    yield posixpath.join(self._led_to(link), *rest[1:])
+
+    def _sources(self, folder: str) -> Iterator[MountPoint]:
+        """What a listed folder is on devices: itself, what is mounted in memory in it, and, of a name that stands for
+        many, what is mounted where any of them is.
+        """
+        yield self._source(folder)
+        written, _ = _fixed(folder)
+        names = folder.rstrip("/").split("/")
+        for point in self._points[_inside(written, self._points)]:
+            depth = point.count("/") + 1
+            if (depth <= len(names) or point in self._in_memory) and related(point, folder):
+                yield self._source(posixpath.join(point, *names[depth:]))
+
+    def _led_to(self, folder: str) -> str:
+        """Where a folder of the node's is, as far as that is known without a look at what may be of a server that is
+        gone. A mount point is no link.
+        """
+        try:
+            return names_of(folder, lambda at: "" if at in self._at or not self._is_near(at) else self._link_at(at))[-1]
+        except OSError:
+            return folder
+
+    def _is_near(self, path: str) -> bool:
+        """Whether a path is on a disk or in memory of the node's own."""
+        mount = _mount_of(path, self._at)
+        return not mount.device.startswith("0:") or mount.kind in _NEAR or mount == self._at.get("/")
 
     def _source(self, path: str) -> MountPoint:
         """The mount that a path is on; its `root` is the path's own on the device."""
@@ -214,15 +252,22 @@ class _Folders(Struct, frozen=True):
     names: Mapping[str, str]
     on_devices: Mapping[str, Sequence[tuple[str, str]]]
 
-    def named(self, resolved: str) -> str | None:
-        """As what the folder is listed that a path is, or lies in, or has in it, by its name; None: there is none."""
-        found = first_related(resolved, self.names)
-        return None if found is None else self.names[found]
+    def named(self, names: Iterable[str]) -> str | None:
+        """As what the folder is listed that a path is, or lies in, or has in it, by its names; None: there is none."""
+        found = (first_related(one, self.names) for one in names)
+        return next((self.names[one] for one in found if one is not None), None)
 
     def holding(self, source: MountPoint) -> str | None:
         """The same by what the path is on its device."""
         there = self.on_devices.get(source.device, ())
         return next((listed for root, listed in there if related(source.root, root)), None)
+
+
+def _fixed(listed: str) -> tuple[str, Sequence[str]]:
+    """The part of a listed folder whose names stand for one each, and its other names."""
+    names = listed.rstrip("/").split("/")
+    fixed = next((number for number, name in enumerate(names) if name.endswith(EVERY)), len(names))
+    return "/".join(names[:fixed]) or "/", names[fixed:]
 
 
 def _inside(folder: str, points: Sequence[str]) -> slice:
@@ -404,25 +449,37 @@ class HostPaths(Shows):
         self._mounted = frozenset(one.id for one in mounts)
         points = {one.point: one for one in mounts}
 
-        @cache
-        def link_at(path: str) -> str:
+        def pass_by(path: str) -> None:
             reader.at = _mount_of(path, points)
             if (other := occupied.get(reader.at.id)) is not None:
                 raise _OccupiedError(other, reader.at.point)
+
+        @cache
+        def link_at(path: str) -> str:
+            pass_by(path)
             return _link_at(path)
 
-        node = NodePaths(mounts, lambda path: resolved(path, link_at), own, hardening)
+        def links_in(folder: str) -> list[str]:
+            pass_by(folder)
+            try:
+                with os.scandir(folder) as found:
+                    return [one.name for one in found if one.is_symlink()]
+            except OSError:
+                return []
+
+        node = NodePaths(mounts, link_at, links_in, own, hardening)
         return next((why for one in mounted if (why := node.refusal(one))), "")
 
 
-def resolved(path: str, link_at: Callable[[str], str]) -> str:
-    """Where an absolute path leads to, past symbolic links, whether it exists or not. `link_at` reads the link that a
-    part of it is, "" where it is none, and may take for ever. A link that leads nowhere is its own end.
+def names_of(path: str, link_at: Callable[[str], str]) -> list[str]:
+    """What an absolute path is called at each symbolic link on its way, and last where it leads to, whether it exists
+    or not. `link_at` reads the link that a part of it is, "" where it is none, and may take for ever. A link that leads
+    nowhere is its own end. A name that is too long for a path is left out.
 
     Raises OSError where a part can't be looked at, or more than 40 links are on the way: runtimes may follow more than
     the kernel does, and the kernel gets to parts whose whole name is too long for it.
     """
-    rest, found, links = path.split("/")[::-1], "/", 0
+    rest, found, links, names = path.split("/")[::-1], "/", 0, list[str]()
     while rest:
         name = rest.pop()
         if name in ("", "."):
@@ -438,10 +495,12 @@ def resolved(path: str, link_at: Callable[[str], str]) -> str:
         links += 1
         if links > _MOST_LINKS:
             raise OSError(f"more than {_MOST_LINKS} symbolic links are on the way of {path[:SHOWN]}")
+        if len(rest) < _LONGEST:
+            names.append(posixpath.normpath(posixpath.join(part, *reversed(rest))))
         rest += target.split("/")[::-1]
         if target.startswith("/"):
             found = "/"
-    return found
+    return [*names, found]
 
 
 def _link_at(path: str) -> str:

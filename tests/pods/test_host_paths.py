@@ -4,14 +4,15 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError, HostMount
-from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, parse_mount_table, resolved
+from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, names_of, parse_mount_table
 from tests.fakes.waiting import until
 
 KUBELET = "/var/lib/kubelet"
@@ -77,8 +78,12 @@ LINKS = {
 }
 
 
+def node_of(mounts: Sequence[MountPoint], link_at: Callable[[str], str]) -> NodePaths:
+    return NodePaths(mounts, link_at, lambda folder: (), OWN, Hardening())
+
+
 def refusal(path: str, *, readonly: bool = False, recursive_read_only: bool = False) -> str:
-    node = NodePaths(parse_mount_table(MOUNTS), lambda one: LINKS.get(one, one), OWN, Hardening())
+    node = node_of(parse_mount_table(MOUNTS), lambda one: LINKS.get(one, ""))
     return node.refusal(HostMount(path, readonly, recursive_read_only))
 
 
@@ -199,18 +204,15 @@ def test_other_path_is_not(path: str) -> None:
 def test_homes_on_a_file_system_of_their_own_are_found_and_what_else_their_server_has_is_not(kind: str) -> None:
     """NFS shows each of its mounts as the root of what it is on."""
     asked = list[str]()
-
-    def resolve(path: str) -> str:
-        asked.append(path)
-        return path
-
     homes = "".join(f"{id} 20 0:9 / {point} rw - {kind} h rw\n" for id, point in ((21, "/home"), (22, "/mnt/h")))
     mounts = parse_mount_table(f"20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{homes}")
-    node = NodePaths(mounts, resolve, OWN, Hardening())
+    none = cache(lambda path: asked.append(path) or "")  # type: ignore[func-returns-value]
+    node = NodePaths(mounts, none, lambda folder: asked.append(folder) or (), OWN, Hardening())  # type: ignore[func-returns-value]
     assert "which leads to /home/*/.*" in node.refusal(HostMount("/home/me"))
     assert node.refusal(HostMount("/home/me/data")) == ""
     assert ("which leads to /home/*/.*" in node.refusal(HostMount("/mnt/h/me"))) is (kind == "ext4")
-    assert [one for one in asked if one.startswith("/home")] == ["/home/me", "/home/me/data"], "its server may be gone"
+    asked_there = [one for one in asked if one.startswith("/home")]
+    assert asked_there == ["/home", "/home/me", "/home/me/data"], "by these paths alone: its server may be gone"
 
 
 class Counted(list[MountPoint]):
@@ -224,13 +226,13 @@ class Counted(list[MountPoint]):
 
 
 def test_thousands_of_paths_and_mounts_are_looked_at_once_each() -> None:
-    mounts, resolved = Counted(parse_mount_table(MOUNTS)), list[str]()
-    node = NodePaths(mounts, lambda one: resolved.append(one) or one, OWN, Hardening())  # type: ignore[func-returns-value]
+    mounts, looked_at = Counted(parse_mount_table(MOUNTS)), list[str]()
+    node = node_of(mounts, cache(lambda path: looked_at.append(path) or ""))  # type: ignore[func-returns-value]
     paths = [f"/data/jobs/{number}" for number in range(1000)]
     node.refusal(HostMount("/data/jobs", readonly=True))
-    passes, before = mounts.passes, len(resolved)
+    passes, before = mounts.passes, len(looked_at)
     assert [node.refusal(HostMount(path, readonly=path.endswith("0"))) for path in paths] == [""] * 1000
-    assert (mounts.passes, resolved[before:]) == (passes, paths)
+    assert (mounts.passes, looked_at[before:]) == (passes, paths)
 
 
 def test_path_that_is_mounted_a_thousand_times_is_one() -> None:
@@ -241,23 +243,25 @@ def test_path_that_is_mounted_a_thousand_times_is_one() -> None:
 
 
 def test_path_that_no_kernel_takes_is_refused_without_a_look() -> None:
-    def resolve(path: str) -> str:
-        assert len(path) < 4096
-        return path
+    def link_at(path: str) -> str:
+        assert not path.startswith("/a")
+        return ""
 
-    node = NodePaths(parse_mount_table(MOUNTS), resolve, OWN, Hardening())
+    node = node_of(parse_mount_table(MOUNTS), link_at)
     why = node.refusal(HostMount("/a" * 32768))
     assert "more than 4096 characters" in why
     assert len(why) < 500
 
 
-def check(root_dir: Path | str, paths: list[str], hardening: Hardening) -> str:
+def check(
+    root_dir: Path | str, paths: list[str], hardening: Hardening, mountinfo: Path = Path("/proc/self/mountinfo")
+) -> str:
     """Why they are refused on this machine; "": they are not."""
 
     async def ask() -> None:
         await node.check("u1", [HostMount(path) for path in paths], hardening)
 
-    node = HostPaths(str(root_dir), Path("/proc/self/mountinfo"))
+    node = HostPaths(str(root_dir), mountinfo)
     try:
         asyncio.run(ask())
     except AdmissionError as error:
@@ -285,6 +289,102 @@ def test_link_of_this_machine_is_followed(tmp_path: Path) -> None:
     assert "which leads to /etc" in check(tmp_path / "kubelet", [f"{tmp_path}/etc/cron.d"], hardening)
     assert "which leads to /proc" in check(tmp_path / "kubelet", [str(tmp_path / "a")], hardening)
     assert check(tmp_path / "kubelet", [str(tmp_path / "data")], hardening) == ""
+
+
+LISTED = ("etc", "opt/cni", "opt/linked/bin", "usr", "home/*/.*", "rancher/*/agent")
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder as of a node whose listed folders are in part elsewhere, by links."""
+    for name in ("data/homes/alice/.ssh", "data/k3s/agent", "home", "rancher", "etc", "opt/cni", "usr", "mnt"):
+        (tmp_path / name).mkdir(parents=True)
+    for link, target in {
+        "etc/kubernetes": "data/kubernetes",
+        "opt/cni/bin": "data/cnibin",
+        "opt/linked": "data/linked",
+        "usr/local": "data/local",
+        "home/alice": "data/homes/alice",
+        "rancher/k3s": "data/k3s",
+        "mnt/etc": "etc",
+    }.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    return tmp_path
+
+
+def refused_in(folder: Path, path: str) -> str:
+    hardening = Hardening(refuse_host_paths=(), refuse_writable_host_paths=tuple(f"{folder}/{one}" for one in LISTED))
+    return check(folder / "kubelet", [f"{folder}/{path}"], hardening)
+
+
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("etc/kubernetes/manifests", "etc"),
+        ("etc/kubernetes", "etc"),
+        ("mnt/etc/kubernetes/manifests", "etc"),
+        ("opt/cni/bin", "opt/cni"),
+        ("opt/linked/bin/x", "opt/linked/bin"),
+        ("usr/local/bin", "usr"),
+        ("home/alice", "home/*/.*"),
+        ("home/alice/.ssh", "home/*/.*"),
+        ("rancher/k3s", "rancher/*/agent"),
+        ("rancher/k3s/agent/images", "rancher/*/agent"),
+        ("data/homes/alice", "home/*/.*"),
+        ("data/homes/alice/.ssh", "home/*/.*"),
+        ("data/k3s/agent", "rancher/*/agent"),
+    ],
+)
+def test_listed_folder_is_known_by_each_name_that_links_give_it(linked: Path, path: str, listed: str) -> None:
+    assert f"which leads to {linked}/{listed}" in refused_in(linked, path)
+
+
+def test_folder_that_has_the_link_to_a_listed_one_in_it_is_refused(linked: Path) -> None:
+    (linked / "apps").mkdir()
+    (linked / "apps/bin").symlink_to(linked / "data/bin")
+    hardening = Hardening(refuse_host_paths=(), refuse_writable_host_paths=(f"{linked}/apps/bin",))
+    for path in ("apps", "data/bin/x"):
+        assert f"which leads to {linked}/apps/bin" in check(linked / "kubelet", [f"{linked}/{path}"], hardening)
+
+
+@pytest.mark.parametrize("path", ["home/alice/data", "data/homes/alice/data", "rancher/k3s/storage", "data/jobs"])
+def test_data_beside_what_links_lead_to_may_be_written(linked: Path, path: str) -> None:
+    assert refused_in(linked, path) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "listed"),
+    [
+        ("/data", "/var/lib/rancher/*/agent"),
+        ("/data/k3s", "/var/lib/rancher/*/agent"),
+        ("/data/k3s/agent", "/var/lib/rancher/*/agent"),
+        ("/data/k3s/storage", ""),
+        ("/data/jobs", ""),
+        ("/mnt/alice", "/home/*/.*"),
+        ("/mnt/alice/.ssh", "/home/*/.*"),
+        ("/mnt/alice/data", ""),
+        ("/mnt/memory/x", "/var/lib/rancher/*/agent"),
+        ("/mnt/disk", ""),
+        ("/mnt/nas", ""),
+    ],
+)
+def test_mounts_in_a_folder_of_any_name_are_found_by_their_device(tmp_path: Path, path: str, listed: str) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text("""\
+20 1 8:1 / / rw - ext4 /dev/sda1 rw
+21 20 8:17 / /data rw - ext4 /dev/sdb1 rw
+22 20 8:17 /k3s /var/lib/rancher/k3s rw - ext4 /dev/sdb1 rw
+23 20 8:33 / /home/alice rw - ext4 /dev/sdc1 rw
+24 20 8:33 / /mnt/alice rw - ext4 /dev/sdc1 rw
+25 20 0:9 / /home/bob rw - nfs4 10.0.0.9:/homes/bob rw
+26 20 0:9 / /mnt/nas rw - nfs4 10.0.0.9:/data rw
+27 20 0:50 / /var/lib/rancher/k3s/agent/etc rw - tmpfs tmpfs rw
+28 20 0:50 / /mnt/memory rw - tmpfs tmpfs rw
+29 20 8:49 / /var/lib/rancher/k3s/agent/disk rw - ext4 /dev/sdd1 rw
+30 20 8:49 / /mnt/disk rw - ext4 /dev/sdd1 rw
+""")
+    why = check(KUBELET, [path], Hardening(), mountinfo)
+    assert f"which leads to {listed}, as" in why if listed else why == ""
 
 
 def test_path_whose_link_leads_past_the_longest_name_is_refused(tmp_path: Path) -> None:
@@ -334,6 +434,29 @@ def test_node_that_does_not_tell_lets_no_such_pod_in() -> None:
     with pytest.raises(AdmissionError, match="not known what its hostPath volumes lead to"):
         asyncio.run(node.check("u1", [HostMount("/data")], Hardening()))
     node.close()
+
+
+@pytest.mark.parametrize(("device", "kind"), [("0:9", "nfs4"), ("0:9", "autofs"), ("0:9", "fuse.sshfs")])
+def test_folders_of_a_server_that_may_be_gone_are_not_looked_at_for_the_list(device: str, kind: str) -> None:
+    """Not /home itself, nor where links of others lead."""
+    mounts = parse_mount_table(f"""\
+20 1 0:20 / / rw - overlay overlay rw
+21 20 {device} / /home rw - {kind} h rw
+22 20 {device} / /srv/nas rw - {kind} h rw
+23 20 8:33 / /opt rw - ext4 /dev/sdc1 rw
+""")
+    asked, links = list[str](), {"/opt/cni": "/srv/nas/cni", "/opt/nri": "/data/nri", "/usr": "/opt/usr"}
+    asked_inside = list[str]()
+
+    def link_at(path: str) -> str:
+        asked.append(path)
+        return links.get(path, "")
+
+    NodePaths(mounts, link_at, lambda folder: asked_inside.append(folder) or (), OWN, Hardening())  # type: ignore[func-returns-value]
+    assert not [one for one in asked if one.startswith(("/home", "/srv/nas"))]
+    assert "/home" not in asked_inside
+    assert "/var/lib/rancher" in asked_inside
+    assert {"/opt/nri", "/data/nri", "/opt/usr"} <= {*asked}, "what is on the node's own disks is"
 
 
 class DeadServer:
@@ -502,5 +625,20 @@ def test_path_is_resolved_as_the_kernel_does(path: str, end: str) -> None:
         looked_at.append(at)
         return links.get(at, "")
 
-    assert resolved(path, link_at) == end
+    assert names_of(path, link_at)[-1] == end
     assert len(looked_at) <= 50
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/a", ["/a"]),
+        ("/l/x", ["/l/x", "/t/x"]),
+        ("/two/x/y", ["/two/x/y", "/l/x/y", "/t/x/y"]),
+        ("/up/x", ["/up/x", "/l/x", "/t/x"]),
+        ("/long/x", ["/long/x", "/x"]),
+    ],
+)
+def test_path_has_a_name_for_each_link_on_its_way(path: str, names: list[str]) -> None:
+    links = {"/l": "/t", "/two": "/l", "/up": "/l/y/..", "/long": "/l/" + "../" * 4096}
+    assert names_of(path, lambda at: links.get(at, "")) == names
