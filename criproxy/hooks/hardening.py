@@ -41,6 +41,7 @@ from criproxy.vocabulary.unboundable import (
     MOST_CAPABILITIES,
     WRITABLE_HOST_PATHS,
     first_related,
+    first_run,
     plain,
 )
 
@@ -128,7 +129,7 @@ class Hardening(Struct, frozen=True):
             if (listed := first_related(one.path, self.refuse_host_paths)) is not None:
                 return unboundable.host_path(one.path, listed, BY)
             writable = () if one.readonly else self.refuse_writable_host_paths
-            if (listed := first_related(one.path, writable)) is not None:
+            if (listed := first_run(one.path, writable)) is not None:
                 return unboundable.writable_host_path(one.path, listed, BY)
         return ""
 

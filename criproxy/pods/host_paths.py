@@ -39,6 +39,7 @@ from criproxy.model import AdmissionError, HostMount
 from criproxy.model.shown import Gauge, Shows
 from criproxy.vocabulary.unboundable import (
     EVERY,
+    JOBS_FOLDERS,
     SHOWN,
     first_related,
     host_path,
@@ -60,6 +61,8 @@ _MOST_LINKS: Final = 40
 
 _NO_LINK: Final = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR)
 """What readlink says of a path that is no link, or not there. Source: readlink(2)."""
+
+_WHOSE: Final = "Where its spec has no such volume, a PersistentVolume or a device plugin asks for the mount"
 
 _LONGEST: Final = 4096
 """Characters of a path. Source: limits.h, PATH_MAX."""
@@ -133,8 +136,12 @@ class NodePaths:
         in_memory = (point for point, one in self._at.items() if one.kind in _IN_MEMORY)
         self._in_memory = frozenset(point for point in in_memory if not _is_in(point, kubelets))
         """What is mounted from a disk is often elsewhere as well."""
+        jobs = (self._source(self._led_to(one)) for one in JOBS_FOLDERS)
         self._refused = self._folders(hardening.refuse_host_paths)
-        self._refused_writable = self._folders(hardening.refuse_writable_host_paths)
+        self._refused_writable = replace(
+            self._folders(hardening.refuse_writable_host_paths),
+            jobs=[one for one in jobs if one.kind not in _ROOTLESS],
+        )
         self._refused_at = cache(partial(self._listed_at, self._refused))
         self._refused_writable_at = cache(partial(self._listed_at, self._refused_writable))
 
@@ -167,6 +174,8 @@ class NodePaths:
 
     def _listed(self, folders: "_Folders", path: str, names: Sequence[str], source: MountPoint) -> str | None:
         """As what a folder is listed that the path leads to; None: to none."""
+        if any(one.device == source.device and _is_in(source.root, one.root) for one in folders.jobs):
+            return None
         named = None if _is_in(path, self._own) else folders.named(names)
         if named is not None or (source.device == self._home.device and _is_in(source.root, self._home.root)):
             return named
@@ -186,11 +195,12 @@ class NodePaths:
 
     def _folders(self, listed: Sequence[str]) -> "_Folders":
         names, on_devices = dict[str, str](), dict[str, list[tuple[str, str]]]()
+        node_s = self._at.get("/", _NOWHERE)
         for one in listed:
             for folder in dict.fromkeys(self._places(one)):
                 names.setdefault(folder, one)
                 for source in self._sources(folder):
-                    if EVERY not in source.root or source.kind not in _ROOTLESS:
+                    if source.kind not in _ROOTLESS or source.root == "/" or source.id == node_s.id:
                         on_devices.setdefault(source.device, []).append((source.root, one))
         return _Folders(names, on_devices)
 
@@ -246,11 +256,12 @@ class NodePaths:
 
 class _Folders(Struct, frozen=True):
     """Folders of a list that are refused. `names`: by where each is, as what it is listed; `on_devices`: by the device,
-    what each is there, and as what it is listed.
+    what each is there, and as what it is listed; `jobs`: folders in them of which what they have in them is not.
     """
 
     names: Mapping[str, str]
     on_devices: Mapping[str, Sequence[tuple[str, str]]]
+    jobs: Sequence[MountPoint] = ()
 
     def named(self, names: Iterable[str]) -> str | None:
         """As what the folder is listed that a path is, or lies in, or has in it, by its names; None: there is none."""
@@ -356,7 +367,7 @@ class HostPaths(Shows):
         except OSError as error:
             raise AdmissionError(f"it is not known what its hostPath volumes lead to: {error}") from error
         if refusal:
-            raise AdmissionError(refusal)
+            raise AdmissionError(f"{refusal}. {_WHOSE}")
 
     def problems(self) -> Iterator[str]:
         for point in sorted({one.at.point for one in self._hanging() if one.at.id in self._mounted}):

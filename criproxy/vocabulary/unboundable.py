@@ -35,6 +35,7 @@ WRITABLE_HOST_PATHS: Final = (
     "/boot",
     "/root",
     "/home/*/.*",
+    "/home/kubernetes",
     "/opt/bin",
     "/opt/cni",
     "/opt/containerd",
@@ -42,20 +43,31 @@ WRITABLE_HOST_PATHS: Final = (
     "/opt/nri",
     "/var/lib/cloud",
     "/var/lib/criproxy",
+    "/var/lib/dkms",
     "/var/lib/dpkg",
+    "/var/lib/k0s",
     "/var/lib/rancher/*/agent",
     "/var/lib/rancher/*/data",
     "/var/lib/rancher/*/server",
     "/var/lib/rpm",
     "/var/lib/snapd",
     "/var/lib/systemd",
+    "/var/snap",
     "/var/spool/at",
     "/var/spool/cron",
 )
 """Folders of which the node runs what is there with root's rights, or that say what it runs and who may log in.
 
-Folders of jobs' data are none: of /opt and /var/lib, these are what packages, the runtime and k3s keep there, and of a
-home, what sshd and shells read. Source: Filesystem Hierarchy Standard 3.0; k3s, --data-dir.
+Folders of jobs' data are none: of /opt and /var/lib, these are what packages, the runtime, k3s and k0s keep there, and
+of a home, what sshd and shells read; but /home/kubernetes has kubelet on GKE, and /var/snap MicroK8s. Source:
+Filesystem Hierarchy Standard 3.0; k3s and k0s, --data-dir.
+"""
+
+JOBS_FOLDERS: Final = ("/usr/local/vgpu/containers", "/var/snap/microk8s/common/default-storage")
+"""Folders in `WRITABLE_HOST_PATHS` that have one for each container or volume, of which the node runs nothing.
+
+Source: HAMi and Volcano, vGPU device plugin, Allocate: it mounts one into each container that asks for a vGPU;
+MicroK8s, hostpath-storage.
 """
 
 EVERY: Final = "*"
@@ -155,6 +167,13 @@ def first_related(path: str, folders: Iterable[str]) -> str | None:
         else:
             return folder
     return None
+
+
+def first_run(path: str, folders: Iterable[str]) -> str | None:
+    """The same of a path that is mounted writable; None also for what lies in one of `JOBS_FOLDERS`."""
+    names = _names(path)
+    of_jobs = any(len(names) > len(one) and names[: len(one)] == one for one in map(_known_names, JOBS_FOLDERS))
+    return None if of_jobs else first_related(path, folders)
 
 
 def _names(path: str) -> tuple[str, ...]:

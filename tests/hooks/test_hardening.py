@@ -90,6 +90,13 @@ def test_path_is_refused_where_it_is_in_a_refused_folder_or_has_one(path: str, i
         "/var/lib/rancher",
         "/var/lib/rancher/k3s",
         "/var/lib/rancher/rke2/server/manifests",
+        "/var/lib/k0s/bin",
+        "/var/snap/microk8s/current/args",
+        "/var/snap/microk8s/common/default-storage",
+        "/home/kubernetes/bin",
+        "/var/lib/dkms",
+        "/usr/local/vgpu",
+        "/usr/local/vgpu/containers",
     ],
 )
 def test_folder_that_the_host_runs_is_refused_where_it_is_writable(path: str) -> None:
@@ -108,10 +115,21 @@ def test_folder_that_the_host_runs_is_refused_where_it_is_writable(path: str) ->
         *("/data", "/mnt", "/mnt/disk1/yarn", "/srv", "/tmp", "/var/tmp", "/var/log/jobs", "/var/cache/jobs"),
         *("/opt/data", "/opt/local-path-provisioner/pvc-1", "/home/me/data", "/var/lib/rancher/k3s/storage/pvc-1"),
         *("/var/lib/hadoop-yarn", "/var/lib/systemd-jobs", "/etcetera", "/users", "/library/data"),
+        *(
+            "/var/lib/k0s-data",
+            "/var/snapshots",
+            "/home/kubernetes-jobs/data",
+            "/var/snap/microk8s/common/default-storage/pvc-1",
+        ),
+        *("/usr/local/vgpu/containers/u1_main", "/usr/local/vgpu/containers/u1_main/1.cache"),
     ],
 )
 def test_data_of_jobs_may_be_written(path: str) -> None:
     assert Hardening().refusal_of_mounts([HostMount(path)]) == ""
+
+
+def test_name_that_leads_back_out_of_what_may_be_written_is_refused() -> None:
+    assert Hardening().refusal_of_mounts([HostMount("/usr/local/vgpu/containers/../libvgpu.so")])
 
 
 def test_name_that_ends_with_a_star_is_of_all_that_begin_so() -> None:

@@ -211,8 +211,26 @@ def test_homes_on_a_file_system_of_their_own_are_found_and_what_else_their_serve
     assert "which leads to /home/*/.*" in node.refusal(HostMount("/home/me"))
     assert node.refusal(HostMount("/home/me/data")) == ""
     assert ("which leads to /home/*/.*" in node.refusal(HostMount("/mnt/h/me"))) is (kind == "ext4")
+    assert ("which leads to /home" in node.refusal(HostMount("/mnt/h"))) is (kind == "ext4")
     asked_there = [one for one in asked if one.startswith("/home")]
     assert asked_there == ["/home", "/home/me", "/home/me/data"], "by these paths alone: its server may be gone"
+
+
+def test_what_a_device_plugin_mounts_for_a_pod_may_be_written_and_what_links_out_of_it_not() -> None:
+    mounts = parse_mount_table("""\
+20 1 8:1 / / rw - ext4 /dev/sda1 rw
+21 20 8:1 /usr/local/vgpu/containers/u1_main /mnt/cache rw - ext4 /dev/sda1 rw
+22 20 8:17 /snap /var/snap/microk8s/common/default-storage rw - ext4 /dev/sdb1 rw
+""")
+    folder = "/usr/local/vgpu/containers"
+    links = {"/usr/local": "/data/local", f"/data/local/{folder[11:]}/u3_main": "/usr/bin"}
+    for node in (node_of(mounts, lambda one: ""), node_of(mounts, lambda one: links.get(one, ""))):
+        assert node.refusal(HostMount(f"{folder}/u1_main")) == ""
+        assert node.refusal(HostMount("/var/snap/microk8s/common/default-storage/pvc-1")) == ""
+        assert "which leads to /usr" in node.refusal(HostMount("/usr/local/vgpu"))
+        assert "which leads to /usr" in node.refusal(HostMount(folder))
+    assert "which leads to /usr" in node.refusal(HostMount(f"{folder}/u3_main"))
+    assert node_of(mounts, lambda one: "").refusal(HostMount("/mnt/cache")) == ""
 
 
 class Counted(list[MountPoint]):
@@ -286,7 +304,9 @@ def test_link_of_this_machine_is_followed(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "etc").symlink_to("/etc")
     hardening = Hardening(refuse_host_paths=("/proc",))
-    assert "which leads to /etc" in check(tmp_path / "kubelet", [f"{tmp_path}/etc/cron.d"], hardening)
+    why = check(tmp_path / "kubelet", [f"{tmp_path}/etc/cron.d"], hardening)
+    assert "which leads to /etc" in why
+    assert "a device plugin asks for the mount" in why, "whose author looks for it in the spec in vain"
     assert "which leads to /proc" in check(tmp_path / "kubelet", [str(tmp_path / "a")], hardening)
     assert check(tmp_path / "kubelet", [str(tmp_path / "data")], hardening) == ""
 

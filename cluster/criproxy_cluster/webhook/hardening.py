@@ -18,6 +18,7 @@ from criproxy_cluster.vocabulary.unboundable import (
     SYS_NICE,
     WRITABLE_HOST_PATHS,
     first_related,
+    first_run,
 )
 
 BY = "--trusted-namespace of criproxy-cluster, and hardening.allow in the nodes' files"
@@ -62,7 +63,7 @@ def _refusals_of_volumes(spec: Json) -> Iterator[str]:
         if path and (listed := first_related(path, HOST_PATHS)) is not None:
             yield unboundable.host_path(path, listed, BY)
         writable = WRITABLE_HOST_PATHS if path and str(volume.get("name")) in written else ()
-        if (listed := first_related(path, writable)) is not None:
+        if (listed := first_run(path, writable)) is not None:
             yield unboundable.writable_host_path(path, listed, BY)
 
 

@@ -148,7 +148,7 @@ def _unbounded(manifest: Manifest) -> Iterator[str]:
     for mount in dict.fromkeys(mount for one in asked for mount in one.host_mounts):
         if unboundable_words.first_related(mount.path, unboundable_words.HOST_PATHS) is not None:
             yield f"it has a hostPath volume of {mount.path}: {unboundable_words.ESCAPE}"
-        elif not mount.readonly and unboundable_words.first_related(mount.path, unboundable_words.WRITABLE_HOST_PATHS):
+        elif not mount.readonly and unboundable_words.first_run(mount.path, unboundable_words.WRITABLE_HOST_PATHS):
             yield f"it has a writable hostPath volume of {mount.path}: {unboundable_words.RUNS}"
 
 
