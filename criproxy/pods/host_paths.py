@@ -179,7 +179,7 @@ class NodePaths:
         named = None if _is_in(path, self._own) else folders.named(names)
         if named is not None or (source.device == self._home.device and _is_in(source.root, self._home.root)):
             return named
-        return folders.holding(source)
+        return None if source.kind in _KERNELS_OWN else folders.holding(source)
 
     def _kernel_s(self, resolved: str, source: MountPoint) -> str | None:
         """The file system of the kernel's that the path is on, or has in it, in words; None: there is none."""
