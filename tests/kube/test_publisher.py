@@ -405,13 +405,18 @@ def test_write_that_was_not_taken_makes_no_other_system_s_names_ours(bench, stat
     assert bench.publisher.ceased
 
 
-def test_write_that_was_taken_without_an_answer_is_taken_back(bench):
+def write_without_an_answer(bench):
+    """It was taken; then the watch shows the Node as it was before, and publishing is switched off."""
     bench.see()
     before = bench.node()
     bench.api.fail("PATCH", cut=10)
     assert bench.look()[BATCH_CPU] == "4000"
     bench.publisher.saw(decoded(msgspec.json.encode(before), Node))
     bench.publisher.configure(OFF)
+
+
+def test_write_that_was_taken_without_an_answer_is_taken_back(bench):
+    write_without_an_answer(bench)
     assert not bench.publisher.ceased
     assert bench.look(130)[BATCH_CPU] == "0"
     assert bench.publisher.ceased
@@ -419,12 +424,7 @@ def test_write_that_was_taken_without_an_answer_is_taken_back(bench):
 
 @pytest.mark.parametrize("status", [403, 429])
 def test_refused_look_at_the_node_settles_no_write_without_an_answer(bench, status):
-    bench.see()
-    before = bench.node()
-    bench.api.fail("PATCH", cut=10)
-    assert bench.look()[BATCH_CPU] == "4000"
-    bench.publisher.saw(decoded(msgspec.json.encode(before), Node))
-    bench.publisher.configure(OFF)
+    write_without_an_answer(bench)
     bench.api.fail("GET /api/v1/nodes", status)
     bench.look(130)
     assert not bench.publisher.ceased

@@ -453,12 +453,13 @@ def _counted(what: str, *keys: str) -> Callable[[Readings, EvictionHard], _Of | 
 
 
 _FROM_SWAP: Final = "workingset_refault_anon"
+_SWAPPED: Final = _counted("refaults", _FROM_SWAP)
 _ALL_REFAULTS: Final = _counted("refaults", "workingset_refault_file", _FROM_SWAP, "workingset_refault")
 """Before Linux 5.9 there is one sum, of file pages: the last."""
 
 
 def _refaults(pair: Readings, hard: EvictionHard) -> _Of | Missing:
-    found, swapped = _ALL_REFAULTS(pair, hard), _counted("refaults", _FROM_SWAP)(pair, hard)
+    found, swapped = _ALL_REFAULTS(pair, hard), _SWAPPED(pair, hard)
     if isinstance(found, _Of) and not found.gap and isinstance(swapped, _Of) and swapped.value:
         return replace(found, note=f"{swapped.value:.0f} pages/s of them from swap")
     return found
