@@ -241,21 +241,27 @@ def test_fallback_that_cannot_be_had_fails_new_connections_and_is_tried_again(tm
     asyncio.run(run())
 
 
+async def call_in_the_fallback(on: Stage, client: aio.Channel) -> tuple[Any, asyncio.Event]:
+    """A call that is under way there, and what has the runtime finish it."""
+    go_on = asyncio.Event()
+
+    async def slow(seen: Seen, context: Any) -> None:
+        await receive_all(seen, context)
+        await go_on.wait()
+        await context.write(b"done")
+
+    on.runtime.script[RUN] = slow
+    for _ in range(5):
+        await on.break_relay()
+    call = client.unary_unary(RUN)(b"")
+    await until(lambda: on.runtime.in_flight == 1)
+    return call, go_on
+
+
 def test_calls_in_the_fallback_are_finished_by_a_stop(tmp_path: Path) -> None:
     async def run() -> None:
         async with stage(tmp_path, "relay") as on, on.client() as client:
-            go_on = asyncio.Event()
-
-            async def slow(seen: Seen, context: Any) -> None:
-                await receive_all(seen, context)
-                await go_on.wait()
-                await context.write(b"done")
-
-            on.runtime.script[RUN] = slow
-            for _ in range(5):
-                await on.break_relay()
-            call = client.unary_unary(RUN)(b"")
-            await until(lambda: on.runtime.in_flight == 1)
+            call, go_on = await call_in_the_fallback(on, client)
             stopping = asyncio.create_task(on.engine.stop(20))
             await asyncio.sleep(0.1)
             go_on.set()
@@ -282,18 +288,7 @@ def test_leftover_of_a_fallback_that_was_killed_is_cleared_at_the_next_start(tmp
 def test_fallback_begins_while_the_one_of_an_old_process_that_drains_serves(tmp_path: Path) -> None:
     async def run() -> None:
         async with stage(tmp_path, "relay") as on, on.client() as client:
-            go_on = asyncio.Event()
-
-            async def slow(seen: Seen, context: Any) -> None:
-                await receive_all(seen, context)
-                await go_on.wait()
-                await context.write(b"done")
-
-            on.runtime.script[RUN] = slow
-            for _ in range(5):
-                await on.break_relay()
-            call = client.unary_unary(RUN)(b"")
-            await until(lambda: on.runtime.in_flight == 1)
+            call, go_on = await call_in_the_fallback(on, client)
             successor = ChosenEngine(
                 "relay",
                 on.runtime.path,
