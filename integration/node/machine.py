@@ -25,6 +25,8 @@ from integration.node.spawn import GuestKernelError, NodeError, start
 from integration.node.trees import DISK_BYTES, pack
 
 KERNEL_ARGUMENTS = "quiet panic=-1 rdinit=/init tsc=reliable mitigations=off systemd.show_status=no"
+ON_DISK = "node.disk"
+"""What a kernel is told for the initramfs to take `Start.disk`."""
 POLL_S = 0.05
 CONSOLE_BYTES = 20_000
 TAIL_BYTES = 4_000
@@ -40,6 +42,7 @@ class Start:
     """How a machine comes up: from the kernel in `image`, or, with `resume`, from the snapshot.
 
     `snapshot` is where its memory is kept, `kernel_arguments` are added to its own, `console` shows what it prints.
+    `disk`: an ext4 image that keeps what changes on the machine from one boot to the next; else it is in memory.
     """
 
     image: Path
@@ -48,6 +51,7 @@ class Start:
     resume: bool = False
     kernel_arguments: str = ""
     console: bool = False
+    disk: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +118,7 @@ class Machine:
 
         Raises TimeoutError at the deadline, with what the guest's kernel says then, and GuestKernelError if it is mute.
         """
-        request = {
-            "argv": list(command.argv),
-            "cwd": command.directory,
-            "env": dict(command.env or {}),
-            "setup": SYSRQ_ON + command.setup,
-            "out": command.out is not None,
-            "now": time.time(),
-            "seed": os.urandom(32).hex(),
-        }
-        self._agent.sendall(json.dumps(request).encode() + b"\n")
+        self._send(command)
         with contextlib.ExitStack() as stack:
             archive = stack.enter_context(_unpacker(command.out)) if command.out else None
             try:
@@ -140,6 +135,34 @@ class Machine:
             except TimeoutError:
                 raise TimeoutError(self._kernel_words()) from None
         raise NodeError("the agent went silent")
+
+    def _send(self, command: Command) -> None:
+        request = {
+            "argv": list(command.argv),
+            "cwd": command.directory,
+            "env": dict(command.env or {}),
+            "setup": SYSRQ_ON + command.setup,
+            "out": command.out is not None,
+            "now": time.time(),
+            "seed": os.urandom(32).hex(),
+        }
+        self._agent.sendall(json.dumps(request).encode() + b"\n")
+
+    def reboot(self, deadline_s: float) -> None:
+        """Have its systemd reboot it; returns when the machine has ended instead, for the next one with its disk.
+
+        Raises TimeoutError, with what the guest's kernel says then.
+        """
+        self._send(Command(["systemctl", "reboot"]))
+        try:
+            for _ in self._frames(deadline_s):
+                pass
+        except GuestKernelError:
+            raise
+        except NodeError:
+            self._qemu.wait()
+        except TimeoutError:
+            raise TimeoutError(self._kernel_words()) from None
 
     @property
     def tail(self) -> str:
@@ -230,7 +253,7 @@ def _arguments(settings: Settings, how: Start, disks: Sequence[int], lines: Mapp
         *("-m", f"{settings.memory_mib}M", "-object", _memory(settings, how)),
         *("-M", f"{settings.architecture.board},memory-backend=memory"),
         *_line_arguments(lines),
-        *_disk_arguments(how.image, disks),
+        *_disk_arguments(how, disks),
         *_start_arguments(settings, how),
     ]
 
@@ -251,11 +274,17 @@ def _line_arguments(lines: Mapping[str, socket.socket]) -> list[str]:
     return arguments
 
 
-def _disk_arguments(image: Path, disks: Sequence[int]) -> list[str]:
+def _disk_arguments(how: Start, disks: Sequence[int]) -> list[str]:
     arguments: list[str] = []
     for number, disk in enumerate(disks):
         arguments += ["-add-fd", f"fd={disk},set={number}"]
-    files = (("root", f"{image}/root.sqfs", "on"), ("trees", "/dev/fdset/0", "on"), ("scratch", "/dev/fdset/1", "off"))
+    files = [
+        ("root", f"{how.image}/root.sqfs", "on"),
+        ("trees", "/dev/fdset/0", "on"),
+        ("scratch", "/dev/fdset/1", "off"),
+    ]
+    if how.disk is not None:
+        files.append(("disk", str(how.disk), "off"))
     for name, file, read_only in files:
         options = f"format=raw,file.locking=off,readonly={read_only},auto-read-only=off"
         arguments += ["-drive", f"if=none,id={name},file={file},{options}"]
@@ -267,4 +296,6 @@ def _start_arguments(settings: Settings, how: Start) -> list[str]:
     if how.resume:
         return ["-incoming", "defer"]
     words = f"console={settings.architecture.console} {KERNEL_ARGUMENTS} {how.kernel_arguments}"
+    if how.disk is not None:
+        words += f" {ON_DISK}"
     return ["-kernel", f"{how.image}/vmlinuz", "-initrd", f"{how.image}/initrd", "-append", words]

@@ -16,12 +16,12 @@ done
 release=$(ls /usr/lib/modules)
 depmod "$release"
 
-# --- a small initramfs: the image below, a tmpfs above
+# --- a small initramfs: the image below, a tmpfs above, or the disk that keeps what changes from one boot to the next
 
-mkdir -p initramfs/modules initramfs/dev initramfs/image initramfs/memory initramfs/root
+mkdir -p initramfs/modules initramfs/dev initramfs/proc initramfs/image initramfs/memory initramfs/root
 cp /bin/busybox initramfs/
 number=10
-modprobe -S "$release" --show-depends -a virtio_pci virtio_blk virtio_console squashfs overlay |
+modprobe -S "$release" --show-depends -a virtio_pci virtio_blk virtio_console squashfs overlay ext4 |
   awk '/^insmod/ && !seen[$2]++ {print $2}' | while read -r module; do
     case $module in
     *.xz) busybox xzcat "$module" ;;
@@ -36,8 +36,14 @@ run=/busybox
 $run mount -t devtmpfs dev /dev
 for module in /modules/*; do $run insmod $module; done
 $run mount -t squashfs -o ro /dev/vda /image
-$run mount -t tmpfs -o size=90%,mode=755 memory /memory
-$run mkdir /memory/upper /memory/work /memory/containerd /memory/scratch
+$run mount -t proc proc /proc
+if $run grep -q node.disk /proc/cmdline; then
+  $run mount -t ext4 /dev/vdd /memory
+else
+  $run mount -t tmpfs -o size=90%,mode=755 memory /memory
+fi
+$run umount /proc
+$run mkdir -p /memory/upper /memory/work /memory/containerd /memory/scratch
 $run mount -t overlay -o lowerdir=/image,upperdir=/memory/upper,workdir=/memory/work root /root
 # An overlay can't be the upper layer of another one: these two are plain tmpfs.
 $run mkdir -p /root/var/lib/containerd

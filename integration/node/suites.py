@@ -9,23 +9,26 @@ NRI_ROUNDS and NRI_MINUTES, of integration/test_nri.py.
 The nodes, and what can't run on one of them, are in table.py.
 """
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from integration.lab.kubelet import find_kubelet
-from integration.node.build import Wanted, find_snapshot, mount_all
+from integration.node.build import BOOT_S, Wanted, find_snapshot, mount_all
 from integration.node.command import FAILED, TIMED_OUT
 from integration.node.machine import Command, Machine, Start
 from integration.node.packages import CHECKOUT, find_packages
 from integration.node.settings import Settings
-from integration.node.spawn import GuestKernelError, NodeError
+from integration.node.spawn import GuestKernelError, NodeError, output
 from integration.node.table import NODES, PYTHONS, entries_of, left_out
 from integration.programs import build
 
@@ -49,6 +52,17 @@ WITH_CONTROL_PLANE = (
     "integration/systemd/test_installer_job.py",
 )
 """The files that a control plane is brought for."""
+DISK_BYTES = 8 << 30
+"""Of what is kept over boots; sparse."""
+REBOOTED = "integration/systemd/test_reboot.py"
+REBOOTED_BY_POWER_CUT = "test_after_a_power_cut"
+BOOTS = (
+    "test_first_boot",
+    "test_after_a_reboot",
+    REBOOTED_BY_POWER_CUT,
+    "test_after_a_reboot_with_a_config_that_has_an_error",
+)
+"""The tests of REBOOTED, one on each boot of one machine, whose disk is kept."""
 TAKE_CONTAINERD = f"""; for program in {CONTAINERD}/*; do mount --bind $program /usr/bin/${{program##*/}}; done
 systemctl restart containerd"""
 """In place of Debian's, with its configuration."""
@@ -115,25 +129,49 @@ class Stand:
             "KUBELET": KUBELET,
             "CONTROL_PLANE": os.pathsep.join(CONTROL_PLANE),
         }
-        command = Command([*pytest, *arguments, file], setup, env=environment)
         trees = [CHECKOUT, *binds.values()]
         tail = ""
 
-        def fresh() -> int:
+        def run(machine: Machine, tests: str) -> int:
             nonlocal tail
+            command = Command([*pytest, *arguments, tests], setup, env=environment)
+            try:
+                return machine.run(command, time.monotonic() + timeout_s)
+            finally:
+                tail = machine.tail
+
+        def fresh() -> int:
             with Machine(self._settings, Start(self._image, trees, self._snapshot, resume=True)) as machine:
-                try:
-                    return machine.run(command, time.monotonic() + timeout_s)
-                finally:
-                    tail = machine.tail
+                return run(machine, file)
+
+        def over_boots() -> int:
+            with kept_disk() as disk:
+                for test, next_test in itertools.zip_longest(BOOTS, BOOTS[1:]):
+                    with Machine(self._settings, Start(self._image, trees, disk=disk)) as machine:
+                        machine.wait_booted(time.monotonic() + BOOT_S)
+                        status = run(machine, f"{file}::{test}")
+                        if status != 0:
+                            return status
+                        if next_test not in (None, REBOOTED_BY_POWER_CUT):
+                            machine.reboot(time.monotonic() + BOOT_S)
+            return 0
 
         try:
-            status = once_more_after_a_kernel_failure(fresh)
+            status = once_more_after_a_kernel_failure(over_boots if file == REBOOTED else fresh)
         except TimeoutError as error:
             status, tail = TIMED_OUT, f"{tail}\nThe guest's kernel at the end:\n{error}"
         except NodeError as error:
             status, tail = FAILED, f"{tail}\n{error}"
         return Outcome(self._name, file, status, time.monotonic() - began_s, tail)
+
+
+@contextlib.contextmanager
+def kept_disk() -> Iterator[Path]:
+    """An empty file system for `Start.disk`, removed at the end. Raises NodeError when it can't be made."""
+    with tempfile.NamedTemporaryFile(prefix="node-disk-") as file:
+        file.truncate(DISK_BYTES)
+        output(["mkfs.ext4", "-q", "-F", file.name])
+        yield Path(file.name)
 
 
 def once_more_after_a_kernel_failure(run: Callable[[], int]) -> int:

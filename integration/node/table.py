@@ -84,6 +84,11 @@ LEFT_OUT = (
         r"^integration/test_hardening\.py::test_offline_container_can_not_fill",
         "its probe of the kernel's keys is compiled, and the nodes have no C compiler",
     ),
+    LeftOut(
+        ".*-(containerd-2.4|cgroupfs|v1|threads)",
+        r"^integration/systemd/test_reboot\.py",
+        "what makes such a node of Debian's is done after its boot, or told to its first kernel alone",
+    ),
     LeftOut("bookworm-.*", r"^integration/test_(nri|sentry)\.py", "containerd 1.6 has no NRI"),
     LeftOut(
         "(bookworm|forky)-.*",
@@ -95,7 +100,7 @@ LEFT_OUT = (
         ".*-arm64",
         r"^integration/(control_plane/"
         r"|test_(eviction|exclusive_cpus|gates|kubelet|kubelet_start|kubelets_mounts|pin_pods)\.py"
-        r"|systemd/test_(attach|install|installer_job)\.py|(test_(handover|lab|nri)|systemd/test_bypass)\.py::test_kubelet_"
+        r"|systemd/test_(attach|install|installer_job|reboot)\.py|(test_(handover|lab|nri)|systemd/test_bypass)\.py::test_kubelet_"
         r"|test_pids\.py::test_\w+_real_kubelet_)",
         "Kubernetes is compiled for this machine's own architecture alone",
     ),

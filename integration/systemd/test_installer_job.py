@@ -50,6 +50,8 @@ WHERE = {
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 SERVICE = "10.0.0.1"
 """The API server's, of the control plane's own range."""
+ADDRESS = "service-address"
+"""The units that serve it."""
 CONFIG = Path("/etc/criproxy/config.d/40-chart.toml")
 JOB_S, SOON_S = 900.0, 300.0
 KUBELETS_OWN = "/var/lib/kubelet/", "/var/scratch/"
@@ -158,6 +160,23 @@ def asked(question: Callable[[], T], what: str) -> T:
     return found
 
 
+def serve_address(plane: ControlPlane) -> None:
+    """The API server answers pods at its Service's address."""
+    forward = ["/usr/lib/systemd/systemd-socket-proxyd", plane.url.removeprefix("https://")]
+    listens = [f"--unit={ADDRESS}", f"--socket-property=ListenStream={SERVICE}:443"]
+    subprocess.run(["systemd-run", *listens, *forward], check=True)
+
+
+@contextlib.contextmanager
+def no_answer_for_pods(plane: ControlPlane) -> Iterator[None]:
+    """The API server answers kubelet alone: a Job can't learn that the node is ready."""
+    systemctl("stop", f"{ADDRESS}.socket", f"{ADDRESS}.service")
+    try:
+        yield
+    finally:
+        serve_address(plane)
+
+
 @pytest.fixture(scope="module")
 def release(say: Say) -> Release:
     """A node of a control plane, with one ordinary pod; nothing of criproxy is on it."""
@@ -169,9 +188,7 @@ def release(say: Say) -> Release:
     plane = ControlPlane(Path("/var/scratch"))
     plane.start(scheduler=False)
     subprocess.run(["ip", "address", "add", f"{SERVICE}/32", "dev", "lo"], check=True)
-    forward = ["/usr/lib/systemd/systemd-socket-proxyd", plane.url.removeprefix("https://")]
-    listens = ["--unit=service-address", f"--socket-property=ListenStream={SERVICE}:443"]
-    subprocess.run(["systemd-run", *listens, *forward], check=True)
+    serve_address(plane)
     say("kubelet starts")
     Path("/usr/bin/kubelet").symlink_to(find_kubelet())
     kubelet.MANIFESTS.mkdir(parents=True)
@@ -269,11 +286,12 @@ def deb_version(newer: bool = False) -> str:
 
 
 def test_upgrade_of_the_release_ends_a_job_that_waits_and_the_node_stays_attached(release: Release) -> None:
-    waits = release.upgrade("newer")
-    log = release.log(waits)
-    log.wait_for("already attached")
-    job = release.upgrade("newer")
-    release.wait_gone(waits)
+    with no_answer_for_pods(release.plane):
+        waits = release.upgrade("newer")
+        log = release.log(waits)
+        log.wait_for("already attached")
+        job = release.upgrade("newer")
+        release.wait_gone(waits)
     assert "node: stopped by SIGTERM after `criproxy attach`, which is complete and stays" in log.read()
     ended, _ = release.end(job)
     assert (ended, kubelet.endpoint()) == ("Complete", kubelet.ON_PROXY)
