@@ -72,7 +72,8 @@ TOLERATED_RATIO: Final = 0.02
 
 
 class Evidence(Struct, frozen=True):
-    """One sample, in bytes: `node` and `box` are working sets; `anon` is what of the box nothing but swap takes back.
+    """One sample, in bytes: `node` and `box` are working sets; `anon` is what of the box nothing but swap takes back,
+    and `charged` all that is charged to it, page cache too.
 
     `bound`: the limit that the policy gives the box, None: none. It need not answer for what the ladder takes off that.
     `due`: what online leaves it, which is more while the policy is careful for want of knowledge.
@@ -86,6 +87,7 @@ class Evidence(Struct, frozen=True):
     hard: EvictionHard
     anon: float = 0.0
     due: float = 0.0
+    charged: float = 0.0
 
     @property
     def irreducible(self) -> bool:

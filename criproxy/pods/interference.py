@@ -296,9 +296,12 @@ class InterferenceWatch(Shows, Struct, eq=False):
         )
 
     def _has_no_memory(self) -> bool:
-        """Whether the box has so little of the node's memory that taking it would say nothing."""
+        """Whether the box has so little of the node's memory that taking it would say nothing.
+
+        Page cache that nobody uses any more counts: it is what a box floods a node with.
+        """
         evidence = self.relief.evidence
-        return evidence is not None and evidence.box < UNUSED_RATIO * evidence.capacity
+        return evidence is not None and max(evidence.box, evidence.charged) < UNUSED_RATIO * evidence.capacity
 
     def _online(self) -> Mapping[str, str]:
         """The names of online's pods, by uid."""

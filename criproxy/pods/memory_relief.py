@@ -172,6 +172,7 @@ class MemoryRelief(Part, Struct):
             bound,
             self.hard,
             anon=box.anon_bytes,
+            charged=box.memory_bytes,
         )
         if seen.irreducible:  # what online leaves the box takes a decision of its own, and is seldom needed
             seen = structs.replace(seen, due=self._bound(decider.due(MEMORY)) or 0.0)

@@ -568,6 +568,25 @@ def test_memory_is_tried_and_squeezed_where_that_does_not_kill() -> None:
     assert all(not one.untried for one in bench.watch.status().rungs)
 
 
+def test_memory_is_tried_where_all_that_the_box_has_is_page_cache() -> None:
+    """The working set of a box that floods the node with what it reads once is next to nothing."""
+    bench = Bench()
+    bench.node.memory_waits = by_its_memory
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, GIB, 1 << 20, None, EvictionHard(), charged=GIB)
+    bench.looks(35)
+
+    assert bench.moves() == [(MEMORY, "tried"), (MEMORY, "squeezed")]
+
+
+def test_memory_is_not_tried_where_the_box_has_next_to_none() -> None:
+    bench = Bench()
+    bench.node.memory_waits = by_its_memory
+    bench.relief.evidence = Evidence(0.0, 4 * GIB, GIB, 1 << 20, None, EvictionHard(), charged=2 << 20)
+    bench.looks(35)
+
+    assert (MEMORY, "tried") not in bench.moves()
+
+
 def test_memory_is_not_tried_without_memory_high_and_status_says_so() -> None:
     bench = Bench()
     bench.node.spares_memory = False

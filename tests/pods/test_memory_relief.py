@@ -44,7 +44,7 @@ class Bench(PartBench):
     def judge(self, seconds: float, available: int, box: int | None, anon: int | None = None) -> None:
         """So much later."""
         self.clock.now += seconds
-        used = None if box is None else Usage(0.0, box, anon_bytes=box if anon is None else anon)
+        used = None if box is None else Usage(0.0, box, memory_bytes=GIB, anon_bytes=box if anon is None else anon)
         usage = UsageReading(Usage(0.0, 4 * GIB - available), used, self.clock.now)
         due = self.given if self.due is None else self.due
         decider: Any = SimpleNamespace(given=self.given, due=due.get)
@@ -62,6 +62,14 @@ def test_box_above_its_bound_is_to_answer_for_it_when_that_lasts() -> None:
         "memory.available is 140.00 MiB, and kubelet evicts pods below 100.00 MiB, while the box is 373.00 MiB above "
         "its memory limit"
     )
+
+
+def test_evidence_has_the_page_cache_that_a_working_set_has_not() -> None:
+    bench = Bench()
+    bench.judge(1.0, GIB, 1 * MIB)
+
+    assert bench.relief.evidence is not None
+    assert (bench.relief.evidence.box, bench.relief.evidence.charged) == (1 * MIB, GIB)
 
 
 @pytest.mark.parametrize(
