@@ -92,8 +92,21 @@ class CohortObject(Struct):
     spec: Any = None
 
 
-class FlavorSpec(Struct, rename="camel"):
+class Toleration(Struct, frozen=True, gc=False):
+    """Source: core/v1 Toleration, but for how long."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class FlavorSpec(Struct, frozen=True, rename="camel"):
+    """`node_taints` are of its nodes; Kueue adds its `tolerations` to the pods that it admits there."""
+
     node_labels: dict[str, str] | None = None
+    node_taints: tuple[Taint, ...] | None = None
+    tolerations: tuple[Toleration, ...] | None = None
 
 
 class FlavorObject(Struct):
@@ -104,8 +117,10 @@ class FlavorObject(Struct):
 
 
 class PodSetAssignment(Struct, rename="camel"):
-    """`flavors` and `resource_usage` by the name of a resource."""
+    """`flavors` and `resource_usage` by the name of a resource, for `count` pods."""
 
+    name: str = "main"
+    count: int | None = None
     flavors: dict[str, str] | None = None
     resource_usage: dict[str, Any] | None = None
 
@@ -120,19 +135,40 @@ class WorkloadCondition(Struct, rename="camel"):
     last_transition_time: str | None = None
 
 
-class WorkloadSpec(Struct):
+class PodCount(Struct):
+    """How many pods of a pod set, by its name."""
+
+    name: str = "main"
+    count: int = 1
+
+
+class WorkloadMeta(Struct, rename="camel"):
+    """A Workload goes by its uid here: its name may be another one's, in another namespace."""
+
+    name: str = msgspec.field(name="uid", default="")
+    workload_name: str = msgspec.field(name="name", default="")
+    namespace: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class WorkloadSpec(Struct, rename="camel"):
     active: bool | None = None
+    pod_sets: tuple[PodCount, ...] | None = None
 
 
-class WorkloadStatus(Struct):
+class WorkloadStatus(Struct, rename="camel"):
+    """`reclaimable_pods`: those that have ended, or need nothing any more."""
+
     admission: Admission | None = None
     conditions: tuple[WorkloadCondition, ...] | None = None
+    reclaimable_pods: tuple[PodCount, ...] | None = None
 
 
 class WorkloadObject(Struct):
     """Source: Kueue, kueue.x-k8s.io/v1beta2 Workload."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: WorkloadMeta = msgspec.field(default_factory=WorkloadMeta)
     spec: WorkloadSpec = msgspec.field(default_factory=WorkloadSpec)
     status: WorkloadStatus = msgspec.field(default_factory=WorkloadStatus)
 

@@ -51,7 +51,10 @@ class FakeKube:
         """(plural, what is called with each line of an event; None ends the answer, in memory an error cuts it)"""
         self.lock = threading.RLock()
         self.faults: list = []
-        """[pattern of "METHOD path", status, how often, what is answered: None: an error in words]"""
+        """[pattern of "METHOD path", status, how often, what is answered: None: an error in words]
+
+        A list's further pages are "METHOD path?continue".
+        """
         self.slow: dict = {}
         """Pattern of a name -> for how many seconds a patch of it lies there before it is done."""
         self.begun: list = []
@@ -174,8 +177,9 @@ class FakeKube:
             name = chosen.partition("=")[2]
         with self.lock:
             self.requests.append((verb, resource, name))
+            asked = f"{method} {path}{'?continue' if 'continue' in query else ''}"
             for fault in self.faults:
-                if fault[2] > 0 and re.search(fault[0], f"{method} {path}"):
+                if fault[2] > 0 and re.search(fault[0], asked):
                     fault[2] -= 1
                     return failure(fault[1], "as the test wants it") if fault[3] is None else (fault[1], fault[3])
             if not self.may(verb, resource, name):

@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from criproxy_cluster.budget import Budget
 from criproxy_cluster.controller.follower import Follower, Hearing
-from criproxy_cluster.objects import CohortObject, Json, NodeObject, WorkloadObject
+from criproxy_cluster.objects import CohortObject, FlavorSpec, Json, NodeObject, PodSetAssignment, WorkloadObject
 from criproxy_cluster.quota.law import Law
 from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, QuotaState, usage
 from criproxy_cluster.quota.surplus import Surplus, Workload, to_resume
@@ -74,15 +74,15 @@ class QuotaKeeper:
         self._settings = settings
         self._log = log
         self._pool = Pool(settings.names)
-        self._flavors: dict[str, Mapping[str, str]] = {}
+        self._flavors: dict[str, FlavorSpec] = {}
         self._listed = False
         """Whether flavors were."""
         self._began_s = time.monotonic()
         self._laws: dict[str, _Laws] = {}
         self._before: dict[str, Amounts] | None = None
         """What the Cohort had when this began; None: not read yet."""
-        self._workloads: dict[tuple[str, str], Workload] = {}
-        self._listing: set[tuple[str, str]] = set()
+        self._workloads: dict[str, Workload] = {}
+        """By uid."""
         self._budget = Budget(settings.suspends_per_hour or 0)
         self._surplus = Surplus(self._budget)
         self._refusals = Refusals()
@@ -128,27 +128,21 @@ class QuotaKeeper:
         if item.event == "DELETED":
             self._flavors.pop(item.name, None)
         elif item.name in self._settings.flavors and item.value is not None:
-            self._flavors[item.name] = item.value.spec.node_labels or {}
+            self._flavors[item.name] = item.value.spec
 
     def _flavors_listed(self, names: set[str]) -> None:
-        self._flavors = {name: labels for name, labels in self._flavors.items() if name in names}
+        self._flavors = {name: spec for name, spec in self._flavors.items() if name in names}
         self._listed = True
 
     def _workload_changed(self, item: Item[WorkloadsResource]) -> None:
-        if item.value is None:
-            return
-        found = _workload(item.value, self._settings.flavors)
         if item.event == "DELETED":
-            self._workloads.pop(found.key, None)
-            return
-        if item.event == "LISTED":
-            self._listing.add(found.key)
-        self._workloads[found.key] = found
+            self._workloads.pop(item.name, None)
+        elif item.value is not None:
+            self._workloads[item.name] = _workload(item.value, self._settings.flavors)
 
-    def _workloads_listed(self, _: set[str]) -> None:
-        for gone in self._workloads.keys() - self._listing:
+    def _workloads_listed(self, uids: set[str]) -> None:
+        for gone in self._workloads.keys() - uids:
             del self._workloads[gone]
-        self._listing = set()
 
     # --- what is done -------------------------------------------------------------------------------------------------
 
@@ -358,12 +352,13 @@ def _workload(found: WorkloadObject, flavors: tuple[str, ...]) -> Workload:
     finished = conditions.get("Finished")
     reserved = status.admission is not None and not (finished and finished.status == "True")
     parts = (status.admission.pod_set_assignments or ()) if status.admission and reserved else ()
-    used = {
-        flavor: sum((usage(part.flavors, part.resource_usage, flavor) for part in parts), NOTHING) for flavor in flavors
-    }
+    pods = {one.name: one.count for one in found.spec.pod_sets or ()}
+    for one in status.reclaimable_pods or ():
+        pods[one.name] = max(pods.get(one.name, 0) - one.count, 0)
+    used = {flavor: sum((_used(part, flavor, pods.get(part.name)) for part in parts), NOTHING) for flavor in flavors}
     return Workload(
         namespace=meta.namespace,
-        name=meta.name,
+        name=meta.workload_name,
         version=meta.resource_version,
         active=found.spec.active is not False,
         marked=SUSPENDED in (meta.annotations or {}),
@@ -371,6 +366,17 @@ def _workload(found: WorkloadObject, flavors: tuple[str, ...]) -> Workload:
         since=(admitted.last_transition_time or "") if admitted else "",
         used=used,
     )
+
+
+def _used(part: PodSetAssignment, flavor: str, pods: int | None) -> Amounts:
+    """What Kueue counts as used of a flavor: of what it granted, the part of the pods that are left. None: all of it.
+
+    Source: Kueue, pkg/workload/workload.go, totalRequestsFromAdmission.
+    """
+    granted = usage(part.flavors, part.resource_usage, flavor)
+    if pods is None or part.count is None or pods >= part.count:
+        return granted
+    return Amounts(granted.millicores // part.count * pods, granted.bytes // part.count * pods)
 
 
 def _differ(quota: Amounts, told: Amounts | None) -> bool:

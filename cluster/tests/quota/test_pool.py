@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criproxy_cluster.objects import NodeObject
+from criproxy_cluster.objects import FlavorSpec, NodeObject
 from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, usage
 from criproxy_cluster.vocabulary.presets import NAMES
 
@@ -33,8 +33,12 @@ def node(name, cpu="4000", memory="8Gi", labels=None, *, ready="True", preset="b
 
 def pool(flavors=None, preset="batch"):
     made = Pool(NAMES[preset])
-    made.set_flavors({"lent": {}} if flavors is None else flavors)
+    made.set_flavors(of_labels({"lent": {}} if flavors is None else flavors))
     return made
+
+
+def of_labels(flavors):
+    return {name: FlavorSpec(node_labels=labels) for name, labels in flavors.items()}
 
 
 def see(one, found):
@@ -60,7 +64,7 @@ def test_nodes_count_for_the_flavor_whose_labels_they_have():
     see(one, node("none", "4000"))
     assert {name: amounts.millicores for name, amounts in one.lent.items()} == {"ssd": 1000, "lent": 2000}
 
-    one.set_flavors({"lent": {"pool": "night"}})
+    one.set_flavors(of_labels({"lent": {"pool": "night"}}))
     assert {name: amounts.millicores for name, amounts in one.lent.items()} == {"lent": 3000}
 
 
@@ -73,6 +77,51 @@ def test_node_that_takes_no_pods_lends_nothing(away):
     one = pool()
     see(one, node("a", **away))
     assert one.lent == {"lent": NOTHING}
+
+
+DISRUPTED = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+DEDICATED = {"key": "dedicated", "value": "night", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("taint", "flavor", "millicores"),
+    [
+        (DISRUPTED, {}, 0),
+        ({"key": "ToBeDeletedByClusterAutoscaler", "value": "1790000000", "effect": "NoSchedule"}, {}, 0),
+        ({"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}, {}, 0),
+        ({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}, {}, 0),
+        ({"key": "colocation.criproxy.io/pressure", "effect": "PreferNoSchedule"}, {}, 4000),
+        ({"key": "colocation.criproxy.io/offline", "value": "true", "effect": "NoSchedule"}, {}, 4000),
+        (DEDICATED, {}, 0),
+        (DEDICATED, {"nodeTaints": [{"key": "dedicated", "value": "night", "effect": "NoExecute"}]}, 4000),
+        (DEDICATED, {"nodeTaints": [{"key": "dedicated", "value": "day", "effect": "NoExecute"}]}, 0),
+        (DEDICATED, {"tolerations": [{"key": "dedicated", "value": "night"}]}, 4000),
+        (DEDICATED, {"tolerations": [{"key": "dedicated", "operator": "Equal", "value": "day"}]}, 0),
+        (DEDICATED, {"tolerations": [{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}]}, 0),
+        (DEDICATED, {"tolerations": [{"operator": "Exists"}]}, 4000),
+        (DISRUPTED, {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}, 0),
+    ],
+    ids=[
+        "disrupted", "to-be-deleted", "memory-pressure", "unreachable", "preferred", "ours", "not-known-to-flavor",
+        "of-flavor", "other-value-of-flavor", "tolerated", "other-value-tolerated", "other-effect-tolerated",
+        "all-tolerated", "other-key-tolerated",
+    ],
+)  # fmt: skip
+def test_node_lends_to_a_flavor_whose_pods_tolerate_its_taints(taint, flavor, millicores):
+    one = Pool(NAMES["batch"])
+    one.set_flavors({"lent": msgspec.convert(flavor, FlavorSpec)})
+    see(one, node("a", taints=[taint]))
+    assert one.lent["lent"].millicores == millicores
+    see(one, node("a"))
+    assert one.lent["lent"].millicores == 4000
+
+
+def test_node_that_is_tainted_counts_for_the_next_flavor_that_tolerates_it():
+    one = Pool(NAMES["batch"])
+    tolerant = msgspec.convert({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}, FlavorSpec)
+    one.set_flavors({"lent": FlavorSpec(), "dedicated": tolerant})
+    see(one, node("a", taints=[DEDICATED]))
+    assert {name: amounts.millicores for name, amounts in one.lent.items()} == {"lent": 0, "dedicated": 4000}
 
 
 def test_what_cannot_be_read_counts_for_nothing():

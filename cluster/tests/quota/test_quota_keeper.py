@@ -11,6 +11,7 @@ from cluster.tests.fake_kube import forbidden
 from criproxy_cluster.budget import HOUR_S
 from criproxy_cluster.cli import main
 from criproxy_cluster.controller.controller import Controller
+from criproxy_cluster.controller.follower import PAGE
 from criproxy_cluster.quota.keeper import AGAIN_S, QuotaKeeper, QuotaSettings
 from criproxy_cluster.quota.law import RISE_S, WINDOW_S
 from criproxy_cluster.quota.surplus import OVER_S
@@ -40,15 +41,17 @@ def put_flavor(kube, name="lent", labels=None):
     kube.put("resourceflavors", {"metadata": {"name": name}, "spec": {"nodeLabels": labels or {"pool": "night"}}})
 
 
-def put_workload(kube, name, second, cpu="1", **spec):
-    assignment = {"name": "main", "flavors": {"cpu": "lent"}, "resourceUsage": {"cpu": cpu}, "count": 1}
+def put_workload(kube, name, second, cpu="1", *, granted=1, reclaimable=0, **spec):
+    """`granted`: to so many pods, of which so many are `reclaimable`."""
+    assignment = {"name": "main", "flavors": {"cpu": "lent"}, "resourceUsage": {"cpu": cpu}, "count": granted}
     reserved = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": f"2026-01-01T00:00:{second:02}Z"}
     kube.put(
         "workloads",
         {
             "metadata": {"name": name, "namespace": "batch", "annotations": {}},
-            "spec": {"queueName": "q", **spec},
+            "spec": {"queueName": "q", "podSets": [{"name": "main", "count": granted}], **spec},
             "status": {
+                "reclaimablePods": [{"name": "main", "count": reclaimable}],
                 "admission": {"clusterQueue": "q", "podSetAssignments": [assignment]},
                 "conditions": [reserved],
             },
@@ -273,6 +276,44 @@ def test_newest_workload_is_suspended_and_waits_in_its_queue_again(kube, stepped
 
     stepped(scenario())
     assert [one["workload"] for one in said(lines, "workload_suspended")] == ["w3"]
+
+
+@pytest.mark.parametrize(
+    "fewer",
+    [{"reclaimable": 6}, {"podSets": [{"name": "main", "count": 2}]}, {"reclaimable": 9}],
+    ids=["pods-have-ended", "an-elastic-job-shrank", "more-than-there-were"],
+)
+def test_pods_that_have_ended_count_as_in_use_no_more(fewer, kube, stepped, log):
+    put_flavor(kube)
+    put_node(kube, "a", "3000")
+    put_workload(kube, "other", 1)
+    put_workload(kube, "job", 2, "8", granted=8, **fewer)
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=5) as keeper:
+            await until(lambda: quota(kube))
+            await asyncio.sleep(OVER_S + 10)
+            assert keeper.state.suspended == 0
+
+    stepped(scenario())
+
+
+def test_workload_that_is_deleted_after_a_list_broke_off_counts_as_in_use_no_more(kube, stepped, log):
+    begin(kube)
+    put_workload(kube, "gone", 0)
+    for number in range(PAGE):
+        put_workload(kube, f"x{number}", 8, "0")
+    kube.fail("GET .*/workloads.continue", 500)
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=5) as keeper:
+            await until(lambda: kube.seen("list", "workloads")[1:])
+            kube.remove("workloads", "gone", "batch")
+            await asyncio.sleep(OVER_S + 10)
+            assert kube.seen("list", "workloads")[3:]
+            assert keeper.state.suspended == 0
+
+    stepped(scenario())
 
 
 def test_one_that_its_user_has_made_inactive_is_left_alone(kube, stepped, log):
