@@ -82,6 +82,11 @@ VIRTUAL_NODES: Final[Json] = {"key": "type", "operator": "In", "values": ["virtu
 OFFLINE_PODS: Final[Json] = {"key": CLASS, "operator": "In", "values": [OFFLINE]}
 """As a selector of pods asks for them; each pod that is converted has the label."""
 
+VPA_UPDATES: Final = "vpaUpdates"
+"""The annotation of a pod whose requests a VerticalPodAutoscaler has written when it was made.
+Source: Kubernetes autoscaler, vertical-pod-autoscaler, admission-controller, ResourceUpdatesAnnotation.
+"""
+
 SPARK_DRIVER: Final = ("spark-role", "driver")
 
 LEAST: Final[Mapping[str, tuple[str, Fraction]]] = {
@@ -270,8 +275,8 @@ def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
     if runs_online(pod):
         return (f"spark-role: driver runs online, as its end is the application's: {KEEP_REQUESTS} keeps it offline",)
     spec = _table(pod.get("spec"), "spec")
-    overhead = () if keeps_requests(pod) else _of_overhead(spec, settings)
-    return *_of_anti_affinity(spec), *overhead, *_of_preemption(spec, settings)
+    asked = () if keeps_requests(pod) else (*_of_overhead(spec, settings), *_of_autoscaler(pod))
+    return *_of_anti_affinity(spec), *asked, *_of_preemption(spec, settings)
 
 
 def _of_preemption(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:
@@ -297,6 +302,15 @@ def _of_overhead(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:
     return (
         f"spec.overhead: {' and '.join(plain)} of the pod's RuntimeClass still count as online's: give the "
         f"RuntimeClass an overhead in {settings.names.cpu} and {settings.names.memory}",
+    )
+
+
+def _of_autoscaler(pod: Json) -> tuple[str, ...]:
+    if VPA_UPDATES not in (pod["metadata"].get("annotations") or {}):
+        return ()
+    return (
+        "its VerticalPodAutoscaler finds no request of CPU in it, as it was converted, and evicts it again and again, "
+        "unless it says updateMode: Off or Initial",
     )
 
 

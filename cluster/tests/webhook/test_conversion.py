@@ -19,6 +19,7 @@ from criproxy_cluster.vocabulary.names import (
 )
 from criproxy_cluster.vocabulary.presets import EVERY_MARK, NAMES, OLDER
 from criproxy_cluster.vocabulary.quantities import amount
+from criproxy_cluster.webhook.admission import MAX_WARNING
 from criproxy_cluster.webhook.conversion import (
     LEAST,
     MIRROR,
@@ -339,6 +340,16 @@ def test_overhead_stays_with_a_warning():
     assert "RuntimeClass" in warnings(before, BATCH)[0]
     assert warnings(pod(overhead={CPU: "250"}), BATCH) == ()
     assert warnings(pod(), BATCH) == ()
+
+
+def test_pod_whose_requests_an_autoscaler_has_written_is_converted_with_a_warning():
+    updated = pod(annotations={"vpaUpdates": "Pod resources updated by sort: container 0: cpu request"})
+
+    (warning,) = warnings(updated, BATCH)
+    assert "updateMode: Off" in warning and len(warning) <= MAX_WARNING
+    assert warnings(converted(updated, BATCH), BATCH) == (warning,), "it is asked about a second time"
+    updated["metadata"]["annotations"][KEEP_REQUESTS] = "true"
+    assert warnings(updated, BATCH) == ()
 
 
 @pytest.mark.parametrize("names", OLDER, ids=lambda names: names.cpu)
