@@ -484,11 +484,19 @@ CLUSTER: Final = (
         NOBODY,
     ),
     ClusterText(
+        "annotation",
+        ("vpaUpdates",),
+        ("webhook.conversion.warnings",),
+        "whether it is there: then there is a warning",
+        NOBODY,
+        NOBODY,
+    ),
+    ClusterText(
         "field",
         ("metadata.ownerReferences[]",),
-        ("owners.pods.owner_of", "webhook.overflow.Overflow.why"),
-        "kind, name and uid of the one that controls, compared as they are; 400 owners are remembered, of each "
-        "namespace in turn",
+        ("owners.pods.controller_of", "webhook.overflow.Overflow.why"),
+        "63 characters of the controller's kind, 253 of its name, 63 of its uid, all of printable ASCII, else the pod "
+        "counts as one without a controller; 400 owners are remembered, of each namespace in turn",
         "a pod that names another owner of its namespace is left for virtual nodes by what befell that one's",
         _VIRTUAL,
     ),

@@ -44,6 +44,10 @@ def prepare(client: AsyncClient) -> None:
         pool._socket_options = _SOCKET
 
 
+LONGEST_WORDS: Final = 1000
+"""Characters of what the API server says of an object: it may quote it, and so whatever its author has written."""
+
+
 class Trouble(Exception):
     """Something could not be read or written. `code` is the API server's; 0: it did not answer."""
 
@@ -69,7 +73,8 @@ def trouble_of(what: str) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        raise Trouble(f"{what}: {error.status.code} {error.status.message}", error.status.code or 0) from error
+        said = str(error.status.message)[:LONGEST_WORDS]
+        raise Trouble(f"{what}: {error.status.code} {said}", error.status.code or 0) from error
     except httpx2.HTTPStatusError as error:
         code = error.response.status_code
         raise Trouble(f"{what}: {code} from what is no API server", code) from error

@@ -1,5 +1,6 @@
 """What is read of a pod for its owner's history. Pure."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -16,6 +17,11 @@ EVICTED: Final = "Evicted"
 
 DISRUPTED: Final = "DisruptionTarget"
 """The condition of a pod that is made to leave. Source: Kubernetes, "Pod disruption conditions"."""
+
+LONGEST_KIND: Final = 63
+LONGEST_NAME: Final = 253
+LONGEST_UID: Final = 63
+"""Characters of an owner reference, in which Kubernetes bounds none of the three. What owns pods has no longer ones."""
 
 
 class OwnerReference(Struct, frozen=True, gc=False):
@@ -110,11 +116,15 @@ class OwnedPod(Struct, frozen=True, gc=False):
         return self.bound_s is None and not self.phase and not self.leaving
 
 
-def owner_of(namespace: str, name: str, uid: str, references: tuple[OwnerReference, ...]) -> Owner:
-    for one in references:
-        if one.controller:
-            return Owner(namespace, one.kind, one.name, one.uid)
-    return Owner(namespace, "Pod", name, uid)
+def controller_of(namespace: str, references: Iterable[OwnerReference]) -> Owner | None:
+    """A pod's controller. None: it has none, or its author names one that can't be: too long, or no printable ASCII."""
+    one = next((one for one in references if one.controller), None)
+    if one is None:
+        return None
+    bounded = ((one.kind, LONGEST_KIND), (one.name, LONGEST_NAME), (one.uid, LONGEST_UID))
+    if not all(len(text) <= longest and text.isascii() and text.isprintable() for text, longest in bounded):
+        return None
+    return Owner(namespace, one.kind, one.name, one.uid)
 
 
 def owned_pod(found: OwnedPodObject) -> OwnedPod:
@@ -134,7 +144,8 @@ def owned_pod(found: OwnedPodObject) -> OwnedPod:
     return OwnedPod(
         uid=meta.name,
         name=meta.pod_name,
-        owner=owner_of(meta.namespace, meta.pod_name, meta.name, meta.owner_references or ()),
+        owner=controller_of(meta.namespace, meta.owner_references or ())
+        or Owner(meta.namespace, "Pod", meta.pod_name, meta.name),
         created_s=created_s,
         version=meta.resource_version,
         bound_s=(_time(placed.last_transition_time) if placed else created_s) if found.spec.node_name else None,

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from criproxy_cluster.objects import Json
 from criproxy_cluster.owners.history import Written, decoded
-from criproxy_cluster.owners.pods import Owner, asked_of
+from criproxy_cluster.owners.pods import OwnerReference, asked_of, controller_of
 from criproxy_cluster.owners.rules import NOTHING_YET, Past, overflows, rule_of
 
 STALE_S: Final = 300.0
@@ -80,9 +80,12 @@ class Overflow:
         return why
 
     def _past(self, meta: Json, namespace: str) -> Past:
-        owners = [one for one in meta.get("ownerReferences") or () if isinstance(one, dict) and one.get("controller")]
-        if not owners:
-            return NOTHING_YET
-        kind, name, uid = (str(owners[0].get(key, "")) for key in ("kind", "name", "uid"))
-        history = self._histories.get(Owner(namespace, kind, name, uid))
+        found = [one for one in meta.get("ownerReferences") or () if isinstance(one, dict)]
+        owner = controller_of(namespace, [_reference(one) for one in found])
+        history = self._histories.get(owner) if owner else None
         return history.past(self._wall_s()) if history else NOTHING_YET
+
+
+def _reference(found: Json) -> OwnerReference:
+    kind, name, uid = (str(found.get(key, "")) for key in ("kind", "name", "uid"))
+    return OwnerReference(kind, name, uid, bool(found.get("controller")))

@@ -496,3 +496,15 @@ def test_a_webhook_without_a_credential_answers_and_nothing_overflows(lines, mon
     asyncio.run(keep_up(heard, lines))
     (said_once,) = said(lines, "owners_not_followed")
     assert "converted" in said_once["consequence"] and not heard._book.virtual
+
+
+def test_what_is_refused_in_many_words_is_said_in_a_few(cluster, stepped, log):
+    cluster.fail("PATCH .*/pods/p/status", 422, 1000, failure(422, "x" * 1_000_000)[1])
+
+    async def scenario():
+        put_pod(cluster, "p", 40)
+        async with keeping(cluster, log) as keeper:
+            await until(lambda: keeper.state.problem.startswith("pod batch/p: 422 xxx"))
+            assert len(keeper.state.problem) < 1100
+
+    stepped(scenario())

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from criproxy_cluster.overflow.resources import OwnedPodResource
 from criproxy_cluster.owners.history import (
@@ -24,6 +25,9 @@ from criproxy_cluster.owners.rules import DAY_S, LEAST_WAIT_S, MOST_EVICTIONS, O
 
 NOW = 1_000_000.0
 JOB = Owner("batch", "Job", "sort", "uid-job")
+MOST_BYTES = 1 << 20
+"""Of a ConfigMap's data. Source: Kubernetes, core/v1 MaxSecretSize."""
+
 SLO = (Rule("p", OwnersSpec(slo=Slo(times=2.0))),)
 
 
@@ -230,6 +234,31 @@ def test_a_pod_is_read_as_the_api_server_has_it():
     assert read(spec={"nodeName": "n"}, status={"phase": "Failed", "reason": "Evicted"}).evicted_s is not None
     finished = {"state": {"terminated": {"finishedAt": "2026-01-01T00:02:00Z"}}}
     assert read(status={"phase": "Succeeded", "containerStatuses": [finished]}).ended_s == found.created_s + 120
+
+
+def owned(kind="Job", name="sort", uid="u1"):
+    return read(metadata={"ownerReferences": [{"kind": kind, "name": name, "uid": uid, "controller": True}]})
+
+
+@pytest.mark.parametrize(("what", "longest"), [("kind", 63), ("name", 253), ("uid", 63)])
+def test_a_controller_with_words_that_are_too_long_or_not_printable_is_no_owner(what, longest):
+    assert getattr(owned(**{what: "x" * longest}).owner, what) == "x" * longest
+    for other in ("x" * (longest + 1), "\0", "ü", "\U0001f40b"):
+        assert owned(**{what: other}).owner == Owner("n", "Pod", "p", "u")
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 1_100_000, '"' * 253, "\1" * 253, "\U0001f40b" * 253], ids=["long", "quotes", "control", "whales"]
+)
+def test_the_book_fits_into_a_config_map_whatever_pods_say_of_their_owners(text):
+    book = Book()
+    pods = [owned(), *(owned(text[:63], text, f"{text[:60]}{number:03}") for number in range(MOST_OWNERS))]
+    for number, one in enumerate(pods):
+        waited = {"created_s": NOW - 700 + number, "bound_s": NOW}
+        book.see(replace(one, uid=f"{number:036}", **waited), NOW)
+    text = encoded(book.written((), NOW, virtual=True))
+    assert len(text.encode()) < MOST_BYTES
+    assert pods[0].owner in {one.owner for one in decoded(text).histories}
 
 
 _STEPS = st.lists(

@@ -228,3 +228,11 @@ def test_a_spark_driver_runs_online_whatever_its_owner_waits_for(overflow):
     asked["metadata"]["labels"]["spark-role"] = "driver"
     found, outcome, _ = made(asked, overflow)
     assert (outcome, CLASS in found["metadata"]["labels"]) == ("converted", False)
+
+
+def test_a_controller_that_the_book_knows_nobody_by_is_none(clock):
+    """The keeper takes such a pod for its own owner: what it met with is nobody else's."""
+    long = Owner("batch", "Job", "o" * 254, "u1")
+    overflow = Overflow(clock, lambda: NOW)
+    overflow.hear(encoded(Written([RULE], True, {}, [History(long, waited_s=700, waited_at_s=int(NOW) - 100)])))
+    assert made(pod(owner=long), overflow)[1] == "converted"
