@@ -375,7 +375,8 @@ class FakeNode(Machine):
             return f'criproxy_calls_total{{method="Version",code="OK",hooked="false"}} {self.calls}.0\n'
         pods = [{"namespace": namespace, "name": name} for namespace, name in self.offline]
         runtime = {"socket": self.runtime_of_criproxy, "ready": True, "problem": ""}
-        return json.dumps({"runtime": runtime, "pods": pods, **self.shown})
+        attached = {"state": "unknown", "where": "no kubelet.service runs"}
+        return json.dumps({"runtime": runtime, "pods": pods, "attached": attached, **self.shown})
 
     def now_s(self) -> float:
         return self.time_s

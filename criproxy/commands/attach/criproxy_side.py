@@ -13,7 +13,7 @@ from criproxy.observe.client import read_json
 
 _CALLS: Final = re.compile(r"^criproxy_calls_total\{[^\n]*\} (\S+)$", re.MULTILINE)
 
-_STATUS: Final = {"runtime": dict, "pods": list}
+_STATUS: Final = {"runtime": dict, "pods": list, "attached": dict}
 """The query for its status."""
 
 _FIRST_CALLS: Final = 3
@@ -69,6 +69,19 @@ class RunningCriproxy(Struct, frozen=True):
         now = self.calls(host)
         has_called = now - (since if now >= since else 0) >= _FIRST_CALLS
         return "" if has_called else "criproxy has seen no call of kubelet's"
+
+    def caller(self, host: Host) -> str:
+        """By what it finds that kubelet uses it, in words; "": it does not, or does not answer.
+
+        Where nobody can read kubelet's words, it goes by the calls that it counted lately.
+        """
+        try:
+            attached = self._status(host)["attached"]
+        except NodeError:
+            return ""
+        if attached["state"] != "yes":
+            return ""
+        return f"`criproxy status` says that it is attached: {attached['where']}; it looks again each 30 s"
 
     def offline_pods(self, host: Host) -> Iterator[str]:
         """What the user must know of pods that are in the box still, in lines."""

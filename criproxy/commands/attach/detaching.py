@@ -1,18 +1,19 @@
 """Detach, step by step: the inverse of attach, also when criproxy is dead, its config broken or its record lost."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import Edit, EditPlan, NodeError
-from criproxy.commands.attach.host import TimedOutError
+from criproxy.commands.attach.host import TimedOutError, UnitState
 from criproxy.commands.attach.kubelet import UNNAMED, NodeKubelet, look
 from criproxy.commands.attach.plan import detach_plan
 from criproxy.commands.attach.steps import Steps, hold, say
+from criproxy.kubelet import rancher
 from criproxy.kubelet.attachment import AttachRecord, same_socket
-from criproxy.kubelet.flags import UNIT, socket_path
+from criproxy.kubelet.flags import EMBEDDING, UNIT, socket_path
 
 
 def detach(steps: Steps) -> None:
@@ -119,10 +120,9 @@ def _detach_unseen(steps: Steps) -> None:
         steps.write(plan)
         if unit.active in ("active", "activating"):
             host.restart(unit.name)
-    if byhand.is_sent_to(partial(_leads_to_us, host.root, listens), list(host.processes())):
-        raise NodeError(
-            f"a kubelet that is no {UNIT} uses criproxy, by somebody's hand: set its runtime's endpoint there"
-        )
+    processes = list(host.processes())
+    if found := _sent_by_hand(steps, unit, listens, processes) or ("" if plan.edits else steps.proxy.caller(host)):
+        raise NodeError(f"a kubelet uses criproxy by somebody's hand ({found}); {byhand.way_back(processes)}")
     if not steps.dry_run:
         host.save(None)
     if not was_attached or not unit.loaded:
@@ -131,3 +131,22 @@ def _detach_unseen(steps: Steps) -> None:
     say(f"detached: {unit.name} has its files of before, and was started anew if it ran")
     for line in steps.proxy.offline_pods(host):
         say(line)
+
+
+def _sent_by_hand(
+    steps: Steps, unit: UnitState, listens: Collection[str], processes: Sequence[tuple[str, Sequence[str], str]]
+) -> str:
+    """What names criproxy's socket to a kubelet whose words nobody can tell; "": nothing. Raises NodeError."""
+    host = steps.host
+    if byhand.is_sent_to(partial(_leads_to_us, host.root, listens), processes):
+        return "an argument of its process names criproxy's socket"
+    files = byhand.files_of_arguments(processes)
+    try:
+        files += rancher.config_files(host.root, unit.name) if unit.name in EMBEDDING else ()
+    except OSError as error:
+        raise NodeError(f"{error.filename}: {error.strerror}: run this as root, and check the file") from error
+    for path in files:
+        lines = [line for line in host.text(path).splitlines() if not line.lstrip().startswith("#")]
+        if any(listen in line for line in lines for listen in listens):
+            return f"{path} names criproxy's socket"
+    return ""

@@ -1,5 +1,6 @@
 """What others change while kubelet is attached, and detach in every state of the node."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,61 @@ def test_detach_of_a_kubelet_that_cannot_start_takes_the_drop_in_out(bench: Benc
 def test_detach_without_any_kubelet_is_no_failure(bench: Bench) -> None:
     assert bench.detach() == 0
     assert bench.out == "not attached: there is no kubelet.service\n"
+
+
+CALLS = {"state": "yes", "where": "it calls, whatever is found of its settings: no kubelet.service runs"}
+
+
+def _microk8s(bench: Bench, endpoint: str) -> None:
+    """Its kubelet is a part of its own process, which has kubelet's arguments from a file."""
+    arguments = "/var/snap/microk8s/6364/args/kubelet"
+    bench.node.write(arguments, f"--root-dir=${{SNAP_COMMON}}/x\n--container-runtime-endpoint={endpoint}\n")
+    bench.node.write("/proc/7/comm", "kubelite\n")
+    bench.node.write("/proc/7/cmdline", f"/snap/microk8s/6364/kubelite\0--kubelet-args-file={arguments}\0")
+    bench.node.write("/proc/7/cgroup", "0::/system.slice/snap.microk8s.daemon-kubelite.service\n")
+
+
+def _old_k3s(bench: Bench) -> None:
+    """Before Kubernetes 1.32: no directory of kubelet's configuration, and k3s hides its arguments."""
+    bench.node.rancher("k3s", "k3s.service")
+    (bench.node.root / "var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf").unlink()
+    bench.node.write(f"/proc/{bench.node.pid}/cgroup", "0::/system.slice/k3s.service\n")
+
+
+def test_detach_of_microk8s_that_was_attached_by_hand_says_how_to_take_it_back(bench: Bench) -> None:
+    _microk8s(bench, ON_PROXY)
+    assert bench.detach() == 1
+    assert "/var/snap/microk8s/6364/args/kubelet names criproxy's socket" in bench.err
+    back = "--container-runtime-endpoint=unix:///var/snap/microk8s/common/run/containerd.sock"
+    assert f"by hand:\n  in /var/snap/microk8s/current/args/kubelet set {back}\n  then `snap restart" in bench.err
+
+
+def test_detach_of_k3s_that_was_attached_by_hand_says_how_to_take_it_back(bench: Bench) -> None:
+    _old_k3s(bench)
+    file = "/etc/rancher/k3s/config.yaml.d/criproxy.yaml"
+    bench.node.write(file, f'kubelet-arg+: ["container-runtime-endpoint={ON_PROXY}"]\n')
+    before, ran = bench.node.files(), list(bench.node.ran)
+    assert bench.detach() == 1
+    assert f"{file} names criproxy's socket" in bench.err
+    assert f"out of kubelet-arg in {file}, " in bench.err
+    assert "systemctl restart k3s.service" in bench.err
+    assert (bench.node.files(), bench.node.ran) == (before, ran)
+
+
+@pytest.mark.parametrize("prepare", [_old_k3s, lambda bench: _microk8s(bench, ON_RUNTIME)], ids=["k3s", "microk8s"])
+def test_detach_of_another_kubelet_that_calls_criproxy_says_so(bench: Bench, prepare: Callable[[Bench], None]) -> None:
+    prepare(bench)
+    bench.node.shown = {"attached": CALLS}
+    assert bench.detach() == 1
+    assert "`criproxy status` says that it is attached: it calls" in bench.err
+    bench.node.shown = {}
+    assert bench.detach() == 0, bench.err
+
+
+def test_detach_of_k3s_whose_config_names_criproxy_in_a_comment_is_no_failure(bench: Bench) -> None:
+    _old_k3s(bench)
+    bench.node.write("/etc/rancher/k3s/config.yaml.d/x.yaml", f'# kubelet-arg+: ["x={ON_PROXY}"]\n')
+    assert bench.detach() == 0, bench.err
 
 
 ON_A_DEAD_DISK = "unix:///mnt/dead/x.sock"
