@@ -233,10 +233,10 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from criproxy.config import load
+    from criproxy.config.last_run import load_as_it_runs
     from criproxy.observe import client
 
-    config = load(options.config).config
+    config = load_as_it_runs(options.config).config
     socket = Path(config.proxy.status_path)
     while True:
         if options.watch and sys.stdout.isatty():
@@ -258,10 +258,10 @@ def _top(options: argparse.Namespace) -> int:
 
 def _page(options: argparse.Namespace) -> int:
     from criproxy.commands.page import command
-    from criproxy.config import load
+    from criproxy.config.last_run import load_as_it_runs
     from criproxy.observe import client
 
-    socket = Path(load(options.config).config.proxy.status_path)
+    socket = Path(load_as_it_runs(options.config).config.proxy.status_path)
     try:
         if options.save is None:
             command.serve(socket)
@@ -315,10 +315,10 @@ def _show(socket: Path, *, as_json: bool, at_s: float | None) -> int:
 
 def _metrics(options: argparse.Namespace) -> int:
     from criproxy.commands import metrics
-    from criproxy.config import load
+    from criproxy.config.last_run import load_as_it_runs
     from criproxy.observe import client
 
-    socket = Path(load(options.config).config.proxy.status_path)
+    socket = Path(load_as_it_runs(options.config).config.proxy.status_path)
     try:
         if options.textfile is None:
             _print(metrics.text(socket), end="")
@@ -361,10 +361,10 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _upgrade(options: argparse.Namespace) -> int:
     from criproxy.commands.upgrade import NotUpgradedError, run
-    from criproxy.config import load
+    from criproxy.config.last_run import load_as_it_runs
 
     try:
-        _print(run(load(options.config), of_service=options.config == DEFAULT_CONFIG))
+        _print(run(load_as_it_runs(options.config), of_service=options.config == DEFAULT_CONFIG))
     except NotUpgradedError as error:
         _fail(f"not upgraded: {error}")
         return error.exit_status
@@ -428,11 +428,11 @@ def _command(options: argparse.Namespace, name: str, **asked: str) -> int:
 
 def _asking(options: argparse.Namespace, job: Callable[[Path], object]) -> int:
     """Has the job ask the running criproxy, at its socket; returns the exit status."""
-    from criproxy.config import load
+    from criproxy.config.last_run import load_as_it_runs
     from criproxy.observe import client
 
     try:
-        job(Path(load(options.config).config.proxy.status_path))
+        job(Path(load_as_it_runs(options.config).config.proxy.status_path))
     except client.AskError as error:
         _fail(str(error))
         return error.exit_status

@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from criproxy.concurrency import statefile
+from criproxy.config.last_run import FACTS
 from criproxy.model import UNLIMITED
 from criproxy.model.modes import Mode
 from criproxy.model.shown import Gauge, Shows
@@ -22,7 +23,6 @@ DIRECTORY: Final = Path("/run/criproxy")
 """Where the unit's RuntimeDirectory= is. The forwarder's socket lies there, wherever criproxy itself listens."""
 
 SOCKET: Final = DIRECTORY / "bypass.sock"
-_FACTS: Final = "bypass.env"
 _USES: Final = "bypass.uses"
 _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in '"\\`$'})
 
@@ -85,9 +85,9 @@ class Bypass(Shows, Struct):
         failures = []
         for directory in self.directories:
             try:
-                _write(directory / _FACTS, text)
+                _write(directory / FACTS, text)
             except OSError as error:
-                failures.append(f"{directory / _FACTS}: {error.strerror}: make room there, or let criproxy write")
+                failures.append(f"{directory / FACTS}: {error.strerror}: make room there, or let criproxy write")
         return "; ".join(failures)
 
     def status(self) -> BypassStatus | None:

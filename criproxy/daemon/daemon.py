@@ -32,6 +32,7 @@ from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.closing import done_all
 from criproxy.concurrency.workers import Workers
 from criproxy.config import Config, Loaded, OwnFiles
+from criproxy.config.last_run import with_last_sockets
 from criproxy.config.settings import Observe
 from criproxy.control.capacity import CapacityReader
 from criproxy.control.decider import Decider
@@ -117,6 +118,8 @@ def run(config_file: Path, dry_run: bool) -> int:
     watch = FileWatch(config_file)  # before it is read: what changes from then on is seen
     own = OwnFiles(config_file)
     loaded = load_first(own, dry_run=dry_run)
+    if directories := directories_of_service(os.environ):
+        loaded = with_last_sockets(loaded, directories[0])
     logs.configure(loaded.config.observe.log_level)
     log = structlog.get_logger()
     driver: CgroupDriver

@@ -12,7 +12,7 @@ from criproxy.commands.attach.detaching import detach
 from criproxy.commands.attach.edits import NodeError
 from criproxy.commands.attach.host import Host, Machine
 from criproxy.commands.attach.steps import SIGNALS, Steps, hold, say
-from criproxy.config import load
+from criproxy.config.last_run import load_as_it_runs
 
 
 class SignalledError(BaseException):
@@ -21,7 +21,7 @@ class SignalledError(BaseException):
 
 def run(verb: str, config_file: Path, dry_run: bool, machine: Machine | None = None, root: Path = Path("/")) -> int:
     """Attach or detach, as `verb` says. The exit status: 0 done, or it was so already; 1 not, and stderr says why."""
-    loaded = load(config_file)
+    loaded = load_as_it_runs(config_file)
     if verb == "attach" and loaded.errors:
         return _fail(*(str(error) for error in loaded.errors))
     proxy = loaded.config.proxy
