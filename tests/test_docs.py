@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.config.schema import settings
 from criproxy.control.interference.detectors import DETECTORS
 from criproxy.control.interference.judge import Judge
 from criproxy.control.interference.ladder import LadderSettings
@@ -76,6 +77,20 @@ def test_pages_that_messages_name_are_there() -> None:
     ]
     named = {page for file in code for page in re.findall(rb"\bdocs/[\w-]+\.md\b", file.read_bytes())}
     assert {page for page in named if not (ROOT / page.decode()).exists()} == set()
+
+
+def test_what_has_criproxy_speak_to_other_machines_says_how_its_service_is_let() -> None:
+    """The unit keeps it to this machine."""
+    service = (ROOT / "packaging" / "criproxy.service").read_text(encoding="utf-8")
+    assert "IPAddressDeny=any\n" in service
+    monitoring = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    texts = {
+        "docs/kubernetes.md": (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8"),
+        "Over TLS": monitoring.partition("### Over TLS\n")[2].partition("\n###")[0],
+        "CriproxyDown": monitoring.partition("### CriproxyDown\n")[2].partition("\n###")[0],
+        "observe.remote_address": next(one.description for one in settings() if one.key == "observe.remote_address"),
+    }
+    assert [name for name, text in texts.items() if "IPAddressAllow" not in text] == []
 
 
 def test_lines_for_cron_have_no_percent_sign_that_ends_the_command() -> None:

@@ -812,8 +812,9 @@ class Observe(Struct, frozen=True, kw_only=True):
             Meta(pattern=_ADDRESS),
             doc(
                 "Where a Prometheus that is not on this machine asks for metrics, over TLS: it needs tls_certificate "
-                "and tls_key, and token_file or client_ca. These files are read again when they change. Not set: "
-                "there is no such way in.",
+                "and tls_key, and token_file or client_ca. These files are read again when they change. "
+                "`systemctl set-property criproxy.service IPAddressAllow=...` with its address lets it in to "
+                "the package's service. Not set: there is no such way in.",
                 expects="an IP address of this machine with a port, such as 0.0.0.0:9465 or [::]:9465",
                 restart=True,
             ),
