@@ -38,8 +38,8 @@ CASES: Mapping[str, tuple[Series, Series]] = {
         {f"criproxy_runtime_ready{{{NODE}}}": "1x10 0x3 1x150"},
     ),
     "CriproxyBypassOpen": (
-        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x150"},
-        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x3 NaNx150"},
+        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x150", f"criproxy_bypass_uses{{{NODE}}}": "0x150"},
+        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x3 NaNx150", f"criproxy_bypass_uses{{{NODE}}}": "3x20 0x20 NaNx150"},
     ),
     "CriproxyOfflineUnbounded": (
         {
@@ -181,7 +181,9 @@ def spelled(values: str) -> str:
     return values.replace("NaNx150", " ".join(["NaN"] * 150))
 
 
-def tried(folder: Path, name: str, series: Series, *, ends: bool, end: int = LOOKED_AT[-1]) -> None:
+def tried(
+    folder: Path, name: str, series: Series, *, ends: bool, end: int = LOOKED_AT[-1], interval: str = "1m"
+) -> None:
     """promtool has this alert fire at the minute `end`, or at no moment at all."""
     (alert,) = [one for one in ALERTS if one.name == name]
     rules = yaml.safe_load((MADE / "prometheus.yaml").read_text())
@@ -199,7 +201,7 @@ def tried(folder: Path, name: str, series: Series, *, ends: bool, end: int = LOO
         "evaluation_interval": "1m",
         "tests": [
             {
-                "interval": "1m",
+                "interval": interval,
                 "input_series": [{"series": one, "values": spelled(values)} for one, values in series.items()],
                 "alert_rule_test": expected,
             }
@@ -217,6 +219,24 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [one.name for one in ALERTS])
 def test_alert_is_silent(name: str, tmp_path: Path) -> None:
     tried(tmp_path, name, CASES[name][1], ends=False)
+
+
+@pytest.mark.parametrize(
+    ("interval", "away"), [("15s", "stale stale stale"), ("1m", "")], ids=["each scrape", "some scrapes"]
+)
+def test_criproxy_that_ends_again_and_again_passes_by_and_says_so(interval: str, away: str, tmp_path: Path) -> None:
+    """It is up for 15 s of each 60 s, in which it is scraped once; its counters begin anew, its bypass's does not."""
+    lives = range(4 * LOOKED_AT[-1])
+    series = {
+        f"criproxy_bypass_open{{{NODE}}}": " ".join(f"0 {away}" for _ in lives),
+        f"criproxy_bypass_uses{{{NODE}}}": " ".join(f"{life} {away}" for life in lives),
+    }
+    tried(tmp_path, "CriproxyBypassOpen", series, ends=True, interval=interval)
+
+
+def test_bypass_that_was_open_while_criproxy_was_away_is_told_of_once_it_is_back(tmp_path: Path) -> None:
+    uses = {f"criproxy_bypass_uses{{{NODE}}}": "0x10 stale stale stale 1x150"}
+    tried(tmp_path, "CriproxyBypassOpen", uses, ends=True, end=20)
 
 
 def test_criproxy_that_is_gone_from_node_exporter_s_text_files_is_down_until_it_is_back(tmp_path: Path) -> None:

@@ -141,13 +141,14 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyBypassOpen",
-        f"criproxy_bypass_open{{{NODES}}}",
-        "== 1",
+        # The counter tells of what has been: while criproxy is away, nobody says that the bypass is open.
+        f"criproxy_bypass_open{{{NODES}}} == 1 or increase(criproxy_bypass_uses{{{NODES}}}[30m]) > 0",
+        "",
         "5m",
         "warning",
-        "kubelet's calls on {{ $labels.instance }} pass by criproxy",
-        "The bypass on {{ $labels.instance }} has been open for 5 minutes: criproxy was away, and new offline pods "
-        "start outside the box.",
+        "kubelet's calls on {{ $labels.instance }} pass by criproxy, or did lately",
+        "The bypass on {{ $labels.instance }} is open, or has opened within the last 30 minutes: criproxy was away, or "
+        "ends again and again, and offline pods that started meanwhile are outside the box.",
     ),
     Alert(
         "CriproxyOfflineUnbounded",
