@@ -3,6 +3,8 @@
 cluster/integration/test_chart.py installs it, and compares it with what kubectl makes of cluster/manifests.
 """
 
+import itertools
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +67,24 @@ def render(chart: helm_python.Chart, values: Values, **options: Any) -> list[dic
 def find(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     (found,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name)]
     return found
+
+
+def test_settings_that_the_page_gives_helm_render(chart: helm_python.Chart) -> None:
+    """Each on its own, as Helm reads them, above all that may have been set before."""
+    page = (CHECKOUT / "docs" / "chart.md").read_text(encoding="utf-8").replace("\\\n", "")
+    commands = [shlex.split(line, comments=True) for line in page.splitlines() if line.startswith("helm ")]
+    given = [two for words in commands for two in itertools.pairwise(words) if two[0].startswith("--set")]
+    assert {flag for flag, _ in given} == {"--set", "--set-json"}
+    for flag, text in given:
+        values = helm_python.parse_set_json(text) if flag == "--set-json" else helm_python.parse_set_string(text)
+        assert render(chart, values), text
+
+
+@pytest.mark.parametrize("key", ["install", "remove"])
+def test_list_of_nodes_that_is_taken_out_by_null_is_empty(chart: helm_python.Chart, key: str) -> None:
+    other = {"install": "remove", "remove": "install"}[key]
+    objects = render(chart, {**NODE, "installer": {key: None, other: ["one"]}})
+    assert find(objects, "ClusterRole", "criproxy-installer")["rules"][0]["resourceNames"] == ["one"]
 
 
 def pod_of(one: Mapping[str, Any]) -> dict[str, Any]:
