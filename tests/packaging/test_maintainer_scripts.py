@@ -38,7 +38,11 @@ def test_code_without_bytecode_is_compiled_by_its_python_and_what_an_earlier_one
     program = tmp_path / "criproxy"
     program.write_text(f"#!{sys.executable} -ISB\n")
     script = (DEBIAN / "criproxy.postinst").read_text().replace("/run/systemd", f"{tmp_path}/no-systemd")
-    script = script.replace("=/usr/lib/criproxy", f"={tmp_path}/lib").replace("=/usr/bin/criproxy", f"={program}")
+    script = (
+        script.replace("=/var/lib/criproxy", f"={tmp_path}/state")
+        .replace("=/usr/lib/criproxy", f"={tmp_path}/lib")
+        .replace("=/usr/bin/criproxy", f"={program}")
+    )
     assert "/usr/" not in script
     done = subprocess.run(["sh", "-c", script, "postinst", "configure"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,7 +69,11 @@ def test_scripts_put_back_what_a_reload_of_systemd_takes_from_containers(
         (tmp_path / "bin" / program).chmod(0o755)
     script = (DEBIAN / f"criproxy.{name}").read_text()
     script = script.replace("/sys/fs/cgroup", f"{tmp_path}/cgroup").replace("/run/systemd", f"{tmp_path}/systemd")
-    script = script.replace("rm -rf /run/criproxy", ":").replace("#DEBHELPER#", DEBHELPER if name == "postrm" else "")
+    script = (
+        script.replace("/var/lib/criproxy", f"{tmp_path}/state")
+        .replace("rm -rf /run/criproxy", ":")
+        .replace("#DEBHELPER#", DEBHELPER if name == "postrm" else "")
+    )
     assert "/run/criproxy" not in script
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
 
@@ -80,19 +88,25 @@ def test_scripts_put_back_what_a_reload_of_systemd_takes_from_containers(
 def run_script(directory: Path, name: str, *arguments: str, plugins: list[str]) -> subprocess.CompletedProcess[bytes]:
     """On a machine in a directory, with these plugins of the runtime; `called` there has the calls of criproxy.
 
-    `status` there is with what `criproxy upgrade` ends; `invoked` has what Debian's helper was asked for.
+    `status` there is with what `criproxy upgrade` ends; `invoked` has what Debian's helper was asked for;
+    with `stopped`, no unit is active.
     """
     for made in ("bin", "plugins", "systemd/system", "cgroup"):
-        (directory / made).mkdir(parents=True)
+        (directory / made).mkdir(parents=True, exist_ok=True)
     for plugin in plugins:
         (directory / "plugins" / plugin).touch()
-    (directory / "bin/systemctl").write_text("#!/bin/sh\n")
+    (directory / "bin/systemctl").write_text(f"#!/bin/sh\n[ ! -e {directory}/stopped ]\n")
     (directory / "bin/deb-systemd-invoke").write_text(f'#!/bin/sh\necho "$*" >>{directory}/invoked\n')
     (directory / "bin/criproxy").write_text(CRIPROXY.format(directory))
     for file in (directory / "bin").iterdir():
         file.chmod(0o755)
     script = (DEBIAN / f"criproxy.{name}").read_text().replace("rm -rf", ":").replace("#DEBHELPER#", "")
-    places = {"/sys/fs/cgroup": "cgroup", "/run/systemd": "systemd", "/opt/nri/plugins": "plugins"}
+    places = {
+        "/sys/fs/cgroup": "cgroup",
+        "/run/systemd": "systemd",
+        "/opt/nri/plugins": "plugins",
+        "/var/lib/criproxy": "state",
+    }
     for place, instead in places.items():
         script = script.replace(place, str(directory / instead))
     environment = {"PATH": f"{directory}/bin:{os.environ['PATH']}"}
@@ -149,3 +163,15 @@ def test_an_upgrade_restarts_the_service_only_where_no_version_goes_on(
     assert said in done.stderr.decode()
     if status == 6:
         assert all(remedy in done.stderr.decode() for remedy in ("'criproxy upgrade'", "'systemctl restart criproxy'"))
+
+
+def test_an_installation_after_a_removal_that_kept_the_config_starts_the_service(tmp_path: Path) -> None:
+    """Dpkg gives the version that was there, as in an upgrade."""
+    for name in ("invoked", "stopped"):
+        (tmp_path / name).touch()
+    assert run_script(tmp_path, "postrm", "remove", plugins=[]).returncode == 0
+    for started in ("start criproxy.service\n", ""):  # then an upgrade: what an operator has stopped stays so
+        (tmp_path / "invoked").write_text("")
+        done = run_script(tmp_path, "postinst", "configure", "0.0.1", plugins=[])
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert (tmp_path / "invoked").read_text() == started
