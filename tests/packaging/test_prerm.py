@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.cgroup.naming import child_of, directory_of, parse_box
+from criproxy.cgroup.resctrl import GROUP
 from criproxy.cgroup.systemd.anchor import ANCHOR
 from criproxy.daemon.bypass import Bypass
 
@@ -55,6 +56,7 @@ class Node:
             ("systemd=/run/systemd", "systemd"),
             ("blocks=/sys/block", "block"),
             ("run=/run/criproxy", "run"),
+            ("resctrl=/sys/fs/resctrl", "resctrl"),
         ):
             assert script.count(f"{name}\n") == 1
             script = script.replace(f"{name}\n", f"{name.partition('=')[0]}={self.directory / place}\n")
@@ -266,6 +268,16 @@ def test_removal_tells_how_to_lift_a_slice_and_how_to_clean_up(node: Node, box: 
         assert line.index("memory.memsw.limit_in_bytes") < line.index("systemctl")
     node.told(said, "to clean up")
     assert node.stopped == {box, *anchors}
+
+
+def test_removal_takes_the_box_s_group_of_resctrl_away(node: Node) -> None:
+    others = node.directory / "resctrl" / "other"
+    others.mkdir(parents=True)
+    (group := node.directory / "resctrl" / GROUP).mkdir()
+
+    node.remove()
+
+    assert (group.exists(), others.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("box", ["/offline", "offline.slice"])
