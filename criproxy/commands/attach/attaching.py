@@ -3,6 +3,8 @@
 import contextlib
 import functools
 
+from msgspec.structs import replace
+
 from criproxy.commands.attach import byhand
 from criproxy.commands.attach.edits import EditPlan, NodeError
 from criproxy.commands.attach.host import Host
@@ -30,6 +32,7 @@ def attach(steps: Steps) -> None:
             before = known.endpoint if known else f"unix://{steps.proxy.runtime}"
         plan = attach_plan(kubelet, listen, before, steps.host.read, uses_us=uses_us)
         if not plan.edits and uses_us:
+            _follow(steps, known, kubelet)
             say(f"already attached: kubelet uses {kubelet.endpoint}, by {kubelet.origin}")
             return
         say(f"kubelet uses {before}, by {kubelet.origin}")
@@ -40,6 +43,14 @@ def attach(steps: Steps) -> None:
             steps.preview(plan, kubelet.unit)
         else:
             _change(steps, plan, kubelet, before)
+
+
+def _follow(steps: Steps, known: AttachRecord | None, kubelet: NodeKubelet) -> None:
+    """Note where the command that was copied is now: a package may move it to another file as it is."""
+    command = kubelet.command
+    if known is None or command is None or command.text != known.copied or steps.dry_run:
+        return
+    steps.host.save(replace(known, copied_file=command.file))
 
 
 def _check_rootless(host: Host) -> None:

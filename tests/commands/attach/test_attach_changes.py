@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from criproxy.commands.attach import byhand
+from criproxy.kubelet.attachment import attachment
+from criproxy.model import AttachStatus
 from tests.commands.attach.attach_bench import (
     DROPIN_WITH_FLAG,
     FLAGS,
@@ -45,6 +47,25 @@ def test_a_new_command_of_the_package_is_taken_up_by_the_next_attach(bench: Benc
     assert bench.node.endpoint == ON_PROXY
     assert bench.detach() == 0
     assert (bench.node.text(DROPIN), bench.node.text(KUBEADM)) == (None, package)
+
+
+def test_a_command_that_the_package_has_moved_to_another_file_is_followed_by_the_next_attach(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.attach()
+    moved = KUBEADM.replace("/usr/lib", "/etc")
+    bench.node.write(moved, bench.node.text(KUBEADM) or "")
+    (bench.node.root / KUBEADM[1:]).unlink()
+    bench.node.boot()
+    changed, files = "has changed since", bench.node.files()
+    assert changed in attachment(LISTEN, bench.node.root).where
+    assert bench.attach(dry_run=True) == 0
+    assert changed in attachment(LISTEN, bench.node.root).where
+    assert bench.attach() == 0, bench.err
+    assert bench.out.startswith("already attached")
+    assert attachment(LISTEN, bench.node.root) == AttachStatus("yes", f"by {DROPIN}")
+    assert bench.node.files() == files
+    assert bench.detach() == 0, bench.err
+    assert bench.node.endpoint == ON_RUNTIME
 
 
 def test_renewal_that_fails_leaves_the_old_attachment(bench: Bench) -> None:
