@@ -370,8 +370,12 @@ def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
         known.setdefault(setting.section, []).append(setting.name)
     for section, table in document.items():
         if section not in known:
-            elsewhere = [f"{one}.{section}" for one, names in known.items() if section in names]  # a key of a section
-            errors.append(_unknown(section, section, table, [*known, *elsewhere], guess=len(errors) < MAX_ERRORS))
+            if elsewhere := [f"{one}.{section}" for one, names in known.items() if section in names]:
+                *others, last = elsewhere
+                which = f"{', '.join(others)} or {last}" if others else last
+                errors.append(_error(section, table, "there is no such key", f"did you mean {which}?"))
+            else:
+                errors.append(_unknown(section, section, table, [*known], guess=len(errors) < MAX_ERRORS))
         elif not isinstance(table, dict):
             remedy = f"write [{section}] and its keys below it"
             errors.append(_error(section, table, "is a section, not a key", remedy))

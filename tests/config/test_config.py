@@ -120,6 +120,12 @@ def test_value_that_is_invalid_is_one_error_and_the_default(text: str, key: str)
         pytest.param("[colocaton]\nenabled = true", "colocaton", "colocation", id="section"),
         pytest.param("[colocation]\nenable = true", "colocation.enable", "enabled", id="key"),
         pytest.param("interval_s = 1", "interval_s", "control.interval_s", id="key-outside-its-section"),
+        pytest.param(
+            "enabled = true",
+            "enabled",
+            "colocation.enabled, guard.enabled, interference.enabled or kubernetes.enabled",
+            id="key-of-several-sections",
+        ),
         pytest.param('[colocation]\nrules = [{lable = "a"}]', "colocation.rules[0].lable", "label", id="key-of-a-rule"),
     ],
 )
