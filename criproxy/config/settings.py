@@ -117,7 +117,8 @@ class Kubelet(Struct, frozen=True, kw_only=True):
         str,
         Meta(pattern=_PATH),
         doc(
-            "Kubelet's --root-dir, which holds its cpu_manager_state.",
+            "Kubelet's --root-dir, which holds its cpu_manager_state: of k0s /var/lib/k0s/kubelet, of MicroK8s "
+            "/var/snap/microk8s/common/var/lib/kubelet.",
             expects="an absolute path of a directory",
             restart=True,
         ),

@@ -13,10 +13,10 @@ _ARGUMENTS_FLAG: Final = "--kubelet-args-file"
 _FLAG: Final = "--container-runtime-endpoint=unix://{listen}"
 
 
-class _Kind(Struct, frozen=True):
+class _KubeletKind(Struct, frozen=True):
     """A way of running kubelet: the pattern of its units' names, its runtime's socket, and what to do, there and back.
 
-    `runtime` "": it is known by no one path.
+    `runtime` "": it is known by no one path. `root_dir` "": kubelet's is the usual one.
     """
 
     name: str
@@ -24,13 +24,14 @@ class _Kind(Struct, frozen=True):
     runtime: str
     steps: str
     back: str
+    root_dir: str = ""
 
 
 _RANCHERS_FILE: Final = "/etc/rancher/{product}/config.yaml.d/criproxy.yaml"
 
 
-def _rancher(name: str, pattern: str) -> _Kind:
-    return _Kind(
+def _rancher(name: str, pattern: str) -> _KubeletKind:
+    return _KubeletKind(
         f"{name} before Kubernetes 1.32, or by a command that criproxy can't read",
         pattern,
         "/run/k3s/containerd/containerd.sock",
@@ -48,22 +49,24 @@ then `systemctl restart {{unit}}`""",
 _KINDS: Final = (
     _rancher("k3s", r"(?P<product>k3s)(-agent)?\.service"),
     _rancher("RKE2", r"(?P<product>rke2)-(server|agent)\.service"),
-    _Kind(
+    _KubeletKind(
         "MicroK8s",
         r"snap\.microk8s\.daemon-kubel(et|ite)\.service",
         "/var/snap/microk8s/common/run/containerd.sock",
         f"in /var/snap/microk8s/current/args/kubelet set {_FLAG}\nthen `snap restart microk8s`",
         f"in /var/snap/microk8s/current/args/kubelet set {_FLAG}\nthen `snap restart microk8s`",
+        "/var/snap/microk8s/common/var/lib/kubelet",
     ),
-    _Kind(
+    _KubeletKind(
         "k0s",
         r"k0s(controller|worker)\.service",
         "/run/k0s/containerd.sock",
         f'install the worker with --kubelet-extra-args="{_FLAG}"\nthen `systemctl restart {{unit}}`',
         f"install the worker without {_FLAG.partition('=')[0]} in its --kubelet-extra-args\n"
         "then `systemctl restart {unit}`",
+        "/var/lib/k0s/kubelet",
     ),
-    _Kind(
+    _KubeletKind(
         "a snap",
         r"snap\..*kubelet.*\.service",
         "",
@@ -81,8 +84,9 @@ _UNIT: Final = re.compile(r"/([^/]+\.service)(?=/|$)", re.MULTILINE)
 def advice(listen: str, processes: Sequence[tuple[str, Sequence[str], str]]) -> str:
     """Why this node's kubelet cannot be attached, and what to do. `processes` are (name, arguments, cgroup)."""
     for kind, unit, product in _found(processes):
-        runtime = f'set proxy.runtime = "{kind.runtime}" in criproxy\'s config and restart criproxy\n'
-        steps = (runtime if kind.runtime else "") + kind.steps
+        keys = {"proxy.runtime": kind.runtime, "kubelet.root_dir": kind.root_dir}
+        given = " and ".join(f'{key} = "{value}"' for key, value in keys.items() if value)
+        steps = (f"set {given} in criproxy's config and restart criproxy\n" if given else "") + kind.steps
         return _by_hand(f"that of {kind.name} ({unit})", steps, listen=listen, unit=unit, product=product)
     for name, arguments, cgroup in processes:
         if not name.startswith("kubelet") and not any("kubelet" in word for word in arguments[:2]):
@@ -121,7 +125,7 @@ def is_sent_to(leads: Callable[[str], bool], processes: Iterable[tuple[str, Sequ
     return any(map(leads, endpoints))
 
 
-def _found(processes: Iterable[tuple[str, Sequence[str], str]]) -> Iterator[tuple[_Kind, str, str]]:
+def _found(processes: Iterable[tuple[str, Sequence[str], str]]) -> Iterator[tuple[_KubeletKind, str, str]]:
     """The kinds that run here, each with its unit and the product that the unit's name has, or ""."""
     for unit in (unit for _, _, cgroup in processes for unit in _UNIT.findall(cgroup)):
         for kind in _KINDS:

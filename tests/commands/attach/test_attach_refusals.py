@@ -8,6 +8,8 @@ from criproxy.commands.attach.edits import NodeError
 from tests.commands.attach.attach_bench import ON_PROXY, ON_RUNTIME, Bench, shell_node
 from tests.fakes.node import LISTEN, OLD_HELP, UNIT, FakeNode
 
+K0S = 'kubelet.root_dir = "/var/lib/k0s/kubelet"'
+MICROK8S = 'kubelet.root_dir = "/var/snap/microk8s/common/var/lib/kubelet"'
 OF_THE_MACHINE = "         0          0 4294967295\n"
 OF_A_USER = "         0       1000          1\n         1     100000      65536\n"
 
@@ -179,8 +181,8 @@ def test_attach_before_kubelet_runs_prepares_its_start(bench: Bench) -> None:
     [
         ("k3s-agent", "k3s-agent.service", ("that of k3s before Kubernetes 1.32", "/etc/rancher/k3s/")),
         ("kubelet", "rke2-server.service", ("that of RKE2", "/etc/rancher/rke2/config.yaml.d")),
-        ("kubelite", "snap.microk8s.daemon-kubelite.service", ("that of MicroK8s", "snap restart microk8s")),
-        ("kubelet", "k0sworker.service/kubelet", ("that of k0s", "--kubelet-extra-args")),
+        ("kubelite", "snap.microk8s.daemon-kubelite.service", ("that of MicroK8s", "snap restart microk8s", MICROK8S)),
+        ("kubelet", "k0sworker.service/kubelet", ("that of k0s", "--kubelet-extra-args", K0S)),
         ("kubelet", "snap.kubelet-eks.daemon.service", ("that of a snap", "snap set")),
         ("sshd", "ssh.service", ("no kubelet.service, and no kubelet runs",)),
     ],
