@@ -77,6 +77,16 @@ def test_the_ledger_is_found():
     assert [one["secret"]["secretName"] for one in template["spec"]["volumes"] if "secret" in one] == [LEDGER.serving]
 
 
+def test_a_new_version_can_take_the_place_of_an_old_leader_that_alone_is_ready():
+    """Kubernetes takes no ready pod away while fewer than replicas - maxUnavailable would be left, and no new pod gets
+    ready before that one is gone. It rounds the share down.
+    """
+    spec = named("Deployment", "criproxy-ledger")["spec"]
+    share = spec["strategy"]["rollingUpdate"]["maxUnavailable"]
+    for replicas in (spec["replicas"], 1, 3):
+        assert replicas - int(share.rstrip("%")) * replicas // 100 == 0
+
+
 def test_only_pods_with_the_label_may_reserve():
     policy = named("NetworkPolicy", "criproxy-ledger")
     anybody, labelled = policy["spec"]["ingress"]
