@@ -52,8 +52,8 @@ def test_an_offline_pod_is_converted_and_placed_by_what_nodes_lend(plane, replic
     assert requests == {CPU: "1500", MEMORY: "1073741824"}
     spec = found["spec"]
     assert (spec["priorityClassName"], spec["priority"], spec["preemptionPolicy"]) == (
-        "colocation-offline",
-        -5,
+        "colocation-expendable",
+        -11,
         "Never",
     )
     until(lambda: plane.call("GET", f"{PODS}/batch")["spec"]["nodeName"] == "lends")
@@ -81,7 +81,7 @@ def test_katalyst_s_pod_without_a_label_asks_for_what_nodes_publish(plane, repli
     found = plane.call("POST", f"{PODS}?dryRun=All", one)
     assert found["metadata"]["labels"] == {"colocation.criproxy.io/class": "offline"}
     assert found["spec"]["containers"][0]["resources"]["requests"] == {CPU: "1500", MEMORY: "1G"}
-    assert found["spec"]["priorityClassName"] == "colocation-offline"
+    assert found["spec"]["priorityClassName"] == "colocation-expendable"
 
 
 def test_a_limit_range_s_defaults_do_not_come_back(plane, replica):
@@ -138,7 +138,7 @@ def test_a_quota_of_online_s_requests_leaves_offline_pods_out_and_another_counts
     assert "must specify requests.cpu" in refused("any"), "whatever else it counts"
     plane.call("DELETE", f"{where}/resourcequotas/online")
     put_quota("online", {"hard": {"requests.cpu": "1"}, "scopes": ["NotBestEffort"]})
-    chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["colocation-offline"]}
+    chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["colocation-expendable"]}
     put_quota("offline", {"hard": {"pods": "1"}, "scopeSelector": {"matchExpressions": [chosen]}})
     plane.call("POST", f"{where}/pods", pod("first", {"cpu": "2"}))
     assert "exceeded quota: offline" in refused("second")

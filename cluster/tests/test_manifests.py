@@ -252,11 +252,22 @@ def test_containers_run_verbs_that_there_are(workload, capsys):
 def test_names_are_those_of_the_code():
     assert {one["metadata"]["name"] for one in of_kind("Secret")} == {AUTHORITY, SERVING}
     assert {one["metadata"]["name"] for one in of_kind("Lease")} == {LEASE}
-    assert {one["metadata"]["name"] for one in of_kind("PriorityClass")} == {ConversionSettings().priority_class}
+    classes = {one["metadata"]["name"] for one in of_kind("PriorityClass")}
+    assert classes == {ConversionSettings().priority_class, "colocation-offline"}
     (crd,) = of_kind("CustomResourceDefinition")
     info = PolicyResource._api_info
     assert crd["metadata"]["name"] == f"{info.plural}.{info.resource.group}"
     assert [one["name"] for one in crd["spec"]["versions"]] == [info.resource.version]
+
+
+def test_pods_that_wait_for_what_is_lent_buy_no_nodes():
+    """Below the cluster autoscaler's cutoff. Source: its FAQ, `expendable-pods-priority-cutoff`."""
+    assert named("PriorityClass", ConversionSettings().priority_class)["value"] < -10
+
+
+def test_the_class_of_older_versions_is_left_as_it_was():
+    """Pods and templates name it, and an API server refuses to change a class's value."""
+    assert named("PriorityClass", "colocation-offline")["value"] == -5
 
 
 def test_no_offline_class_preempts():

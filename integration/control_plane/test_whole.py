@@ -97,7 +97,7 @@ def test_ordinary_requests_are_converted_placed_by_what_is_lent_and_hold_inside_
     assert_has(cluster, pod, shares=307, weight=12, memory_bytes=128 << 20)
     known = cluster.asked(lambda part: part.known(within_s=20.0), tmp_path)[pod["metadata"]["uid"]]
     assert known == KnownPod(pod["spec"]["priority"], pod["metadata"]["ownerReferences"][0]["uid"], 308)
-    assert known.priority == -5
+    assert known.priority == -11
 
 
 KOORDINATOR = """

@@ -125,7 +125,7 @@ class ConversionError(ValueError):
 
 class ConversionSettings(Struct, frozen=True):
     names: ExtendedNames = NAMES["batch"]
-    priority_class: str = "colocation-offline"
+    priority_class: str = "colocation-expendable"
     tolerated: str = FOR_OFFLINE
     """The taint's key."""
     hardening: HardeningSettings = HardeningSettings()

@@ -175,7 +175,7 @@ def test_list_of_one_kind_is_converted_and_its_items_stay_without_their_kind(tmp
     file.write_text(json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [yaml.safe_load(POD)]}))
 
     (item,) = yaml.safe_load(run(["convert", str(file)], capsys)[1])["items"]
-    assert item["spec"]["priorityClassName"] == "colocation-offline"
+    assert item["spec"]["priorityClassName"] == "colocation-expendable"
     assert item.keys() == {"metadata", "spec"}
 
 

@@ -77,7 +77,7 @@ def test_a_pod_of_an_owner_that_waited_is_left_for_virtual_nodes_and_its_author_
     required = found["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (term,) = required["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": "type", "operator": "In", "values": ["virtual-kubelet"]}]
-    assert found["spec"]["priorityClassName"] == "colocation-offline"
+    assert found["spec"]["priorityClassName"] == "colocation-expendable"
     assert found["metadata"]["labels"][CLASS] == "offline" and "700 s" in found["metadata"]["annotations"][OVERFLOW]
     assert json.loads(found["metadata"]["annotations"][RESOURCES]) == {"containers": {}}
 
