@@ -388,9 +388,25 @@ def test_with_cert_manager_nobody_has_the_rights_to_make_a_certificate():
     (deployment,) = [
         one for one in objects if one["metadata"]["name"] == "criproxy-webhook" and one["kind"] == "Deployment"
     ]
-    (certificate,) = [one for one in objects if one["kind"] == "Certificate"]
+    certificate = named_of(objects, "Certificate", "criproxy-cluster")
     volumes = deployment["spec"]["template"]["spec"]["volumes"]
     assert certificate["spec"]["secretName"] in [one["secret"]["secretName"] for one in volumes if "secret" in one]
+
+
+def test_with_cert_manager_a_renewed_certificate_is_of_the_authority_that_is_trusted_already():
+    """The caBundle is the `ca.crt` beside the webhook's certificate. Replicas have a new one two minutes later."""
+    objects = with_cert_manager()
+    (configuration,) = [one for one in objects if one["kind"] == "MutatingWebhookConfiguration"]
+    trusted = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+    assert trusted == "criproxy-system/criproxy-cluster"
+    serving = named_of(objects, "Certificate", "criproxy-cluster")["spec"]
+    issuer = named_of(objects, "Issuer", serving["issuerRef"]["name"])["spec"]
+    (authority,) = [one["spec"] for one in objects if one["kind"] == "Certificate" and one["spec"].get("isCA")]
+    assert issuer == {"ca": {"secretName": authority["secretName"]}}
+    assert named_of(objects, "Issuer", authority["issuerRef"]["name"])["spec"] == {"selfSigned": {}}
+    assert authority["secretName"] != serving["secretName"], "no replica has the authority's key"
+    assert authority["commonName"] and authority["duration"] == "87600h"
+    assert authority["privateKey"]["rotationPolicy"] == "Never", "what it has signed is of its next certificate, too"
 
 
 def install(kube):
