@@ -347,6 +347,27 @@ def test_no_key_is_left_without_a_value(file):
     assert [place for one in yaml.safe_load_all(file.read_text()) for place in without_a_value(one)] == []
 
 
+def critical_namespaces(objects):
+    """Namespaces with workloads of the system's priority classes."""
+    return {one["metadata"]["namespace"] for one in objects if "priorityClassName: system-" in yaml.safe_dump(one)}
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [_BASE, _BASE.parent / "node", _BASE.parents[2] / "monitoring" / "node-proxy"],
+    ids=lambda folder: folder.name,
+)
+def test_critical_pods_are_let_in_where_that_takes_a_quota(folder):
+    """As on GKE. Source: Kubernetes, "Limit Priority Class consumption by default"."""
+    objects = load(folder)
+    (quota,) = [one for one in objects if one["kind"] == "ResourceQuota"]
+    assert {quota["metadata"]["namespace"]} == critical_namespaces(objects)
+    (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
+    assert set(scope["values"]) == {"system-node-critical", "system-cluster-critical"}
+    assert quota["spec"]["hard"] == {"pods": "1G"}, "it is to bound nothing"
+
+
 CONTROLLER, CERTIFICATES = "criproxy-controller", "criproxy-certificates"
 
 

@@ -144,6 +144,17 @@ def test_image_of_each_pod_is_the_one_that_the_values_name(chart):
     assert webhook["image"] == f"criproxy@{digest}"
 
 
+@pytest.mark.parametrize(
+    "values", [{}, NODE, ALL, {"installer": {"install": ["one"]}}], ids=["default", "node", "all", "installer"]
+)
+def test_each_namespace_with_critical_pods_lets_them_in(chart, values):
+    """Some API servers, as GKE's, do so only by a quota of these classes."""
+    objects = render(chart, values)
+    critical = {one["metadata"]["namespace"] for one in objects if "priorityClassName: system-" in yaml.safe_dump(one)}
+    quotas = [one["metadata"]["namespace"] for one in objects if one["kind"] == "ResourceQuota"]
+    assert critical and sorted(quotas) == sorted(critical)
+
+
 def test_policies_stay_when_the_release_goes(chart):
     crd = find(render(chart, {}), "CustomResourceDefinition", "colocationpolicies.colocation.criproxy.io")
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
