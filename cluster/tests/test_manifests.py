@@ -331,6 +331,12 @@ def test_the_schema_has_only_fields_that_an_api_server_knows():
     assert all(isinstance(one.get("description", ""), str) for _, one in schemas)
 
 
+def test_the_budget_lets_one_go_where_there_is_one():
+    """A drain would never end. The chart sets how many replicas there are."""
+    (budget,) = load(_BASE.parent / "budget")
+    assert budget["spec"]["maxUnavailable"] == 1 and "minAvailable" not in budget["spec"]
+
+
 def without_a_value(value, where=""):
     """The places of keys that have none."""
     if isinstance(value, dict):

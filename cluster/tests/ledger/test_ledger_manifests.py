@@ -94,6 +94,12 @@ def test_only_pods_with_the_label_may_reserve():
     assert [one["port"] for one in labelled["ports"]] == ["reserve"] and labelled["from"][0]["podSelector"]
 
 
+def test_the_ledger_may_ask_for_the_name_of_its_resource_manager():
+    (egress,) = named("NetworkPolicy", "criproxy-ledger")["spec"]["egress"]
+    assert "to" not in egress and {"protocol": "UDP", "port": 53} in egress["ports"]
+    assert {"protocol": "TCP", "port": 1, "endPort": 65535} in egress["ports"]
+
+
 def test_names_are_those_of_the_code():
     assert {one["metadata"]["name"] for one in OBJECTS if one["kind"] == "Secret"} == {LEDGER.authority, LEDGER.serving}
     assert {one["metadata"]["name"] for one in OBJECTS if one["kind"] == "Lease"} == {LEASE}
