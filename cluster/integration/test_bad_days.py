@@ -13,6 +13,7 @@ from lightkube.config.kubeconfig import KubeConfig
 from cluster.integration.objects import CPU, POLICIES, policy, put_node, ready, until
 from criproxy_cluster.certificates.keeper import AUTHORITY, SERVING
 from criproxy_cluster.controller.controller import Controller
+from criproxy_cluster.controller.leader import UNKNOWN
 from criproxy_cluster.controller.lease_law import DURATION_S, RETRY_S
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
 from criproxy_cluster.vocabulary.times import rfc3339
@@ -293,6 +294,21 @@ def test_two_replicas_with_clocks_hours_apart_have_one_leader_at_a_time(plane):
     finally:
         for one in replicas:
             one.process.stop()
+
+
+def test_a_lease_that_is_deleted_is_made_anew_by_the_account_s_own_rights(plane):
+    replica = Replica(plane, "without-lease")
+    try:
+        replica.start()
+        until(replica.leads)
+        plane.call("DELETE", LEASES)
+        until(lambda: times_logged(replica, "leads_no_more") == 1)
+        until(lambda: plane.exists(LEASES), 2 * DURATION_S)
+        assert plane.call("GET", LEASES)["spec"]["holderIdentity"] == UNKNOWN
+        until(lambda: times_logged(replica, "leads") == 2, 2 * DURATION_S)
+        assert replica.leads()
+    finally:
+        replica.process.stop()
 
 
 # --- the API server is away ------------------------------------------------------------------------------------------

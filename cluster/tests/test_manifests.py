@@ -13,7 +13,16 @@ import pytest
 import yaml
 
 from cluster.tests.certificates.test_keeper import REQUIRED
-from cluster.tests.controller.test_controller import CPU, annotation, controlling, node, policy, status, until
+from cluster.tests.controller.test_controller import (
+    CPU,
+    annotation,
+    controlling,
+    install_lease,
+    node,
+    policy,
+    status,
+    until,
+)
 from cluster.tests.fake_kube import patched
 from cluster.tests.manifests import load, rights_of
 from cluster.tests.manifests import named as named_of
@@ -442,7 +451,6 @@ def install(kube):
     kube.put("mutatingwebhookconfigurations", {"metadata": {"name": CONFIGURATION}, "webhooks": webhooks})
     for name in (AUTHORITY, SERVING):
         kube.put("secrets", {"metadata": {"name": name}}, "criproxy-system")
-    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
     kube.put("colocationpolicies", policy("all", settings={"cpu": {"reserve_cores": 1}}))
     held = {"type": "ColocationReady", "status": "True", "reason": "Held", "lastHeartbeatTime": rfc3339(time.time())}
     kube.put("nodes", node("n1", allocatable={CPU: "5"}, conditions=[held]))
@@ -459,7 +467,7 @@ async def all_done(kube, log):
         leader = Leader(client, "criproxy-system", "a", asyncio.Event().wait, log)  # type: ignore[arg-type]
         task = asyncio.create_task(leader.run())
         try:
-            await until(lambda: leader.leads)
+            await until(lambda: leader.leads, 30.0)  # it is not there, and is made
             await until(lambda: annotation(kube, "n1"))
             await until(lambda: kube.get("nodes", "n1")["spec"]["taints"][0]["key"] == PRESSURE)
             await until(lambda: status(kube, "all").get("nodes") == 1)
@@ -475,6 +483,7 @@ async def all_done(kube, log):
 
 def test_a_replica_that_is_told_to_stop_gives_its_lease_back(kube, tmp_path):
     install(kube)
+    install_lease(kube)
     config = {
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
@@ -501,8 +510,20 @@ def test_a_replica_that_is_told_to_stop_gives_its_lease_back(kube, tmp_path):
 
 @pytest.fixture
 def soon(monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.controller.lease_law.DURATION_S", 1.0)
     monkeypatch.setattr("criproxy_cluster.controller.node_law.AWAY_S", 0.5)
     monkeypatch.setattr("criproxy_cluster.controller.node_law.TRUST_S", 0.4)
+
+
+@pytest.mark.parametrize("job", ["base", "ledger"])
+def test_argo_cd_takes_a_job_that_is_gone_when_it_is_done_for_done(job):
+    """Source: Argo CD, "Resource Hooks": a hook is no part of what is compared."""
+    (found,) = [one for one in load(_BASE.parent / job) if one["kind"] == "Job"]
+    assert found["spec"]["ttlSecondsAfterFinished"] == 60
+    assert found["metadata"]["annotations"] == {
+        "argocd.argoproj.io/hook": "Sync",
+        "argocd.argoproj.io/hook-delete-policy": "BeforeHookCreation",
+    }
 
 
 WORK = {CONTROLLER: all_done, CERTIFICATES: certified}

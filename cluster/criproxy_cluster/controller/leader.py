@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 import httpx2
 from lightkube.core.async_client import AsyncClient
 from lightkube.models.coordination_v1 import LeaseSpec
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources import coordination_v1
 from structlog.typing import FilteringBoundLogger
 
@@ -39,9 +40,13 @@ END_S: Final = 5.0
 GIVE_BACK_S: Final = 8.0
 """So long giving the Lease back may take: two requests that are slow."""
 
+UNKNOWN: Final = "unknown"
+"""No replica's name: who holds a Lease that was made anew. Whoever held the one before it has ended when the law lets
+another one take it from this silent holder."""
+
 _GONE: Final = (
-    f"whoever has held it may act for {lease_law.DURATION_S:.0f} s still, so it is not made anew here: then apply the "
-    "manifest that has it again (state.yaml, in cluster/manifests/base or ledger)"
+    f"where nobody installs it within {lease_law.DURATION_S:.0f} s it is made here, by the rights of rbac.yaml (in "
+    f"cluster/manifests/base or ledger), and taken after {lease_law.DURATION_S:.0f} s more"
 )
 
 T = TypeVar("T")
@@ -116,6 +121,7 @@ class Leader:
         self._known = Known()
         self._lease: coordination_v1.Lease | None = None
         """As it was last read or written: what others have put there stays."""
+        self._absent_since_s: float | None = None
         self._trouble = ""
         keep_to_terms(client)
 
@@ -191,7 +197,7 @@ class Leader:
         self._known = lease_law.begun(self._known, self._me)
         try:
             if lease_law.asks(self._known, self._me, _now_s()) is Ask.READ:
-                await self._read()
+                await self._read_or_make()
             if lease_law.asks(self._known, self._me, _now_s()) is Ask.WRITE:
                 await self._write(self._me)
         except Trouble as error:
@@ -202,6 +208,31 @@ class Leader:
             self._trouble = str(error)
         else:
             self._trouble = ""
+
+    async def _read_or_make(self) -> None:
+        """Whoever installs the Lease comes first: Helm creates it last, and fails where it is there. Raises Trouble."""
+        try:
+            await self._read()
+        except Trouble as trouble:
+            if trouble.code != NOT_FOUND:
+                raise
+            if self._absent_since_s is None:
+                self._absent_since_s = _now_s()
+            if _now_s() - self._absent_since_s < lease_law.DURATION_S:
+                raise
+            await self._make()
+        self._absent_since_s = None
+
+    async def _make(self) -> None:
+        """By server-side apply, which takes it from nobody who has written it meanwhile. Raises Trouble."""
+        lease = coordination_v1.Lease(
+            apiVersion="coordination.k8s.io/v1",
+            kind="Lease",
+            metadata=ObjectMeta(name=self._name, namespace=self._namespace),
+            spec=LeaseSpec(holderIdentity=UNKNOWN, leaseDurationSeconds=int(lease_law.DURATION_S)),
+        )
+        await self._within_limit(self._client.apply(lease))
+        self._log.info("lease_made", lease=self._name)
 
     async def _read(self) -> None:
         """Raises Trouble."""

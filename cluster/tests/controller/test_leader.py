@@ -13,7 +13,7 @@ from cluster.tests.controller.test_controller import install_lease, node, until
 from cluster.tests.stepped import SteppedTime
 from criproxy_cluster.controller import leader as module
 from criproxy_cluster.controller import lease_law
-from criproxy_cluster.controller.leader import END_S, LEASE, Leader, WorkError
+from criproxy_cluster.controller.leader import END_S, LEASE, UNKNOWN, Leader, WorkError
 from criproxy_cluster.requests import Trouble, trouble_of
 from criproxy_cluster.resources import NodeResource
 
@@ -30,18 +30,25 @@ def client_of(server):
 
 
 @asynccontextmanager
-async def leading(kube, work, log, me="a"):
-    """A replica, from the moment when it leads."""
+async def running(kube, work, log, me="a"):
+    """A replica, which need not lead."""
     async with kube.client() as client:
         one = Leader(client, SYSTEM, me, work, log)
         task = asyncio.create_task(one.run())
         try:
-            await until(lambda: one.leads)
-            await asyncio.sleep(0.01)
             yield one, task
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def leading(kube, work, log):
+    """A replica, from the moment when it leads."""
+    async with running(kube, work, log) as (one, task):
+        await until(lambda: one.leads)
+        await asyncio.sleep(0.01)
+        yield one, task
 
 
 class Works:
@@ -88,23 +95,63 @@ def test_one_of_two_leads_and_the_other_follows_at_once_when_it_stops(kube, step
     stepped(scenario())
 
 
-def test_a_lease_that_is_deleted_is_not_made_anew_and_the_remedy_is_said(kube, stepped, short):
+def test_a_lease_that_is_deleted_is_made_anew_and_taken_when_nobody_may_act_by_the_old_one(kube, stepped, short):
     lines = CapturingLogger()
 
     async def scenario():
         install_lease(kube)
         works = Works()
-        async with leading(kube, works.of("a"), lines):
+        now_s = asyncio.get_running_loop().time
+        async with leading(kube, works.of("a"), lines), running(kube, works.of("b"), lines, "b"):
             kube.remove("leases", LEASE, SYSTEM)
+            removed_s = now_s()
             await until(lambda: not works.at_work, 2.0)
-            await asyncio.sleep(5.0)
-            assert ("leases", SYSTEM, LEASE) not in kube.objects
-            install_lease(kube)
-            await until(lambda: works.at_work, 2.0)
+            await until(lambda: holder(kube) == UNKNOWN)
+            assert now_s() - removed_s >= lease_law.DURATION_S, "who installs it comes first"
+            made_s = now_s()
+            await until(lambda: works.at_work)
+            assert now_s() - made_s >= lease_law.DURATION_S
+            assert works.most == 1
 
     stepped(scenario())
-    (trouble,) = [call.kwargs["error"] for call in lines.calls if call.args == ("lease_trouble",)]
-    assert "404" in trouble and "apply the manifest that has it again" in trouble
+    (trouble, *_) = [call.kwargs["error"] for call in lines.calls if call.args == ("lease_trouble",)]
+    assert "404" in trouble and "rbac.yaml" in trouble
+
+
+def test_a_lease_that_was_never_there_is_made(kube, stepped, log, short):
+    async def scenario():
+        async with leading(kube, forever, log):
+            assert holder(kube) == "a"
+
+    stepped(scenario())
+
+
+def test_a_lease_that_is_installed_late_is_not_in_its_installer_s_way(kube, stepped, log, short):
+    """Helm creates a Lease after the Deployments, and fails where it finds one."""
+
+    async def scenario():
+        async with running(kube, forever, log) as (one, _):
+            await asyncio.sleep(lease_law.DURATION_S - lease_law.RETRY_S)
+            assert ("leases", SYSTEM, LEASE) not in kube.objects
+            install_lease(kube)
+            await until(lambda: one.leads, 2 * lease_law.RETRY_S)
+        assert not kube.seen("create", "leases")
+
+    stepped(scenario())
+
+
+def test_a_lease_that_is_away_while_its_holder_ends_is_not_made(kube, stepped, log, short):
+    """As with `kubectl delete -k`."""
+
+    async def scenario():
+        install_lease(kube)
+        async with leading(kube, forever, log) as (_, task):
+            kube.remove("leases", LEASE, SYSTEM)
+            task.cancel()
+            await ends(task)
+        assert not kube.seen("create", "leases")
+
+    stepped(scenario())
 
 
 def test_a_leader_that_cannot_write_stops_before_another_begins(kube, stepped, log, short):

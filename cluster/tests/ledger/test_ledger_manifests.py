@@ -132,7 +132,6 @@ def install(kube):
     kube.put("validatingwebhookconfigurations", {"metadata": {"name": LEDGER.configuration}, "webhooks": webhooks})
     for name in (LEDGER.authority, LEDGER.serving):
         kube.put("secrets", {"metadata": {"name": name}}, "criproxy-system")
-    kube.put("leases", {"metadata": {"name": LEASE}, "spec": {}}, "criproxy-system")
     kube.put("nodes", node("1"))
     kube.put("pods", waiting("a"), "default")
 
@@ -161,7 +160,7 @@ async def all_done(kube, log):
         leader = Leader(client, "criproxy-system", "a", desk.lead, log, lease=LEASE)
         tasks = [asyncio.create_task(one) for one in (leader.run(), Watches(client, ledger, seen, log).run())]
         try:
-            await until(lambda: leader.leads and not seen.missing)
+            await until(lambda: leader.leads and not seen.missing, 30.0)  # it is not there, and is made
             await until(lambda: ledger.pod("uid-a") and ledger.free("n") == {CPU: 1})
             kube.put("nodes", {**kube.get("nodes", "n"), **node("2")})
             await until(lambda: ledger.free("n") == {CPU: 2})
@@ -179,7 +178,8 @@ WORK = {"criproxy-ledger": all_done, "criproxy-ledger-certificates": certified}
 
 
 @pytest.mark.parametrize("account", WORK)
-def test_all_rights_are_used_and_no_other(account, kube, log):
+def test_all_rights_are_used_and_no_other(account, kube, log, monkeypatch):
+    monkeypatch.setattr("criproxy_cluster.controller.lease_law.DURATION_S", 1.0)
     install(kube)
     kube.allowed = rights(account)
 
