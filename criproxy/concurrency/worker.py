@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -33,12 +34,14 @@ class StuckError(TimeoutError):
 class _Job(Struct, Generic[T], eq=False):
     """A job, and where its answer is waited for. `forgone`: it was answered already, and is not to begin any more.
 
-    `timer` runs until the job has ended, whether or not its caller waits.
+    `timer` runs until the job has ended, whether or not its caller waits. `began_s`, by the event loop's clock, is set
+    once the job is the one that runs.
     """
 
     job: Callable[[], T]
     answer: asyncio.Future[T]
     timer: asyncio.TimerHandle | None = None
+    began_s: float = 0.0
     forgone: bool = False
     ended: bool = False
 
@@ -62,7 +65,9 @@ class _Job(Struct, Generic[T], eq=False):
 
 
 class Worker:
-    """Runs jobs in order. After a time-out, calls fail at once until the blocked job has ended.
+    """Runs jobs in order, those that are to be first before all others that wait. Each job may take `timeout_s`, and
+    waits for as long as the jobs before it end in time. After a time-out, calls fail at once until the blocked job has
+    ended.
 
     A caller that is cancelled leaves its job running, and the time-out with it: what jobs learn must be kept by the
     job, not by the caller.
@@ -71,7 +76,10 @@ class Worker:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._calls: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True for each job that waits, in whichever of the next two; False: no more are to be begun."""
+        self._first: deque[_Job[Any]] = deque()
+        self._later: deque[_Job[Any]] = deque()
         self._running: _Job[Any] | None = None
         self._blocked: _Job[Any] | None = None
         self.timeouts = 0
@@ -84,38 +92,52 @@ class Worker:
     def stuck(self) -> bool:
         return self._blocked is not None and not self._blocked.ended
 
-    async def run(self, what: str, job: Callable[[], T]) -> T:
-        """The job's result, or its exception. Raises StuckError, which names `what`."""
+    async def run(self, what: str, job: Callable[[], T], *, first: bool = False) -> T:
+        """The job's result, or its exception. `first`: it comes before all that wait and are not. Raises StuckError,
+        which names `what`.
+        """
         if self.resting:
             raise StuckError(f"cannot {what}: another criproxy does the work of {self._name} by now")
-        return await self._run(what, job)
+        return await self._run(what, job, self._first if first else self._later)
 
     async def drained(self) -> None:
         """Wait until all jobs so far are done. Raises StuckError."""
-        await self._run(f"finish the work of {self._name}", lambda: None)
+        await self._run(f"finish the work of {self._name}", lambda: None, self._later)
 
-    async def _run(self, what: str, job: Callable[[], T]) -> T:
+    async def _run(self, what: str, job: Callable[[], T], waiting: deque[_Job[Any]]) -> T:
         if self.stuck:
             raise StuckError(f"cannot {what}: an earlier call of {self._name} is still blocked in the kernel")
         loop = asyncio.get_running_loop()
         call: _Job[T] = _Job(job, loop.create_future())
-        put = partial(self._calls.put, call)
+        put = partial(self._put, call, waiting)
         if isinstance(loop, TellsWaits):
             loop.before_wait(put)
         else:
             put()
-        call.timer = loop.call_later(self._timeout_s, self._give_up, call, what)
+        call.timer = loop.call_later(self._timeout_s, self._look_at, call, what)
         return await call.answer
 
     def close(self) -> None:
         """End the thread after the jobs that wait."""
-        self._calls.put(None)
+        self._calls.put(False)
 
-    def _give_up(self, call: _Job[Any], what: str) -> None:
+    def _put(self, call: _Job[Any], waiting: deque[_Job[Any]]) -> None:
+        waiting.append(call)
+        self._calls.put(True)
+
+    def _look_at(self, call: _Job[Any], what: str) -> None:
+        """Give a call up whose job has not ended, once the one that runs has done so for too long."""
         if call.ended:
             return
+        loop, running = asyncio.get_running_loop(), self._running
+        left_s = self._timeout_s
+        if running is not None and not running.ended:
+            left_s += running.began_s - loop.time()
+        if left_s > 0.0:
+            call.timer = loop.call_later(left_s, self._look_at, call, what)
+            return
         self.timeouts += 1
-        self._blocked = self._running
+        self._blocked = running
         if call.answer.cancelled():
             return
         call.forgone = True
@@ -123,7 +145,9 @@ class Worker:
         call.answer.set_exception(error)
 
     def _serve(self) -> None:
-        while call := self._calls.get():
+        while self._calls.get():
+            call = (self._first or self._later).popleft()
+            call.began_s = call.answer.get_loop().time()
             self._running = call
             call.carry_out()
 

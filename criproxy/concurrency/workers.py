@@ -14,7 +14,7 @@ from criproxy.concurrency.worker import StuckError, Worker
 
 
 class WorkerRow(Struct, frozen=True):
-    """`timeout_s` bounds each call. `writes`: it changes what a successor of this process will be in charge of."""
+    """`timeout_s` bounds each job. `writes`: it changes what a successor of this process will be in charge of."""
 
     may_wait_for: str
     timeout_s: float = 10.0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -1213,6 +1214,52 @@ def test_blocked_write_does_not_block_the_event_loop(box: Box, driver: FakeDrive
         return pending
 
     assert asyncio.run(scenario())
+
+
+def test_limits_wait_for_the_pod_that_is_under_way_and_for_none_that_waits_behind_it(
+    box: Box, driver: FakeDriver
+) -> None:
+    pods = [parse_kubelet_parent(f"/kubepods/pod{number}") for number in range(20)]
+
+    async def scenario() -> None:
+        await box.apply(DECIDED)
+        await box.pods.admit(A, 0)
+        driver.gate.clear()
+        driver.writing.clear()
+        under_way = asyncio.create_task(box.apply({**DECIDED, "cpu": 1.2}))
+        await until(driver.writing.is_set)
+        admissions = asyncio.gather(*(box.pods.admit(pod, 0) for pod in pods))
+        limits = asyncio.gather(box.squeeze(0.7), box.confine())
+        await asyncio.sleep(0.01)
+        driver.log.clear()
+        driver.gate.set()
+        await asyncio.gather(under_way, admissions, limits)
+
+    asyncio.run(scenario())
+    in_order = [name for name, *_ in driver.log]
+    assert "squeeze" in in_order[: in_order.index("ensure_pod")]
+    assert in_order.count("ensure_pod") == len(pods)
+    assert driver.boxes["/offline"]["cpu"] == 0.7
+
+
+def test_pods_that_start_one_after_another_are_no_write_that_hangs(
+    driver: FakeDriver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, ensure_pod = made(driver, clock, timeout_s=0.1), driver.ensure_pod
+
+    def slowly(path: str, limits: PodLimits) -> None:
+        time.sleep(0.03)
+        ensure_pod(path, limits)
+
+    monkeypatch.setattr(driver, "ensure_pod", slowly)
+
+    async def scenario() -> None:
+        pods = [parse_kubelet_parent(f"/kubepods/pod{number}") for number in range(10)]
+        await asyncio.gather(*(box.pods.admit(pod, 0) for pod in pods))
+
+    asyncio.run(scenario())
+    assert (box.state().welcome, box.state().timeouts) == (True, 0)
+    box.close()
 
 
 def test_pod_is_killed_while_a_write_is_blocked(box: Box, driver: FakeDriver) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -41,6 +43,38 @@ def test_jobs_run_in_order_on_one_thread(worker: Worker) -> None:
     asyncio.run(scenario())
 
     assert seen == [(n, "test-worker") for n in range(20)]
+
+
+def test_jobs_that_are_to_be_first_overtake_those_that_wait(worker: Worker) -> None:
+    gate, running, ran = threading.Event(), threading.Event(), list[int]()
+
+    def block() -> None:
+        running.set()
+        gate.wait()
+
+    async def scenario() -> None:
+        under_way = asyncio.create_task(worker.run("block", block))
+        await until(running.is_set)
+        waiting = [worker.run("note", partial(ran.append, n), first=n > 2) for n in range(1, 5)]
+        noted = asyncio.gather(*waiting, worker.drained())
+        await asyncio.sleep(0.01)
+        gate.set()
+        await asyncio.gather(under_way, noted)
+
+    asyncio.run(scenario())
+
+    assert ran == [3, 4, 1, 2]
+
+
+def test_job_that_waits_for_others_that_end_in_time_is_carried_out_and_nothing_hangs() -> None:
+    worker = Worker("test-worker", timeout_s=0.1)
+
+    async def scenario() -> None:
+        await asyncio.gather(*(worker.run("sleep", partial(time.sleep, 0.05)) for _ in range(5)))
+        assert (worker.timeouts, worker.stuck) == (0, False)
+
+    asyncio.run(scenario())
+    worker.close()
 
 
 def test_job_that_timed_out_in_the_queue_never_runs_and_the_thread_goes_on(worker: Worker) -> None:

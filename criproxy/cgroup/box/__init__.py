@@ -16,10 +16,13 @@ driver and path, on the right thread.
 
 | thread | does | may wait for |
 |---|---|---|
-| cgroup-writer | all that changes the box, one job after another, so in one order | systemd, a cgroup lock |
+| cgroup-writer | all that changes the box, one job after another | systemd, a cgroup lock |
 | cgroup-reader | readings (but see `box._AT_ONCE_S`): no blocked write blinds the loop | a cgroup lock |
 | cgroup-reclaimer | lowers memory limits, drops ended pods' page cache, in steps | the kernel's reclaim: seconds |
 | one apart (`Box.writes`) | what else may be slow: disks, kills; it begins with its first job | a disk's queue |
+
+The writer's jobs of limits and CPUs come before all others that wait: the guard waits for the pod that is being let in,
+and for none behind it. Each of both kinds is in one order.
 
 What happened is kept by the job, on its thread, whether or not the caller still waits. Other threads and the event loop
 read those attributes; each is replaced, or copied, as a whole.
@@ -47,9 +50,9 @@ start of a pod waits for memory. Something that can't be bounded keeps nothing e
 (`BoxLimits._bound`).
 
 **Errors.** One that kept the box from being bounded is its `fault`: no pod is admitted until it was bounded again.
-A call without an answer in time fails (`StuckError`); while its job is blocked, all others of that thread fail at once,
-and with the writer blocked no pod is admitted. What failed of a reclaim is raised by the next `apply`. Requests get an
-`AdmissionError`.
+A job that takes too long is blocked: its call fails (`StuckError`), and so do all others of that thread until it has
+ended; with the writer blocked no pod is admitted. What failed of a reclaim is raised by the next `apply`. Requests get
+an `AdmissionError`.
 """
 
 from criproxy.cgroup.box.box import Box, BoxState

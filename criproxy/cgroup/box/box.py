@@ -63,7 +63,7 @@ class BoxState(Struct, frozen=True):
 class Box:
     """`cpus` and `cores`: see `BoxLimits`. `pods` and `memory` are parts of it with methods of their own.
 
-    `timeout_s` bounds each call; kubelet itself waits four minutes for a sandbox.
+    `timeout_s` bounds each job on a thread; kubelet itself waits four minutes for a sandbox.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Box:
         Raises AdmissionError.
         """
         job = partial(self._limits.guarded, partial(self._adopt, box.path, lifted))
-        await for_request(f"adopt {box.path}", job, self._threads.writer)
+        await for_request(f"adopt {box.path}", job, self._threads.writer, first=True)
         self.memory.first_sink()  # systemd has put its own memory.high there, which is the limit
 
     async def apply(self, limits: Limits) -> tuple[LimitChange, ...]:
@@ -124,7 +124,7 @@ class Box:
             return ()
         job = partial(self._limits.guarded, partial(self._limits.apply, limits))
         try:
-            changes = await self._threads.writer.run("apply limits", job)
+            changes = await self._threads.writer.run("apply limits", job, first=True)
         finally:  # memory sinks also when something beside the limits could not be written
             failure = self.memory.sink()
         if failure is not None:
@@ -146,7 +146,7 @@ class Box:
         """Lift the limits; the priority stays lowest. A later pod starts from the floor. Raises CgroupError."""
         job = partial(self._limits.guarded, self._limits.release)
         async with self.memory.at_rest():
-            return await self._threads.writer.run("lift limits", job)
+            return await self._threads.writer.run("lift limits", job, first=True)
 
     async def settle(self) -> None:
         """Wait until all requests so far have been written and killed, as far as no memory must be reclaimed, and no
@@ -271,7 +271,7 @@ class Box:
     # --- jobs, on the threads --------------------------------------------------------------------------------------
 
     async def _at_box(self, what: str, job: Callable[[str], tuple[T, ...]]) -> tuple[T, ...]:
-        return await self._threads.writer.run(what, partial(self._limits.at_box, job))
+        return await self._threads.writer.run(what, partial(self._limits.at_box, job), first=True)
 
     def _written(self, job: Callable[[CgroupDriver, str], T]) -> T | None:
         path = self._limits.path

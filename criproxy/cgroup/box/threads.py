@@ -47,9 +47,9 @@ class BoxThreads:
         self._workers.close()
 
 
-async def for_request(what: str, job: Callable[[], None], worker: Worker) -> None:
+async def for_request(what: str, job: Callable[[], None], worker: Worker, *, first: bool = False) -> None:
     """Do a job for a call of kubelet's. Raises AdmissionError."""
     try:
-        await worker.run(what, job)
+        await worker.run(what, job, first=first)
     except (CgroupError, StuckError) as error:
         raise AdmissionError(str(error)) from error
