@@ -23,7 +23,7 @@ from criproxy.fronts.nri.plugin import is_required
 from criproxy.hooks import Chain
 from criproxy.hooks.bandwidth import EGRESS, INGRESS, Bandwidth, BandwidthHook
 from criproxy.hooks.batch import asked_by
-from criproxy.hooks.hardening import CACHE_CLASS, Hardening, HardeningHook
+from criproxy.hooks.hardening import CACHE_CLASS, NRI_PLUGINS, Hardening, HardeningHook
 from criproxy.hooks.notice import MOST_NOTICE_S, notice_asked_s
 from criproxy.hooks.offline import CONFIG_SOURCE, DEFAULT_RULE, PRESETS, OfflineRules, is_static_system_pod
 from criproxy.hooks.rewrites import RealtimeHook, ResourcesHook
@@ -90,7 +90,8 @@ def readers_of_pod(pod: Pod) -> None:
     request = PodRequest(Operation.RUN_POD_SANDBOX, Target.SANDBOX, "/offline/poduid", Resources(), pod=pod)
     tuple(BandwidthHook(Bandwidth(10**6, 10**6)).adjust(request))
     create = replace(request, operation=Operation.CREATE_CONTAINER, target=Target.CONTAINER, container="NAME")
-    tuple(HardeningHook(Hardening()).adjust(create))
+    for call in (request, create):
+        tuple(HardeningHook(Hardening()).adjust(call))
 
 
 def _marks(kind: Kind, *keys: str, namespace: str = "batch") -> Callable[[str], object]:
@@ -388,6 +389,16 @@ ROWS: Final = (
         NOBODY,
         NOBODY,
         _marks("annotation", f"{CACHE_CLASS}pod", f"{CACHE_CLASS}container.NAME"),
+    ),
+    AuthorText(
+        "annotation",
+        NRI_PLUGINS,
+        "offline pods",
+        (HardeningHook.adjust, AppliedAdjustment.logged),
+        "taken away, with `/pod` and `/container.NAME`, too; 320 characters of one are logged; by NRI they stay",
+        NOBODY,
+        "by NRI, where such a plugin runs: CPUs and a scheduling class of online pods'",
+        _marks("annotation", *NRI_PLUGINS),
     ),
     AuthorText(
         "annotation",

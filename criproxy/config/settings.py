@@ -437,7 +437,9 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
         bool,
         doc(
             "Whether annotations rdt.resources.beta.kubernetes.io/… of offline pods are taken away: by one, a "
-            "container chooses a class of the runtime's for the last level's cache, which may be that of online pods."
+            "container chooses a class of the runtime's for the last level's cache, which may be that of online pods. "
+            "So are those by which nri-plugins give a class, a balloon, or isolated or reserved CPUs "
+            "(scheduling-class.resource-policy.nri.io and its like)."
         ),
     ] = True
     allow: Annotated[

@@ -19,6 +19,8 @@
 | of its own                            |                  |                                                          |
 | a class of the runtime's for the last | taken away       | a share of the cache and of the memory's bandwidth is no |
 | level's cache (an annotation)         |                  | cgroup's, and a class may be that of online pods         |
+| a class, a balloon or CPUs of         | taken away       | real time goes before every limit, and these CPUs may be |
+| nri-plugins (annotations)             |                  | online pods'                                             |
 
 A rule of the node's own file lets a pod pass all of it. What a hostPath leads to on the node, `pods.host_paths` finds
 out; here paths are compared as they are written. Pure.
@@ -81,6 +83,22 @@ Source: Kubernetes, pkg/securitycontext/util.go.
 
 CACHE_CLASS: Final = "rdt.resources.beta.kubernetes.io/"
 """Before `pod`, or `container.NAME`. Source: goresctrl (containerd, CRI-O), pkg/rdt, ContainerClassFromAnnotations.
+"""
+
+NRI_PLUGINS: Final = tuple(
+    f"{name}.resource-policy.nri.io"
+    for name in (
+        "balloon.balloons",
+        "prefer-cpu-priority",
+        "prefer-isolated-cpus",
+        "prefer-reserved-cpus",
+        "rdtclass",
+        "require-isolated-cpus",
+        "scheduling-class",
+    )
+)
+"""By themselves, or before `/pod` or `/container.NAME`. Those stay that leave a pod's CPUs alone or share them. Source:
+nri-plugins, topology-aware and balloons, which go by the annotations of the sandbox.
 """
 
 BY: Final = "hardening.allow in the node's file"
@@ -149,8 +167,11 @@ class HardeningHook(Struct, frozen=True):
             )
         if request.security.unmasked and self.hardening.proc_mount:
             yield Adjustment("proc_mount", "Default", "it could write the settings of the node's kernel")
-        for key in _cache_classes(request) if self.hardening.cache_classes else ():
-            yield Adjustment("annotations", None, "it chooses a share of the cache, maybe online pods'", key)
+        if self.hardening.cache_classes:
+            for key in _cache_classes(request):
+                yield Adjustment("annotations", None, "it chooses a share of the cache, maybe online pods'", key)
+            for key in _asked_of_nri_plugins(request):
+                yield Adjustment("annotations", None, "it chooses CPUs or a class, maybe online pods'", key)
         asked = request.security.added_capabilities
         if (kept := self._kept(asked)) != tuple(asked):
             yield Adjustment("add_capabilities", ", ".join(kept), "the others reach past the pod's own namespaces")
@@ -181,3 +202,12 @@ def _cache_classes(request: PodRequest) -> Iterator[str]:
     elif any(one.startswith(containers) for one in request.annotations):
         yield f"{containers}{EVERY}"
     yield from (key for key in keys if key in request.annotations)
+
+
+def _asked_of_nri_plugins(request: PodRequest) -> Iterator[str]:
+    """Of `NRI_PLUGINS`, what the annotations of a sandbox have, for the pod or for any container."""
+    if request.target is not Target.SANDBOX:
+        return
+    for key in NRI_PLUGINS:
+        if key in request.annotations or any(one.startswith(f"{key}/") for one in request.annotations):
+            yield f"{key}{EVERY}"

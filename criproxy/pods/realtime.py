@@ -1,11 +1,12 @@
-"""Looks for threads of offline pods that run in real time, where CAP_SYS_NICE can't be taken from them: by NRI.
+"""Looks for threads of offline pods that run in real time.
 
-A call by CRI has that capability dropped (`criproxy.hooks.rewrites`); NRI neither tells which capabilities a container
-has, nor lets a plugin set them. So each minute, the threads of the box's pods are looked at, and a moment after each
-start, those of the pod that started; at most `MOST_THREADS` in one look, the others in the next. A pod that runs in
-real time is told of, and stopped when the config says so, as what runs outside the box. One that the node's own file
-allows all of this (`hardening.allow`) may run so. Where privileged pods are let in, nobody is stopped for it: such a
-pod has the capability whatever it drops, and would be stopped with each try.
+A call by CRI has CAP_SYS_NICE dropped (`criproxy.hooks.rewrites`); NRI neither tells which capabilities a container
+has, nor lets a plugin set them. With both, another plugin of NRI may have the runtime start a container under such a
+policy, which takes no capability of the container's. So each minute, the threads of the box's pods are looked at, and a
+moment after each start, those of the pod that started; at most `MOST_THREADS` in one look, the others in the next. A
+pod that runs in real time is told of, and stopped when the config says so, as what runs outside the box. One that the
+node's own file allows all of this (`hardening.allow`) may run so. Where privileged pods are let in, nobody is stopped
+for it: such a pod has the capability whatever it drops, and would be stopped with each try.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,7 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
     GAUGES = (
         Gauge(
             "realtime_pods",
-            'Offline pods with threads in real time, past the box\'s limits (looked for with proxy.front = "nri")',
+            "Offline pods with threads in real time, past the box's limits",
             lambda part: len(part.found),
         ),
     )
@@ -76,8 +77,7 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
         return cls(ports.shared, ports.stops, RealtimeThreads(Tree()), ports.workers["node-looks"])
 
     def configure(self, now: NodeSettings) -> None:
-        looks = now.front == "nri" and now.relieves
-        self.hardening = now.config.hardening.of_hooks() if looks else None
+        self.hardening = now.config.hardening.of_hooks() if now.relieves else None
         self._wake.set()
 
     def pod_started(self, running: Running) -> None:
@@ -144,7 +144,10 @@ class RealtimeWatch(PodObserver, Part, Struct, eq=False):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        remedy = "take CAP_SYS_NICE from it (capabilities.drop)"
+        remedy = (
+            "take CAP_SYS_NICE from it (capabilities.drop), and the scheduling class that another plugin of NRI gives "
+            "it (docs/cpus.md)"
+        )
         if self.hardening is not None and not self.hardening.refuse_privileged:
             remedy += ", and `privileged`, which gives it back"
         for pod, words in self.found.items():

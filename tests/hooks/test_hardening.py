@@ -180,6 +180,21 @@ def test_class_of_the_cache_is_not_an_author_s_to_choose() -> None:
     assert chosen(OPEN, CONTAINER) == set()
 
 
+def test_what_a_pod_asks_of_another_plugin_beyond_shared_cpus_is_taken_from_its_sandbox() -> None:
+    keys = ("scheduling-class", "prefer-isolated-cpus", "balloon.balloons", "cpu.preserve", "prefer-shared-cpus")
+    scopes = ("", "/pod", *(f"/container.{number}" for number in range(1_000)))
+    annotations = {f"{key}.resource-policy.nri.io{scope}": "x" for key in keys for scope in scopes}
+    asking = replace(CONTAINER, pod=replace(POD, annotations=annotations))
+    sandbox = replace(asking, operation=Operation.RUN_POD_SANDBOX, target=Target.SANDBOX, container="")
+
+    found = list(HardeningHook(Hardening()).adjust(sandbox))
+
+    assert {(one.field, one.value) for one in found} == {("annotations", None)}
+    assert sorted(one.key for one in found) == [f"{key}.resource-policy.nri.io*" for key in sorted(keys[:3])]
+    assert list(HardeningHook(Hardening()).adjust(asking)) == []
+    assert list(HardeningHook(OPEN).adjust(sandbox)) == list(HardeningHook(ALLOWED).adjust(sandbox)) == []
+
+
 @pytest.mark.parametrize(
     ("added", "kept"),
     [

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import pytest
 import structlog
 
 from criproxy.cgroup.realtime import RealtimeFound
@@ -24,7 +25,7 @@ POD, OTHER = PodRef("1", "batch", "job"), PodRef("2", "drivers", "other")
 PLACED = (Sandbox("s1", POD, "/offline/pod1"), Sandbox("s2", OTHER, "/offline/pod2"))
 BOTH = {"s1": "/offline/pod1", "s2": "/offline/pod2"}
 FIFO = "thread 7 runs under SCHED_FIFO"
-BY_NRI, BY_CRI = '[proxy]\nfront = "nri"\n', '[proxy]\nfront = "cri"\n'
+BY_NRI = '[proxy]\nfront = "nri"\n'
 ALLOWS = f'{BY_NRI}[hardening]\nallow = [{{ namespace = true, equals = "drivers" }}]\n'
 
 
@@ -96,19 +97,13 @@ def test_pod_is_stopped_and_not_let_in_at_once_when_the_config_says_so() -> None
     assert (held[1], bench.holds.held(POD)) == ("", "")
 
 
-def test_nobody_is_looked_at_where_the_capability_is_dropped() -> None:
-    bench = Bench(config=BY_CRI)
-    bench.part.found = {POD: FIFO}
-    assert bench.look({"s1": FIFO}) == []
-    assert (bench.asked, bench.part.found, bench.part.pause_s) == ([], {}, None)
-
-
-def test_it_goes_by_the_front_that_runs_until_a_restart() -> None:
-    bench = Bench(config=BY_CRI)
-    bench.part.configure(node_settings(BY_NRI, front="cri"))
-    assert (bench.look({"s1": FIFO}), bench.asked) == ([], [])
-    bench.part.configure(node_settings(BY_CRI, front="nri"))
+@pytest.mark.parametrize("front", ["cri", "nri"])
+def test_pods_are_looked_at_with_both_fronts_as_another_plugin_of_nri_may_choose_a_policy(front: str) -> None:
+    bench = Bench(config=f'[proxy]\nfront = "{front}"\n')
+    bench.part.configure(node_settings(bench.config, front=front))
     assert bench.look({"s1": FIFO}) == [("realtime_in_box", "batch/job")]
+    (problem,) = bench.part.problems()
+    assert "the scheduling class that another plugin of NRI gives it" in problem
 
 
 def test_nobody_is_looked_at_while_the_box_does_not_bound() -> None:

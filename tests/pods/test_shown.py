@@ -123,7 +123,8 @@ def test_rows_of_the_status(shows: Part, rows: list[tuple[str, ...]]) -> None:
             part(RealtimeWatch, 4, found={JOB.pod: "thread 7 runs under SCHED_FIFO"}),
             [
                 "offline pod batch/job: thread 7 runs under SCHED_FIFO, past every limit of the box: "
-                "take CAP_SYS_NICE from it (capabilities.drop)"
+                "take CAP_SYS_NICE from it (capabilities.drop), and the scheduling class that another plugin of NRI "
+                "gives it (docs/cpus.md)"
             ],
             {"realtime_pods": 1},
             id="real-time",

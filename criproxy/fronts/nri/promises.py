@@ -17,6 +17,7 @@ NOT_BOUNDED: Final = (
     "procMount",
     "host ports",
     "classes of the cache",
+    "what is asked of nri-plugins",
     "seccomp profiles",
     "bandwidth by CNI",
 )
