@@ -172,8 +172,8 @@ class CgroupDriver(Protocol):
         """Let the box, and all in it, run on these CPUs alone; UNLIMITED: on all that its parent has. Or a pod in it.
 
         What in the box was given CPUs of its own keeps them, as far as they are among these. Raises CgroupError also
-        when none of them is there: then the box keeps what it has. A pod with a container that kubelet keeps to other
-        CPUs is left as it is, and so is one that has gone.
+        when none of them is there: then the box keeps what it has. A pod with a container that was given other CPUs is
+        left on those that it has, on v2 on all that its containers were given. One that has gone is left alone.
         """
 
     def capacity(self, box: str, name: str) -> int | None:

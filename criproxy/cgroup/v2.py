@@ -110,9 +110,12 @@ class V2Hierarchy:
             if held is None and self._tree.exists(self.mount + pod):
                 file = self.access.file(rows.CPUS, pod)
                 raise CgroupError(f"{file} does not exist, so offline pods can't be kept on some of the box's CPUs")
-            # A container whose CPUs its pod does not have runs wherever the pod does.
-            if held == cpus or all(cpus <= own for own in self.access.read_children(rows.CPUS, pod) if own):
+            own = [one for one in self.access.read_children(rows.CPUS, pod) if one]
+            if all(cpus <= one for one in own):
                 return self.access.settle(rows.CPUS, pod, cpus)
+            # A container whose CPUs its pod does not have runs wherever the pod does.
+            if held and not all(one <= held for one in own):
+                return self._unconfine(pod, "")
         return []
 
     def _unconfine(self, box: str, above: str) -> list[LimitChange]:

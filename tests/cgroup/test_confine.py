@@ -669,6 +669,21 @@ def test_v2_pod_with_a_container_on_other_cpus_is_left_as_it_is(v2: V2) -> None:
     assert len(v2.driver.confine(POD, cpus("1"))) == 1
 
 
+def test_v2_pod_whose_container_comes_with_other_cpus_is_freed_of_its_pin(v2: V2) -> None:
+    """A DRA driver or a plugin of NRI names them once the pod is pinned, and it would run on the pin alone."""
+    v2.driver.ensure_pod(POD, PodLimits())
+    v2.driver.confine(POD, cpus("3"))
+    v2.kernel.mkdir(f"{v2.kernel.root}/cg{CONTAINER}")
+    v2.kernel.by_hand(f"cg{CONTAINER}/cpuset.cpus", "0-2")
+
+    freed = v2.driver.confine(POD, cpus("3"))
+    held = v2.kernel.file(f"cg{POD}/cpuset.cpus")
+
+    assert (len(freed), held) == (1, "")
+    assert v2.driver.confine(POD, cpus("3")) == ()
+    assert len(v2.driver.confine(POD, cpus("2"))) == 1
+
+
 def test_v2_without_the_controller_says_why_pods_can_t_be_pinned(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path, 2)
     driver = detect(kernel, kernel.root)
