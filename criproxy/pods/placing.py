@@ -16,6 +16,7 @@ call of an offline pod, the call is refused: that pod would start outside the bo
 and `criproxy explain` says what they say.
 """
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol
 
@@ -422,7 +423,9 @@ class Placing(Struct, eq=False):
                 elif step is BoxStep.ADMIT:
                     await self._admit(call, admitted.parent)
                 elif step is BoxStep.RESIZE:
-                    await self.box.update_pod(admitted.parent, call.pod_resources)
+                    # A runtime without the method ends the call before it has the request, and kubelet resizes all the
+                    # same: what has begun is done to the end.
+                    await asyncio.shield(self.box.update_pod(admitted.parent, call.pod_resources))
                 elif asked.cpus:
                     cpus = await self.cpu_manager.within(asked.cpus)
         except AdmissionError as error:

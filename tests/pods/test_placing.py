@@ -51,6 +51,7 @@ from tests.fakes.placing import (
     start,
     update,
 )
+from tests.fakes.waiting import until
 
 OFFLINE, ONLINE = pod(True), pod(False)
 PASSES = Proceed()
@@ -564,6 +565,32 @@ def test_each_update_in_the_box_is_told_before_it_is_asked_for_and_once_it_is_do
         bench.place(update(container), Made() if answered else None)
         told.append(tuple(bench.resizes))
     assert told == [("asked s1", *(["done s1"] if answered else []))] * 2, "and nothing of the online pod's"
+
+
+def test_resize_that_has_begun_is_done_to_the_end_though_the_runtime_has_ended_its_call() -> None:
+    """One without the method says so before it has the request, and kubelet of 1.36 and later resizes all the same."""
+
+    class SlowBox(FakeAdmissions):
+        async def update_pod(self, place: PodParent, resized: Resources) -> None:
+            begun.set()
+            await room.wait()
+            await super().update_pod(place, resized)
+
+    begun, room = asyncio.Event(), asyncio.Event()
+    bench = PlacingBench(runtime=placed(), box=SlowBox())
+
+    async def scenario() -> None:
+        found = bench.placing.follow(resize(memory_limit_bytes=105))
+        assert not isinstance(found, Proceed | RefusedCall)
+        call = asyncio.ensure_future(found)
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        room.set()
+        await until(lambda: bench.box.resized == [(BOXED, Resources(memory_limit_bytes=105))])
+
+    asyncio.run(scenario())
 
 
 def test_update_of_a_placed_sandbox_that_can_not_be_resized_is_refused() -> None:
