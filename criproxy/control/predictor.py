@@ -57,10 +57,10 @@ class _Expert(Struct):
 class CalibratedPredictor:
     """The level, and a margin learned from past errors. See `HistogramPredictor`.
 
-    Three experts forecast, and the one with the smallest recent loss speaks: A starts from the level, B from the
-    current usage, S from the level and the time of day. Their forecasts are kept as probes until the horizon has
-    passed; the highest usage seen meanwhile makes the error. Between risk and loss it falls slowly, and never predicts
-    less than the current usage.
+    Three experts forecast, and the one with the smallest recent loss speaks, of those that have errors to learn from: A
+    starts from the level, B from the current usage, S from the level and the time of day. Their forecasts are kept as
+    probes until the horizon has passed; the highest usage seen meanwhile makes the error. Between risk and loss it falls
+    slowly, and never predicts less than the current usage.
     """
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
@@ -113,8 +113,7 @@ class CalibratedPredictor:
         a.aim(level, LEVEL_SCALE_RATIO * capacity, capacity)
         b.aim(usage, USAGE_SCALE_RATIO * capacity + self._volatility, capacity)
         s.aim(max(level, self._day.peak(wall_s, self.series.horizon_s)), LEVEL_SCALE_RATIO * capacity, capacity)
-        best = a if a.loss <= b.loss else b
-        best = best if best.loss <= s.loss else s
+        best = min(self._experts, key=lambda expert: (expert.errors.decayed.total <= 0.0, expert.loss))
         self.spoke = best.name
         return best.forecast
 
@@ -150,7 +149,10 @@ class CalibratedPredictor:
         self._matured += 1
 
     def _rescale(self, capacity: float) -> None:
-        """A and S measure errors in shares of the capacity, so another capacity makes them start again."""
+        """A and S measure errors in shares of the capacity, so another capacity makes them start again.
+
+        Until they have errors again B speaks, which keeps its own.
+        """
         if self._scale_capacity == math.inf:
             self._scale_capacity = capacity
         elif abs(capacity - self._scale_capacity) > CAPACITY_CHANGE_RATIO * self._scale_capacity:

@@ -248,6 +248,19 @@ def test_edge_capacity_change_drops_the_scaled_errors_only(capacity, dropped):
     assert after.level.total > before.level.total
 
 
+@pytest.mark.parametrize("by", [1.1, 0.9], ids=["added", "removed"])
+@pytest.mark.parametrize("horizon", [60.0, 3600.0])
+def test_edge_capacity_change_leaves_the_prediction_to_experts_that_have_errors(horizon, by):
+    """Memory that is added while expert A has the smallest loss must not take all of it from the box."""
+    target, source = predictor(horizon_s=horizon, cold_start_probes=24), random.Random(5)
+    usages = [4.0 + 0.1 * source.random() for _ in range(600)]
+    before = feed(target, usages, step=horizon / 12)[-1]
+    assert target.spoke != "B"
+    start = T + 600 * horizon / 12
+    after = feed(target, usages[:200], start=start, step=horizon / 12, capacity=CAPACITY * by)
+    assert max(after) <= 1.2 * before
+
+
 def test_edge_after_a_capacity_change_all_experts_learn_again():
     target = predictor(horizon_s=60.0)
     feed(target, noisy(2000))
