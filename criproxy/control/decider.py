@@ -69,7 +69,7 @@ class LoopSettings(Struct, frozen=True):
 class Now(Struct, frozen=True):
     """What a decision is made from, beside samples. `starting` counts the pods of the box that start; `kept` is what
     must stay free of a resource, by its name; `ceiling` the guard's, None while it is at rest. `giving_back`: what the
-    box's memory limit waits for; None: nothing.
+    box's memory limit waits for; None: nothing. `held`: see `decide`.
     """
 
     t_s: float
@@ -77,6 +77,7 @@ class Now(Struct, frozen=True):
     kept: Mapping[str, float] = {}
     ceiling: GuardCeiling | None = None
     giving_back: GivingBack | None = None
+    held: float | None = None
 
 
 class Decider(Struct, eq=False):
@@ -145,6 +146,7 @@ class Decider(Struct, eq=False):
             starting=now.starting,
             kept=now.kept,
             giving_back=now.giving_back,
+            held=now.held,
         )
         self._decided, self._now = (snapshot, decision), now
 
@@ -162,6 +164,10 @@ class Decider(Struct, eq=False):
     def still_predicts(self, t_s: float) -> bool:
         """Whether the last prediction reaches as far as `t_s`."""
         return self._predicted is not None and t_s - self._predicted[0].t_s <= self.settings.predictor.horizon_s
+
+    def is_learning(self, resource: str) -> bool:
+        """Whether what is predicted of it says little of online yet."""
+        return self._predictors[resource].learning
 
     @property
     def given(self) -> Limits:

@@ -13,6 +13,9 @@ A limit that kills who hits it waits, where somebody in the box has to give back
 
 So nothing waits that online uses, only what it is expected to, nor what nobody was promised; and the box keeps CPU
 meanwhile to give back with.
+
+While too little is known of online, as after a long absence, such a limit stays what it is, within what online leaves
+by its present use: what is expected then is a guess, and must not kill pods that run.
 """
 
 import math
@@ -139,6 +142,7 @@ class _RowFacts(Struct, frozen=True):
     kept: float = 0.0
     """What must stay free of the capacity."""
     giving_back: GivingBack | None = None
+    held: float | None = None
     box_waits: bool = False
     """Whether the last decision waited for what is to be given back."""
 
@@ -153,12 +157,14 @@ def decide(
     starting: int = 0,
     kept: Mapping[str, float] | None = None,
     giving_back: GivingBack | None = None,
+    held: float | None = None,
 ) -> tuple[Decision, PolicyState]:
     """The limits from `snapshot.t_s` on, and why. Never raises: what is not a sane number counts as not known.
 
     `guard` is the guard's ceiling for the CPU limit, None while it is at rest. `starting` counts the pods of
-    the box that start. `kept` is what must stay free of a resource, lest kubelet evict pods. Time must not go back from
-    call to call.
+    the box that start. `kept` is what must stay free of a resource, lest kubelet evict pods. `held` is what the box has
+    of memory, while too little is known of online to take any of it for what is expected; None: enough is. Time must
+    not go back from call to call.
     """
     decided, states = {}, {}
     waits = state.resources.get(MEMORY, _NOTHING_YET).waits > 0.0
@@ -166,7 +172,9 @@ def decide(
         row, predicted = RESOURCES[name], prediction.get(name, _UNPREDICTED)
         free = 0.0 if kept is None else kept.get(name, 0.0)
         facts = _facts(row, snapshot, predicted, guard, starting=starting, kept=free)
-        facts = structs.replace(facts, giving_back=giving_back if row.kills else None, box_waits=waits)
+        facts = structs.replace(facts, box_waits=waits)
+        if row.kills:
+            facts = structs.replace(facts, giving_back=giving_back, held=held)
         limit, reason, states[name] = _resource(facts, state.resources.get(name, _NOTHING_YET), law)
         decided[name] = ResourceDecision(
             limit=row.whole(limit),
@@ -237,6 +245,9 @@ def _resource(facts: _RowFacts, state: ResourceState, settings: ResourceSettings
         grown, floor_words = _floor(facts, settings, name)
         target, why = _target(facts, grown, floor_words)
         law, delay, waits = _approach(facts, target, state, grown)
+        if law < (kept := _kept(facts, grown)):
+            delay = f", and {facts.row.words(kept - law)} more that it has, until more is known of online"
+            law, waits = kept, 0.0
     changed_s = state.changed_s if law == state.limit else facts.t_s
     limit, guarded = _guarded(facts, law, settings.floor)
     after = ResourceState(law, changed_s, limit if limit < law else None, waits)
@@ -410,15 +421,29 @@ def _approach(
 def _waited(facts: _RowFacts, target: float, limit: float, settings: DynamicSettings) -> tuple[float, str, float]:
     """The target and what was promised above it, until that is given back, and within what online leaves now."""
     lent = facts.giving_back
-    if lent is None or facts.predicted is None or not math.isfinite(facts.predicted + facts.online):
+    if lent is None:
         return target, "", 0.0
-    most = min(facts.capacity * settings.watermark_ratio - settings.reserve, facts.capacity - facts.kept)
-    left = most - max(facts.online, 0.0)
     promised = min(lent.published_lately_bytes, max(target, lent.published_bytes) + lent.size_bytes)
-    reach = in_steps(facts.row, min(limit, promised, left))
+    reach = in_steps(facts.row, min(limit, promised, _left_now(facts, settings)))
     if not target < reach:
         return target, "", 0.0
     return reach, f", and {facts.row.words(reach - target)} more, as it is to be given back first", reach - target
+
+
+def _kept(facts: _RowFacts, settings: DynamicSettings) -> float:
+    """What the box keeps of what it has, while too little is known of online; 0: nothing."""
+    if facts.held is None:
+        return 0.0
+    ceiling = math.inf if settings.ceiling is None else settings.ceiling
+    return in_steps(facts.row, min(facts.held, ceiling, _left_now(facts, settings)))
+
+
+def _left_now(facts: _RowFacts, settings: DynamicSettings) -> float:
+    """What online leaves by its present use; 0: that is not known, or nothing is predicted."""
+    if facts.predicted is None or not math.isfinite(facts.predicted + facts.online + facts.capacity):
+        return 0.0
+    most = min(facts.capacity * settings.watermark_ratio - settings.reserve, facts.capacity - facts.kept)
+    return most - max(facts.online, 0.0)
 
 
 def _in_brackets(note: str) -> str:

@@ -57,10 +57,10 @@ class _Expert(Struct):
 class CalibratedPredictor:
     """The level, and a margin learned from past errors. See `HistogramPredictor`.
 
-    Three experts forecast, and the one with the smallest recent loss speaks, of those that have errors to learn from: A
-    starts from the level, B from the current usage, S from the level and the time of day. Their forecasts are kept as
-    probes until the horizon has passed; the highest usage seen meanwhile makes the error. Between risk and loss it falls
-    slowly, and never predicts less than the current usage.
+    Three experts forecast, and of those that have errors the one with the smallest recent loss speaks: A starts from
+    the level, B from the current usage, S from the level and the time of day. Their forecasts are kept as probes until
+    the horizon has passed; the highest usage seen meanwhile makes the error. Between risk and loss it falls slowly, and
+    never predicts less than the current usage.
     """
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
@@ -96,17 +96,20 @@ class CalibratedPredictor:
             self._volatility += (1.0 - 2.0 ** (-dt_s / VOLATILITY_HALF_LIFE_S)) * (step - self._volatility)
         self._day.add(wall_s, usage)
         prediction = self._forecast(wall_s, usage, level, capacity)
+        learning = series.samples < COLD_SAMPLES or self._matured < self._cold_start_probes
         if series.samples < COLD_SAMPLES:
             prediction = capacity
-        elif self._matured < self._cold_start_probes:
+        elif learning:
             prediction = max(prediction, 1.25 * level, usage + 0.1 * capacity)
         prediction = max(prediction, usage)
         self._forecasted = prediction
         if series.last_s is not None:
-            prediction = max(prediction, series.prediction * 2.0 ** (-dt_s / RELEASE_HALF_LIFE_S))
+            falling = series.prediction * 2.0 ** (-dt_s / RELEASE_HALF_LIFE_S)
+            learning = learning or (series.learning and falling > prediction)
+            prediction = max(prediction, falling)
         if t_s - self._probed_s >= series.horizon_s / PROBES_PER_HORIZON:
             self._issue(t_s, capacity)
-        return series.hold(t_s, usage, min(prediction, capacity))
+        return series.hold(t_s, usage, min(prediction, capacity), learning=learning)
 
     def _forecast(self, wall_s: float, usage: float, level: float, capacity: float) -> float:
         a, b, s = self._experts
@@ -163,6 +166,10 @@ class CalibratedPredictor:
 
     def _no_errors(self) -> ErrorHistogram:
         return ErrorHistogram(ERROR_HALF_LIFE_S, 1.0 - self._alpha_ratio)
+
+    @property
+    def learning(self) -> bool:
+        return self.series.learning
 
     @property
     def note(self) -> str:

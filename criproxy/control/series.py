@@ -47,7 +47,7 @@ class LearnedState(Struct, frozen=True):
 
 
 class PredictorState(Struct, frozen=True):
-    """A predictor for a checkpoint; `learned` is None when it learns nothing."""
+    """A predictor for a checkpoint; `learned` is None when it learns nothing. `learning`: see `HistogramPredictor`."""
 
     last_s: float | None
     capacity: float | None
@@ -56,12 +56,16 @@ class PredictorState(Struct, frozen=True):
     samples: int
     level: MassState
     learned: LearnedState | None
+    learning: bool = False
 
 
 class HistogramPredictor:
-    """One resource of one node: max(area percentile, current usage), at most the capacity."""
+    """One resource of one node: max(area percentile, current usage), at most the capacity.
 
-    __slots__ = ("capacity", "horizon_s", "last_s", "level", "prediction", "samples", "usage")
+    `learning`: the prediction says little of online, as too few samples were seen, or it falls from what it was then.
+    """
+
+    __slots__ = ("capacity", "horizon_s", "last_s", "learning", "level", "prediction", "samples", "usage")
 
     def __init__(self, settings: PredictorSettings, buckets: Buckets) -> None:
         self.level = LevelHistogram(buckets, settings.half_life_s, settings.percentile_ratio)
@@ -70,6 +74,7 @@ class HistogramPredictor:
         self.capacity = self.prediction = math.inf
         self.usage = 0.0
         self.samples = 0
+        self.learning = True
 
     def observe(self, t_s: float, wall_s: float, usage: float, capacity: float) -> float:
         """Take a sample of online usage; returns the prediction, within 0 and capacity.
@@ -83,7 +88,7 @@ class HistogramPredictor:
         self.level.add(t_s, usage)
         cold = self.samples < COLD_SAMPLES
         prediction = capacity if cold else min(max(self.level.percentile() or 0.0, usage), capacity)
-        return self.hold(t_s, usage, prediction)
+        return self.hold(t_s, usage, prediction, learning=cold)
 
     def accepts(self, t_s: float, wall_s: float, usage: float, capacity: float) -> bool:
         """Whether a sample counts: finite, and newer than the last."""
@@ -92,9 +97,9 @@ class HistogramPredictor:
         self.capacity = capacity
         return math.isfinite(t_s + wall_s + usage) and (self.last_s is None or t_s > self.last_s)
 
-    def hold(self, t_s: float, usage: float, prediction: float) -> float:
+    def hold(self, t_s: float, usage: float, prediction: float, *, learning: bool) -> float:
         """Keep what was predicted from the sample until the next one."""
-        self.last_s, self.usage, self.prediction = t_s, usage, prediction
+        self.last_s, self.usage, self.prediction, self.learning = t_s, usage, prediction, learning
         self.samples += 1
         return prediction
 
@@ -118,6 +123,7 @@ class HistogramPredictor:
             samples=self.samples,
             level=self.level.decayed.state(),
             learned=learned,
+            learning=self.learning,
         )
 
     def restore(self, state: PredictorState, t_s: float, shift_s: float) -> tuple[str, ...]:
@@ -141,4 +147,5 @@ class HistogramPredictor:
             return (f"level: {error}",)
         self.last_s, self.samples, self.capacity = last_s, state.samples, state.capacity
         self.usage, self.prediction = min(state.usage, state.capacity), min(state.prediction, state.capacity)
+        self.learning = state.learning
         return ()

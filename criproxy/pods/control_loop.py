@@ -171,16 +171,20 @@ class ControlLoop(Part, Struct, eq=False):
 
     def _now(self, now_s: float, capacity: Capacity) -> Now:
         kept = {MEMORY: self.relief.kept_free(capacity.memory_bytes)}
-        giving_back = self._may_be_promised(capacity) if self._only_lowers else self.giving_back()
-        if MEMORY in self.harm.seen.shares:
-            giving_back = None
-        return Now(now_s, self.box.starting, kept, self.guard.ceiling(), giving_back)
+        is_harm = MEMORY in self.harm.seen.shares
+        giving_back = None if is_harm else self.giving_back()
+        held = None if is_harm else self._keeps_memory(capacity)
+        return Now(now_s, self.box.starting, kept, self.guard.ceiling(), giving_back, held)
 
-    def _may_be_promised(self, capacity: Capacity) -> GivingBack:
-        """While it is not known what was promised before a restart: all that the box has of memory."""
-        held = (self.box.limits or {}).get(MEMORY, UNLIMITED)
-        size_bytes = float(capacity.memory_bytes) if held is UNLIMITED else held
-        return GivingBack(size_bytes, size_bytes, size_bytes)
+    def _keeps_memory(self, capacity: Capacity) -> float | None:
+        """What the box has of memory, while it is not known what was promised before a restart, or too little of
+        online; None: both are known, or there is no box.
+        """
+        limits, keeps = self.box.limits, self._only_lowers or self.decider.is_learning(MEMORY)
+        if limits is None or not keeps:
+            return None
+        held = limits[MEMORY]
+        return float(capacity.memory_bytes) if held is UNLIMITED else held
 
     async def _bounded(self, now_s: float, *, is_new: bool) -> tuple[Decision, tuple[LimitChange, ...]] | None:
         """Join what is seen of harm to the policy's decision, and apply that; None: what holds need not change."""

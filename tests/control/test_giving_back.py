@@ -22,13 +22,19 @@ class Box:
     def __init__(self, kept=0.0):
         self.t_s, self.state, self.kept = 1000.0, PolicyState(), kept
 
-    def look(self, online, predicted, giving_back=None, cores=(1.0, 1.0), seconds=1.0):
+    def look(self, online, predicted, giving_back=None, cores=(1.0, 1.0), *, seconds=1.0, held=None):
         """The limit on memory in GiB, and its reason."""
         self.t_s += seconds
         taken = rows.snapshot(self.t_s, (4.0, 2.0, 0.5, cores[0]), (CAPACITY, 5 * GIB, GIB, online * GIB))
         expected = rows.predictions(cores[1], None if predicted is None else predicted * GIB)
         decision, self.state = decide(
-            taken, expected, self.state, LAW, kept={"memory": self.kept * GIB}, giving_back=giving_back
+            taken,
+            expected,
+            self.state,
+            LAW,
+            kept={"memory": self.kept * GIB},
+            giving_back=giving_back,
+            held=None if held is None else held * GIB,
         )
         self.cores = decision.limits["cpu"], decision.resources["cpu"].reason
         limit = decision.limits["memory"]
@@ -97,6 +103,25 @@ def test_what_is_not_published_yet_waits_though_all_that_was_asked_for_before_is
     box.look(2.0, 2.0, lent(3.0, LENT))
     box.look(2.0, 6.0, lent(3.0, law(6.0)))
     assert box.look(2.0, 6.2, lent(0.0, law(6.0)))[0] == law(6.0)
+
+
+@pytest.mark.parametrize(
+    ("online", "predicted", "kept", "held", "limit"),
+    [
+        pytest.param(2.0, 16.0, 0.0, 8.0, 8.0, id="all that it has"),
+        pytest.param(2.0, 4.0, 0.0, 8.0, law(4.0), id="less than the law gives"),
+        pytest.param(9.0, 16.0, 0.0, 8.0, law(9.0), id="what online leaves"),
+        pytest.param(2.0, 16.0, 7.0, 8.0, 7.0, id="what kubelet must find free"),
+        pytest.param(2.0, None, 0.0, 8.0, 1.0, id="nothing is predicted"),
+        pytest.param(2.0, 16.0, 0.0, None, 1.0, id="enough is known"),
+    ],
+)
+def test_box_keeps_its_memory_while_too_little_is_known_of_online(online, predicted, kept, held, limit):
+    box = Box(kept)
+    given, reason = box.look(online, predicted, held=held)
+    assert (given, box.waits) == (pytest.approx(limit), 0.0)
+    if given > 1.0 and predicted == 16.0:
+        assert reason.endswith(" more that it has, until more is known of online")
 
 
 def test_what_nobody_was_promised_waits_for_nobody():

@@ -152,6 +152,10 @@ class Noted:
     def note(self):
         return self.predictor.note
 
+    @property
+    def learning(self):
+        return self.predictor.learning
+
 
 @pytest.fixture
 def node():
@@ -759,7 +763,7 @@ class Foresees:
     """A predictor that says one level whatever it observes."""
 
     def __init__(self, level: float) -> None:
-        self.level, self.note = level, ""
+        self.level, self.note, self.learning = level, "", False
 
     def observe(self, *_):
         return self.level
@@ -797,3 +801,61 @@ def test_memory_that_online_uses_waits_for_no_checkpoint():
     limit_bytes = node.box.limits["memory"]
     assert limit_bytes is not UNLIMITED
     assert limit_bytes <= (16 * 0.9 - 10) * GIB
+
+
+def least_memory(node, ticks):
+    """In GiB: the least that the box has in as many looks."""
+    found = []
+    for _ in range(ticks):
+        node.ticks()
+        found.append(node.box.limits["memory"] / GIB)
+    return min(found)
+
+
+CALIBRATED = replace(SETTINGS, predictor=PredictorSettings(kind="calibrated", horizon_s=12.0))
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [
+        pytest.param({"half_life_s": 600.0}, id="half-life"),
+        pytest.param({"horizon_s": 30.0}, id="horizon"),
+        pytest.param({"kind": "histogram", "half_life_s": 600.0}, id="kind"),
+    ],
+)
+def test_memory_of_the_box_stays_while_a_predictor_with_other_settings_learns(predictor):
+    node = Node(CALIBRATED)
+    node.box.online_bytes = 2 * GIB
+    node.ticks(3600)
+    before = node.box.limits["memory"] / GIB
+    node.loop.set_to(replace(CALIBRATED, predictor=replace(CALIBRATED.predictor, **predictor)))
+    assert before > 11.0
+    assert least_memory(node, 1800) > 0.95 * before
+
+
+def test_memory_of_the_box_stays_after_an_absence_that_has_made_the_level_worthless():
+    before, after = Node(CALIBRATED), Node(CALIBRATED)
+    before.ticks(3600)
+    after.box.limits, after.box.online_bytes = {"cpu": 0.5, "memory": 10 * GIB}, 2 * GIB
+    after.clock.advance(3600.0 + 2 * 3600.0)
+    after.loop.restore(before.loop.predictors(), 0.0)
+    after.ticks(2)
+    assert "predictor_starts_cold" in after.log.names()
+    assert least_memory(after, 1800) >= 10.0
+
+
+def test_memory_that_online_uses_is_its_own_at_once_while_a_predictor_learns():
+    node = Node(CALIBRATED)
+    node.box.limits, node.box.online_bytes = {"cpu": 0.5, "memory": 10 * GIB}, 2 * GIB
+    node.ticks(10)
+    node.box.online_bytes = 9 * GIB
+    node.ticks()
+    assert node.box.limits["memory"] <= (16 * 0.9 - 9) * GIB
+
+
+def test_memory_of_a_box_that_is_harm_is_not_kept_while_a_predictor_learns():
+    node = Node(CALIBRATED)
+    node.box.limits = {"cpu": 0.5, "memory": 10 * GIB}
+    node.harm.seen = HarmSeen({"memory": 0.0})
+    node.ticks(3)
+    assert node.box.limits["memory"] == GIB
