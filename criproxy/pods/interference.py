@@ -264,6 +264,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         self._judged = judged = self._judge.judge(self._found(now_s, pods, known))
         before, shares = self.seen.shares, judged.decision.shares
         self.seen = self._judge.seen(shares)
+        self.speeds.ladder_holds_cpu(CPU in shares)
         if any(share < before.get(name, 1.01) for name, share in shares.items()):
             self.save_soon()
 
@@ -422,6 +423,7 @@ class InterferenceWatch(Shows, Struct, eq=False):
         self._close("")
         self.disks.rest(DisksUse.LIFTED if self.settings.disks is DisksUse.HELD else self.settings.disks)
         self.seen, self._judged = NOTHING_SEEN, None
+        self.speeds.ladder_holds_cpu(False)
 
     def _forget(self, why: str) -> None:
         """No signal is known."""

@@ -10,6 +10,9 @@ for is read by `PodUseWatch`. Three things follow:
 **Nobody is evicted on a pod's own word.** Where no webhook writes it, a pod's author may write any request into the
 annotation. But no less is published than the scheduler has promised, and no more where pods starve. So if pods say
 together that they asked for more than is published, one of them lies, and none goes.
+
+**What is taken from pods on purpose is only counted.** While the ladder has their CPU, the schedule is off, or criproxy
+is held off the box, what they get says nothing of what was published, and no pod's end would give the rest more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -69,6 +72,9 @@ class PodSpeeds(Part, Struct, eq=False):
     _last: tuple[float, Mapping[str, PodCpuTimes]] = (0.0, {})
     _starvation: Starvation = field(default_factory=Starvation)
     _reported: frozenset[str] = frozenset()
+    _off: bool = False
+    """Whether the schedule is off, or criproxy is held off the box."""
+    _ladder_holds: bool = False
 
     @classmethod
     def made(cls, ports: Ports) -> "PodSpeeds":
@@ -76,6 +82,7 @@ class PodSpeeds(Part, Struct, eq=False):
 
     def configure(self, now: NodeSettings) -> None:
         self.feedback = restored(self.feedback, now.config.kubernetes.speed_ratio)
+        self._off = bool(now.stage.closed or now.held_off)
 
     def cease(self) -> None:
         self._forget()
@@ -97,8 +104,13 @@ class PodSpeeds(Part, Struct, eq=False):
             path: pod_speed(asked[path], before[path], now, seconds) for path, now in read.items() if path in before
         }
         self.speeds = {path: one for path, one in found.items() if one is not None}
-        self._count(min(seconds, _LONGEST_S))
-        self._starvation.look(now_s, self.speeds, self.feedback.speed_ratio)
+        counted_s = min(seconds, _LONGEST_S)
+        self._count(counted_s)
+        if self._off or self._ladder_holds:
+            self._starvation.forget()
+        else:
+            self._adjust(counted_s)
+            self._starvation.look(now_s, self.speeds, self.feedback.speed_ratio)
         self._report({path: pods[path] for path in self.starved})
 
     def _count(self, seconds: float) -> None:
@@ -110,8 +122,11 @@ class PodSpeeds(Part, Struct, eq=False):
             self.shared.counters.count(
                 "slow_pod_seconds", f"{ratio:g}", by=counted * seconds * below(self.speeds, ratio)
             )
-        slow = below(self.speeds, self.feedback.speed_ratio)
-        self.feedback = self.feedback.adjusted(slow, seconds / 3600.0)
+
+    def _adjust(self, seconds: float) -> None:
+        if any(one.counts for one in self.speeds.values()):
+            slow = below(self.speeds, self.feedback.speed_ratio)
+            self.feedback = self.feedback.adjusted(slow, seconds / 3600.0)
 
     def _report(self, starved: Mapping[str, Sandbox]) -> None:
         """Each to the log once, until it gets more."""
@@ -142,6 +157,12 @@ class PodSpeeds(Part, Struct, eq=False):
         counted = [one for one in self.speeds.values() if one.counts]
         got, wanted = sum(one.got for one in counted), sum(one.wanted for one in counted)
         return f"{len(counted)} offline pods want {wanted:.2f} cores, get {got:.2f}, and starved for five minutes"
+
+    def ladder_holds_cpu(self, holds: bool) -> None:
+        """Whether the ladder leaves the box less CPU than the policy gives, from now on."""
+        self._ladder_holds = holds
+        if holds:
+            self._starvation.forget()
 
     def one_was_to_go(self) -> None:
         """Whether or not it has gone, the next one waits until it is known how the rest fare."""

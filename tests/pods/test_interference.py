@@ -192,9 +192,13 @@ class Speeds:
     starve: str = ""
     asked: int = 0
     feedback: Feedback | None = None
+    held: bool = False
 
     def why_one_is_to_go(self) -> str:
-        return self.starve
+        return "" if self.held else self.starve
+
+    def ladder_holds_cpu(self, holds: bool) -> None:
+        self.held = holds
 
     def one_was_to_go(self) -> None:
         self.asked += 1
@@ -409,6 +413,23 @@ def test_pods_that_starve_cost_no_more_than_the_budget(goes: tuple[str, ...] | N
     if goes:
         assert len(bench.orders) == budget.of(emergency=False)
     assert bench.speeds.asked == len(bench.orders)
+
+
+def test_pods_that_starve_as_the_ladder_holds_their_cpu_cost_nobody() -> None:
+    bench = Bench()
+    bench.node.waits = by_the_box
+    bench.looks(60)
+    held, before = dict(bench.node.seen.shares), len(bench.orders)
+    bench.speeds.starve = "pods starve for CPU"
+    bench.looks(10)
+    orders, at_floor = len(bench.orders) - before, bench.speeds.held
+    bench.node.waits = lambda shares: 0.0
+    bench.speeds.starve = ""
+    bench.looks(1000)
+
+    assert CPU in held
+    assert (orders, at_floor) == (0, True)
+    assert (bench.rung(CPU), bench.speeds.held) == ("open", False)
 
 
 def test_pod_does_not_go_for_those_that_starve_where_that_is_only_reported() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.cgroup.pod_use import PodCounters
 from criproxy.control.pod_speed import Feedback
@@ -151,6 +152,34 @@ def test_nothing_moves_while_no_pod_wants_cpu() -> None:
     bench.looks(3600.0, a=(0.0, 0.0))
 
     assert bench.part.feedback == Feedback(0.5)
+
+
+@pytest.mark.parametrize("by", ["schedule", "operator", "ladder"])
+def test_what_pods_get_while_their_cpu_is_taken_moves_nothing_and_starves_nobody(by: str) -> None:
+    bench = Bench()
+    bench.runs("a", 1.0)
+    bench.looks(400.0, a=(0.3, 0.7))
+    before, starved = bench.part.feedback, bench.part.why_one_is_to_go()
+    open_stage = node_settings().stage
+    if by == "schedule":
+        bench.part.configure(node_settings(stage=replace(open_stage, closed="it is day")))
+    elif by == "operator":
+        bench.part.configure(node_settings(held_off="an operator holds it off"))
+    else:
+        bench.part.ladder_holds_cpu(True)
+    bench.looks(3600.0, a=(0.05, 0.95))
+    meanwhile = bench.part.feedback, dict(bench.part.starved), bench.part.why_one_is_to_go()
+    bench.part.configure(node_settings())
+    bench.part.ladder_holds_cpu(False)
+    bench.looks(200.0, a=(0.3, 0.7))
+    after = bench.part.why_one_is_to_go()
+    bench.looks(200.0, a=(0.3, 0.7))
+
+    assert starved
+    assert meanwhile == (before, {}, "")
+    assert after == "", "what it got before says nothing of now"
+    assert bench.part.why_one_is_to_go()
+    assert bench.seconds("slow_pod_seconds", "0.5") == pytest.approx(4400.0), "it is counted"
 
 
 def test_another_speed_begins_anew_and_the_same_goes_on() -> None:
