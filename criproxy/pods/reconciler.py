@@ -77,7 +77,10 @@ class Reconciler(PodObserver, Part, Struct, eq=False):
         self._round_soon()
 
     async def take_over(self, box: BoxPath) -> None:
-        """Another process has served this box until now."""
+        """Another process has served this box until now. What its pods ask for is known first, lest they be given
+        less.
+        """
+        self._know_asked()
         await self._adopt_box(box)
         self._round_soon()
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from criproxy.cgroup.driver import CgroupError
-from criproxy.cgroup.naming import parse_box
+from criproxy.cgroup.naming import BoxPath, parse_box
 from criproxy.model import PodRef, Sandbox
 from criproxy.pods.part import NodeSettings
 from criproxy.pods.reconciler import AFTER_REMOVAL_S, AGAIN_S, EVERY_S, Reconciler
@@ -211,6 +211,21 @@ def test_shares_that_pods_ask_for_are_known_to_the_box_after_each_listing() -> N
     bench.runtime.placed = (sandbox("b"),)
     bench.round(lists=True)
     assert (bench.box.shares, bench.box.mid) == ({"podb": 0}, ())
+
+
+def test_shares_that_pods_ask_for_are_known_to_the_box_before_it_is_taken_over() -> None:
+    asks = replace(sandbox("a"), cpu_shares=2048, mid=True)
+    bench = Bench(ON, FakePodsRuntime((asks,)))
+    known: list[object] = []
+    adopt = bench.box.adopt
+
+    async def adopts(box: BoxPath, *, lifted: bool = False) -> None:
+        known.append((bench.box.shares, bench.box.mid))
+        await adopt(box, lifted=lifted)
+
+    bench.box.adopt = adopts  # type: ignore[method-assign]
+    asyncio.run(bench.reconciler.take_over(parse_box("/offline")))
+    assert known == [({"poda": 2048}, ("poda",))]
 
 
 def test_page_cache_is_dropped_of_all_but_the_pods_that_run_and_a_failure_keeps_nothing_else() -> None:
