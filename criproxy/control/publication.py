@@ -8,7 +8,8 @@ A pod that is placed now must still fit later, so what is published looks ahead 
                 capacity x watermark - reserve - recent      no more than is free now
                 (capacity - reserve - hour) / speed          no more than leaves pods `speed` of what they asked for,
                                                              if the forecast comes true
-    always      within the box's floor and ceiling; the floor while `hour` is not known
+    always      what the box may run on x watermark: not on CPUs that a pod has alone, nor on isolated ones
+                within the box's floor and ceiling; the floor while `hour` is not known
                 nothing of the box's limit that waits to be given back
 
 `hour` is what online should not exceed within the hour, and `recent` its mean use of the last five minutes.
@@ -137,15 +138,21 @@ def lendable(
         return Lendable(0.0, f"the capacity is not known ({capacity})")
     if bounds.watermark_ratio is None:
         limit = capacity - bounds.reserve if decided.limit is UNLIMITED else min(decided.limit, capacity)
+        limit = limit if sample.for_box is None else min(limit, sample.for_box)
         return Lendable(max(limit, 0.0), f"the box's limit, which is not predicted: {decided.reason}")
     if hour is None or not 0.0 <= hour < math.inf:
         floor = within(0.0, capacity, bounds.floor)
         return Lendable(floor, "the floor, as online's use within the hour can't be predicted")
     online = _Online(row, capacity, hour, bounds)
     if decided.open and recent is not None and 0.0 <= recent < math.inf:
+        watermark_ratio = settings.watermark_ratio
         amount, why = _open_box(online, recent, settings, factor)
     else:
-        amount, why = _forecast(online, bounds.watermark_ratio)
+        watermark_ratio = bounds.watermark_ratio
+        amount, why = _forecast(online, watermark_ratio)
+    if sample.for_box is not None and amount > sample.for_box * watermark_ratio:
+        amount = sample.for_box * watermark_ratio
+        why = f"{row.words(sample.for_box)} that the box may run on x {watermark_ratio:.2f}, below {why}"
     if decided.waits and decided.limit is not UNLIMITED and amount > decided.limit - decided.waits:
         amount, why = decided.limit - decided.waits, f"the box's limit, without what is given back: {decided.reason}"
     held = within(amount, capacity, bounds.floor, bounds.ceiling)

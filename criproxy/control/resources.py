@@ -19,11 +19,12 @@ class Sampling(Struct, frozen=True):
     """How a resource's capacity and use are read from the kernel's counters, and the `buckets` of its predictors.
 
     `used` is of the node or of the box: what is in use, or a `counter` of it, whose rate counts. No reading can be more
-    than `most`.
+    than `most`. `for_box`: see `ResourceSample`.
     """
 
     capacity: Callable[[Capacity], float]
     most: Callable[[Capacity], float]
+    for_box: Callable[[Capacity], float | None]
     used: Callable[[Usage], float]
     counter: bool
     buckets: Buckets
@@ -94,6 +95,7 @@ _ROWS: Final = (
         sampling=Sampling(
             capacity=lambda capacity: capacity.cores,
             most=lambda capacity: capacity.cores + capacity.outside_cores,
+            for_box=lambda capacity: capacity.for_box_cores,
             used=lambda usage: usage.cpu_usage_s,
             counter=True,
             buckets=CPU_BUCKETS,
@@ -117,6 +119,7 @@ _ROWS: Final = (
         sampling=Sampling(
             capacity=lambda capacity: capacity.memory_bytes,
             most=lambda capacity: capacity.memory_bytes,
+            for_box=lambda _: None,
             used=lambda usage: usage.working_set_bytes,
             counter=False,
             buckets=MEMORY_BUCKETS,

@@ -48,7 +48,7 @@ class Sampler:
             if row.sampling is not None:
                 used = _used(row.sampling, now, last, dt_s)
                 impossible = impossible or _impossible(row, row.sampling, used, capacity_before, capacity)
-                of[row.name] = _sample(row.sampling.capacity(capacity), *used)
+                of[row.name] = _sample(row.sampling, capacity, *used)
         appeared = last.box is None and now.box is not None
         self.discarded = "" if appeared else impossible
         if impossible:
@@ -58,9 +58,15 @@ class Sampler:
         return Snapshot(t_s, of, throttled_ratio, now.box.anon_bytes if now.box else 0, now.read_s)
 
 
-def _sample(capacity: float, node: float, box: float) -> ResourceSample:
-    online = min(max(0, node - box), capacity)
-    return ResourceSample(capacity=capacity, node=min(node, capacity), box=min(box, capacity), online=online)
+def _sample(sampling: Sampling, has: Capacity, node: float, box: float) -> ResourceSample:
+    capacity = sampling.capacity(has)
+    return ResourceSample(
+        capacity=capacity,
+        node=min(node, capacity),
+        box=min(box, capacity),
+        online=min(max(0, node - box), capacity),
+        for_box=sampling.for_box(has),
+    )
 
 
 def _used(sampling: Sampling, now: UsageReading, last: UsageReading, dt_s: float) -> tuple[float, float]:

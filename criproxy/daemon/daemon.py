@@ -275,7 +275,7 @@ class Daemon:
         self._loop = ControlLoop(
             shared,
             box,
-            CapacityReader(Path(cpuset) if cpuset else None).read,
+            CapacityReader(Path(cpuset) if cpuset else None, leaves=self._ports.cpus.cpus).read,
             Decider(loop_settings(settings), self._log),
             self._recorder,
             self._guard,

@@ -268,23 +268,27 @@ class Capacity(Struct, frozen=True):
     """What online and offline share.
 
     `outside_cores`: CPUs that are online, but not in the root cpuset (isolated). What they run counts as the node's.
+    `for_box_cores`: those of `cores` that the box may run on; None: all.
     """
 
     cores: float
     memory_bytes: int
     outside_cores: float = 0.0
+    for_box_cores: float | None = None
 
 
 class ResourceSample(Struct, frozen=True):
     """One resource at one tick, in its unit; a rate is the mean since the last tick.
 
-    `online` is the node's total less the box's, never below 0.
+    `online` is the node's total less the box's, never below 0. `for_box`: what of the capacity the box can ever have,
+    however little online uses; None: all.
     """
 
     capacity: float
     node: float
     box: float
     online: float
+    for_box: float | None = None
 
 
 class Snapshot(Struct, frozen=True):

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from criproxy.control.capacity import CapacityReader
-from criproxy.model import Capacity
+from criproxy.model import UNLIMITED, Capacity
 
 MEMINFO = "MemTotal:        2048 kB\nMemFree:         1024 kB\n"
 
@@ -37,6 +38,24 @@ def reader(tmp_path):
 )
 def test_capacity_counts_online_cpus_within_the_root_cpuset(reader, online, cpuset, cores, outside_cores):
     assert reader(online, cpuset).read() == Capacity(cores, 2048 * 1024, outside_cores)
+
+
+@pytest.mark.parametrize(
+    ("files", "leaves", "for_box"),
+    [
+        pytest.param(("0-7\n", "\n"), UNLIMITED, None, id="all"),
+        pytest.param(("0-7\n", "\n"), frozenset({0, 1, 9}), 2.0, id="the CPU manager's"),
+        pytest.param(("0-7\n", "2-7\n"), UNLIMITED, 2.0, id="isolcpus"),
+        pytest.param(("0-3\n", "2-7\n"), frozenset({1, 2}), 1.0, id="both, and a partition"),
+        pytest.param(("0-7\n", "(null)\n"), frozenset(range(8)), None, id="no list"),
+        pytest.param(("0-7\n", "\n"), frozenset(), 0.0, id="none is left"),
+    ],
+)
+def test_cores_for_the_box_are_those_that_it_may_run_on(reader, tmp_path, files, leaves, for_box):
+    cpuset, isolated = files
+    (tmp_path / "isolated").write_text(isolated)
+    made = structs.replace(reader("0-7\n", cpuset), leaves=lambda: leaves, isolated=tmp_path / "isolated")
+    assert made.read().for_box_cores == for_box
 
 
 def test_capacity_follows_hot_plug(reader):

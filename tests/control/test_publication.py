@@ -73,6 +73,23 @@ def test_lendable(one, amount, words):
     assert words in found.why
 
 
+@pytest.mark.parametrize(
+    ("one", "for_box", "amount", "words"),
+    [
+        pytest.param(opened(1.0, recent=0.0), 2.0, 1.9, "2.00 cores that the box may run on x 0.95", id="open"),
+        pytest.param(decided(1.0), 2.0, 1.8, "2.00 cores that the box may run on x 0.90", id="by forecast"),
+        pytest.param(decided(1.0), 0.0, 0.1, "the floor, above 0.00 cores that", id="none"),
+        pytest.param(decided(watermark_ratio=None, limit=9.0), 2.0, 2.0, "the box's limit", id="static"),
+        pytest.param(decided(14.0), 2.0, 0.4, "online may use within the hour", id="the law gives less"),
+        pytest.param(decided(1.0), None, 16 * 0.9 - 1, "online may use within the hour", id="all of them"),
+    ],
+)
+def test_no_more_is_published_than_the_box_may_run_on(one, for_box, amount, words):
+    found = lendable(RESOURCES[CPU], replace(SAMPLE, for_box=for_box), one, SETTINGS)
+    assert found.amount == pytest.approx(amount)
+    assert words in found.why
+
+
 def test_measured_factor_stands_in_place_of_the_speed():
     found = lendable(RESOURCES[CPU], SAMPLE, opened(hour=12.0), SETTINGS, factor=1.5)
     assert found.amount == pytest.approx(1.5 * (16 - 12))

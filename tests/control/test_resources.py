@@ -32,6 +32,7 @@ DISK = Resource(
 SAMPLED = replace(
     DISK,
     sampling=Sampling(
+        for_box=lambda _: None,
         capacity=lambda capacity: 1e9,
         most=lambda capacity: 1e9,
         used=lambda usage: usage.memory_bytes,

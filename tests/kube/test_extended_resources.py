@@ -69,6 +69,16 @@ def test_offer_of_a_tick_has_what_is_measured():
     assert (made.withheld, made.held) == ("", "")
 
 
+def test_offer_of_a_box_that_may_not_run_on_all_cpus_is_less_and_says_so():
+    snapshot = Snapshot(1.0, {CPU: replace(SAMPLE, for_box=2.0)}, 0.0)
+    made = offer(snapshot, Decision(1.0, {CPU: decided()}), Modes(), SETTINGS)
+    last = published(publication(made, {}, None, SETTINGS, ""), made, 0.0, 0.0)
+    assert last.quantities[BATCH_CPU] == 1800
+    assert "(1.80 cores): 2.00 cores that the box may run on x 0.90, below 16.00 cores x 0.90" in why(
+        made, last, SETTINGS
+    )
+
+
 @pytest.mark.parametrize(
     ("modes", "withheld", "held"),
     [
