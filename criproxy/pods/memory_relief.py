@@ -5,7 +5,7 @@ It reads kubelet's threshold, off the event loop, and judges what is in use at e
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -28,6 +28,9 @@ from criproxy.pods.eviction import PodEviction
 from criproxy.pods.part import NodeSettings, Part
 from criproxy.pods.shared import PodsShared
 from criproxy.pods.stopping import ON_OVER_LIMIT
+
+_READ_LATELY_S: Final = 60.0
+"""What was read of pods before says nothing of what they hold now."""
 
 
 class ReliefSettings(Struct, frozen=True):
@@ -88,21 +91,40 @@ class MemoryRelief(Part, Struct):
     def irreducible(self, after_s: float) -> str:
         """Why no reclaim brings the box back to its bound, in words; "": it does, or nobody wants that answered.
 
-        By a sample later than `after_s` (CLOCK_BOOTTIME): what a pod's end has given back is not known before. A bound
-        that is the floor may be there for no need of online's. While an operator holds criproxy off the box, its limits
-        are not criproxy's.
+        By a sample later than `after_s` (CLOCK_BOOTTIME): what a pod's end has given back is not known before. While an
+        operator holds criproxy off the box, its limits are not criproxy's. What ended pods have left, no other pod's
+        end gives back.
         """
         seen = self._evidence
         if seen is None or seen.t_s <= after_s or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
             return ""
-        floor = self.settings.floor_bytes
-        firm = min(floor, RESOURCES[MEMORY].firm_floor)
-        if seen.bound is None or seen.bound == floor or seen.bound <= firm or not seen.irreducible:
+        if not self._is_above(seen) or self._left_by_ended(seen):
             return ""
         return (
             f"the box's anonymous memory alone, {bytes_in_words(seen.anon)}, is above its limit of "
             f"{bytes_in_words(seen.bound)}, and can't be reclaimed"
         )
+
+    def _is_above(self, seen: Evidence) -> bool:
+        """Whether no reclaim brings the box back to its bound. One that is the floor may be there for no need of
+        online's.
+        """
+        floor = self.settings.floor_bytes
+        firm = min(floor, RESOURCES[MEMORY].firm_floor)
+        return seen.bound is not None and seen.bound != floor and seen.bound > firm and seen.irreducible
+
+    def _left_by_ended(self, seen: Evidence) -> float:
+        """What the box holds beside its pods, where these alone are within its bound; 0 where they are not, or where
+        it is not known what they hold.
+        """
+        readings = self.shared.readings
+        paths = {one.placement for one in self.shared.inventory.running_pods if one.placement}
+        known = paths and paths <= readings.of.keys()
+        if not known or self.shared.clock.monotonic_s() - readings.at_s > _READ_LATELY_S:
+            return 0.0
+        held = sum(readings.of[path].memory_bytes for path in paths)
+        within = held < seen.anon and not structs.replace(seen, anon=held).irreducible
+        return seen.anon - held if within else 0.0
 
     @property
     def evidence(self) -> Evidence | None:
@@ -146,6 +168,12 @@ class MemoryRelief(Part, Struct):
         yield from super().problems()
         if self._verdict.over:
             yield self._words()
+        seen = self._evidence
+        if seen is not None and self._is_above(seen) and (left := self._left_by_ended(seen)):
+            yield (
+                f"ended pods have left {bytes_in_words(left)} in the box that can't be reclaimed, as in files of a "
+                "tmpfs: the box stays above its memory limit until somebody removes them, and no pod is stopped for it"
+            )
 
     def status(self) -> EvictionStatus:
         hard, evidence = self.hard, self._evidence

@@ -8,13 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.cgroup.box import Held
+from criproxy.cgroup.pod_use import PodCounters
 from criproxy.control.memory_pressure import EvictionHard
 from criproxy.model import UNLIMITED, Limits, Unlimited, Usage, UsageReading
+from criproxy.model.signals import PodCpuTimes
 from criproxy.pods.memory_relief import MemoryRelief, ReliefSettings
 from criproxy.pods.stopping import ON_OVER_LIMIT
 from tests.fakes.bench import PartBench
 from tests.fakes.box import FakeBox
 from tests.fakes.hold_offs import held_off
+from tests.fakes.pods import FakeInventory
 
 T = TypeVar("T")
 
@@ -33,8 +36,20 @@ class Bench(PartBench):
         box: Any = self.box
         last: Any = SimpleNamespace(last={})
         settings = ReliefSettings(active, 100 * MIB)
-        self.relief = MemoryRelief(self.shared(), box, last, lambda: self.hard, self, settings)  # type: ignore[arg-type]
+        self.inventory = FakeInventory()
+        shared = self.shared(inventory=self.inventory)
+        self.relief = MemoryRelief(shared, box, last, lambda: self.hard, self, settings)  # type: ignore[arg-type]
         self.relief.hard = HARD
+
+    def pods_hold(self, *amounts: int) -> None:
+        """So many pods run, and each holds so much, as was read just now."""
+        counters = [PodCounters(PodCpuTimes(0.0, {}), amount) for amount in amounts]
+        self.inventory.placed = ()
+        for one in range(len(amounts)):
+            self.inventory.place(f"{one}")
+        readings = self.relief.shared.readings
+        readings.at_s = self.clock.monotonic_s()
+        readings.of = {f"/offline/pod{one}": counted for one, counted in enumerate(counters)}
 
     def pass_by(self, count: int, available: int = 140 * MIB, box: int = 501 * MIB, anon: int = 0) -> None:
         """So many seconds."""
@@ -149,6 +164,39 @@ def test_box_whose_anonymous_memory_alone_is_above_its_limit_can_not_be_reclaime
     )
     assert bench.relief.irreducible(bench.clock.boottime_s()) == "", "it is not known yet what has gone since"
     assert bench.relief.excess_bytes == 373 * MIB
+
+
+def test_what_ended_pods_have_left_in_the_box_costs_no_other_pod_and_is_a_problem() -> None:
+    bench = Bench()
+    bench.pods_hold(60 * MIB, 40 * MIB)
+    bench.pass_by(1, available=GIB, anon=501 * MIB)
+
+    assert bench.relief.irreducible(0.0) == ""
+    assert list(bench.relief.problems()) == [
+        "ended pods have left 401.00 MiB in the box that can't be reclaimed, as in files of a tmpfs: the box stays "
+        "above its memory limit until somebody removes them, and no pod is stopped for it"
+    ]
+    bench.pods_hold(60 * MIB, 80 * MIB)
+    assert bench.relief.irreducible(0.0)
+    assert list(bench.relief.problems()) == []
+
+
+@pytest.mark.parametrize("unknown", ["not read", "read long ago", "one was not read", "no pod runs"])
+def test_what_is_not_known_of_pods_is_theirs(unknown: str) -> None:
+    bench = Bench()
+    bench.pods_hold(60 * MIB, 40 * MIB)
+    readings = bench.relief.shared.readings
+    if unknown == "not read":
+        readings.of = {}
+    elif unknown == "read long ago":
+        readings.at_s -= 61.0
+    elif unknown == "one was not read":
+        bench.inventory.place("new")
+    else:
+        bench.inventory.placed = ()
+    bench.pass_by(1, available=GIB, anon=501 * MIB)
+
+    assert bench.relief.irreducible(0.0)
 
 
 @pytest.mark.parametrize(
