@@ -363,11 +363,11 @@ ROWS: Final = (
         "offline pods",
         (Hardening.refusal_of_mounts,),
         "compared as it is written, and, in a thread of its own, by where it leads; a pod with one of the kernel's or "
-        "the runtime's is refused, with one that the node runs unless it is read-only, and with a path of more than "
-        "4,096 characters",
-        "what other folders of the node's hold, to read and, unless the mount is read-only, to write",
-        "a folder that the node runs or trusts, and that is not in `hardening.refuse_writable_host_paths`, gives the "
-        "node to who may write there: name it there, or let Pod Security's `baseline` refuse hostPath",
+        "the runtime's is refused, with one that is not lent unless it is read-only, and with a path of more than "
+        "4,096 characters, or paths of more than 8,192 parts in all",
+        "what other folders of the node's hold, to read; and what is in lent ones, to write",
+        "a folder of `hardening.writable_host_paths` from which the node runs something gives the node to who may "
+        "write there: take it off the list, or let Pod Security's `baseline` refuse hostPath",
         lambda text: [Hardening().refusal_of_mounts([HostMount(path)]) for path in (text, f"/{text}")],
     ),
     AuthorText(

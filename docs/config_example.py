@@ -59,7 +59,10 @@ def _assignment(setting: Setting) -> Iterator[str]:
     elif isinstance(setting.default, tuple) and len(setting.default) > _ON_A_LINE:
         items = ", ".join(map(toml, setting.default))
         yield f"{setting.name} = ["
-        yield from textwrap.wrap(f"{items},", _WIDTH - 4, initial_indent="    ", subsequent_indent="    ")
+        indent = "    "
+        yield from textwrap.wrap(
+            f"{items},", _WIDTH - 4, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
         yield "]"
     else:
         yield f"{setting.name} = {toml(setting.default)}"

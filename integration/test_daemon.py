@@ -21,7 +21,7 @@ from integration.lab import cri_client_pb2 as cri
 from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import LETS_THE_LAB, Config, python_path, static
+from integration.lab.criproxy import Config, python_path, static, toml_file
 from integration.lab.naming import placement, spelled, told
 from integration.lab.node import CLASS, FOREVER, Node
 from integration.lab.process import Process, is_running, wait_until
@@ -388,8 +388,8 @@ def test_missing_config_at_the_start_makes_a_pass_through_at_the_default_sockets
         with CriClient(run / "criproxy" / "criproxy.sock") as through:
             default = replace(node, client=through)
             assert not default.is_in_box(default.run("offline"))
-            lets = "".join(f"{key} = []\n" for key in LETS_THE_LAB)
-            (run / "criproxy.toml").write_text(f"[colocation]\nenabled = true\n[hardening]\n{lets}")
+            let = {"refuse_host_namespaces": [], "refuse_host_paths": [], "writable_host_paths": ["/"]}
+            (run / "criproxy.toml").write_text(toml_file({"colocation": {"enabled": True}, "hardening": let}))
             proxy.wait_until(lambda: "config_taken" in log.read_text(), WAIT_S, "the file")
             assert default.is_in_box(default.run("offline"))
     finally:

@@ -102,6 +102,10 @@ def test_offline_container_that_could_leave_the_box_is_refused_with_the_reason(n
     ):
         assert said in node.refusal(mounts={Path("/host"): Path(paths)})
     assert "an offline pod may not have privileged" in node.refusal(privileged=True)
+    node.configure(writable_host_paths=[str(tmp_path / "lent")])
+    (tmp_path / "lent").mkdir()
+    node.start("offline", mounts={Path("/host"): tmp_path / "lent"})
+    assert f"a writable hostPath volume of {tmp_path}, as" in node.refusal(mounts={Path("/host"): tmp_path})
     node.start("online", mounts={Path("/host"): Path("/sys/fs/cgroup")}, privileged=True)
 
 

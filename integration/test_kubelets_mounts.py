@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from criproxy.vocabulary.unboundable import HOST_PATHS
+from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS
 from integration.lab.clean import clean
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import LETS_THE_LAB, QUICK, UNJUDGED, Config, Criproxy
@@ -22,15 +22,15 @@ OFFLINE = {"colocation.criproxy.io/class": "offline"}
 
 
 @pytest.fixture(scope="module")
-def kubelet() -> Iterator[Kubelet]:
+def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
     with claimed() as lab:
         try:
-            yield started(lab)
+            yield started(lab, tmp_path_factory.getbasetemp())
         finally:
             clean(lab)
 
 
-def started(lab: Path) -> Kubelet:
+def started(lab: Path, lent: Path) -> Kubelet:
     """Kubelet, before criproxy and containerd."""
     containerd = Containerd(lab)
     root = Kubelet(lab, containerd.socket).root_dir
@@ -39,7 +39,11 @@ def started(lab: Path) -> Kubelet:
         "control": QUICK,
         "interference": UNJUDGED,
         "kubelet": {"root_dir": str(root)},
-        "hardening": {**LETS_THE_LAB, "refuse_host_paths": [*HOST_PATHS, str(root)]},
+        "hardening": {
+            **LETS_THE_LAB,
+            "refuse_host_paths": HOST_PATHS,
+            "writable_host_paths": [*WRITABLE_HOST_PATHS, str(lent)],
+        },
     }
     criproxy = Criproxy(lab, containerd.socket, config)
     kubelet = Kubelet(lab, criproxy.socket)
@@ -73,12 +77,23 @@ def test_volumes_that_kubelet_makes_for_the_pod_pass(kubelet: Kubelet, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "sub"),
-    [("plainly", "/sys/fs/cgroup", ""), ("root", "/", "sys/fs/cgroup"), ("runtime", "/", "var/lib/containerd")],
+    ("name", "path", "sub", "said"),
+    [
+        ("plainly", "/sys/fs/cgroup", "", "a hostPath volume of /sys/fs/cgroup"),
+        ("root", "/", "sys/fs/cgroup", "a hostPath volume of"),
+        ("runtime", "/", "var/lib/containerd", "a hostPath volume of"),
+        ("volumes", "/", "$(ROOT)/pods/$(UID)/volumes/kubernetes.io~empty-dir", "a hostPath volume of"),
+        ("writes", "/usr", "", "a writable hostPath volume of /usr, as"),
+        ("links", "/", "var/log", "which leads to /var/log, as"),
+    ],
 )
-def test_author_is_told_of_what_a_volume_leads_to(kubelet: Kubelet, name: str, path: str, sub: str) -> None:
+def test_author_is_told_of_what_a_volume_leads_to(kubelet: Kubelet, name: str, path: str, sub: str, said: str) -> None:
     """As `kubectl describe pod` shows it."""
-    kubelet.add_pod(manifest(name, {"hostPath": {"path": path}}, **({"subPath": sub} if sub else {})))
+    pod = manifest(name, {"hostPath": {"path": path}}, **({"subPathExpr": sub} if sub else {}))
+    uid = {"name": "UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    pod["spec"]["containers"][0]["env"] = [uid, {"name": "ROOT", "value": str(kubelet.root_dir).lstrip("/")}]
+    pod["spec"]["volumes"].append({"name": "swapped", "emptyDir": {}})
+    kubelet.add_pod(pod)
 
     def waits() -> dict[str, str]:
         (container,) = kubelet.statuses().get(name, {}).get("containerStatuses") or [{}]
@@ -87,5 +102,6 @@ def test_author_is_told_of_what_a_volume_leads_to(kubelet: Kubelet, name: str, p
 
     wait_until(lambda: waits().get("reason") == "CreateContainerError", WAIT_S, "the refusal", kubelet.log, POLL_S)
     assert "criproxy refuses CreateContainer of offline pod" in waits()["message"]
-    assert "an offline pod may not have a hostPath volume of" in waits()["message"]
+    assert "an offline pod may not have a" in waits()["message"]
+    assert said in waits()["message"]
     kubelet.remove_pod(name)

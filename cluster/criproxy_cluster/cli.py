@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from criproxy_cluster.vocabulary.presets import NAMES
+from criproxy_cluster.vocabulary.unboundable import WRITABLE_HOST_PATHS
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.hardening import HardeningSettings
 
@@ -71,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="its offline pods may be privileged and have the node's namespaces and folders, if the nodes let them",
+    )
+    webhook.add_argument(
+        "--writable-host-path",
+        metavar="FOLDER",
+        type=_folder,
+        action="append",
+        default=[],
+        help="offline pods' hostPath volumes in it may be writable, as nodes lend it (hardening.writable_host_paths)",
     )
     webhook.add_argument(
         "--own-users",
@@ -189,6 +198,12 @@ def _ratio(text: str) -> float:
     return value
 
 
+def _folder(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text} is not an absolute path")
+    return text
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 1.0 <= value <= MOST_SECONDS:
@@ -243,7 +258,8 @@ def _webhook(chosen: argparse.Namespace) -> int:
 
     if chosen.owners:
         from criproxy_cluster.commands.overflowing_webhook import main
-    hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users)
+    lent = (*WRITABLE_HOST_PATHS, *chosen.writable_host_path)
+    hardening = HardeningSettings(frozenset(chosen.trusted_namespace), chosen.own_users, lent)
     names, required = NAMES[chosen.preset], chosen.require_plugin
     conversion = ConversionSettings(names=names, hardening=hardening, require_plugin=required)
     return main(WebhookSettings(chosen.certificates, conversion, chosen.port))

@@ -5,6 +5,7 @@ from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks import HookSettings
@@ -410,15 +411,17 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
         tuple[_HostPath, ...],
         doc(
             "An offline container with a hostPath volume of one of these, in one, or above one is refused, also where "
-            "a link or a bind mount leads there. Kubelet's own volumes for the pod always pass.",
+            "a link or a bind mount leads there; unless the list is empty, kubelet.root_dir and the folders of "
+            "proxy.runtime and proxy.listen are in it. Kubelet's own volumes for the pod always pass.",
             expects="a list of absolute paths",
         ),
     ] = HOST_PATHS
-    refuse_writable_host_paths: Annotated[
+    writable_host_paths: Annotated[
         tuple[_HostPath, ...],
         doc(
-            "The same of a hostPath volume that is not mounted read-only: what is in one of these, the node's root "
-            "runs, or goes by. A name that ends with * stands for all that begin so.",
+            "Folders for jobs' data. An offline container with a hostPath volume that is not mounted read-only, and "
+            "is not one of these nor in one, wherever it leads, is refused: the node may run what is there. A name "
+            'that ends with * stands for all that begin so. ["/"] lends all but refuse_host_paths.',
             expects="a list of absolute paths",
         ),
     ] = WRITABLE_HOST_PATHS
@@ -467,7 +470,7 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
             self.refuse_privileged,
             frozenset(self.refuse_host_namespaces),
             self.refuse_host_paths,
-            self.refuse_writable_host_paths,
+            self.writable_host_paths,
             self.refuse_host_ports,
             self.proc_mount,
             self.cache_classes,
@@ -906,7 +909,12 @@ class Config(Struct, frozen=True, kw_only=True):
         """What the hooks go by on a node whose kernel takes a CPU quota in the box, or does not."""
         network = self.network
         most = Bandwidth(network.max_egress_bits_per_s, network.max_ingress_bits_per_s)
-        return HookSettings(child_quota, most, self.hardening.of_hooks())
+        hardening, proxy = self.hardening.of_hooks(), self.proxy
+        if hardening.refuse_host_paths:
+            sockets = map(posixpath.dirname, (proxy.runtime_path, proxy.listen_path))
+            refused = dict.fromkeys((*hardening.refuse_host_paths, self.kubelet.root_dir, *sockets))
+            hardening = replace(hardening, refuse_host_paths=tuple(refused))
+        return HookSettings(child_quota, most, hardening)
 
 
 def _socket_path(value: str) -> str:

@@ -7,8 +7,8 @@
 | `hostNetwork`, `hostPID`, `hostIPC`   | refused          | what it does there is the node's, not the pod's          |
 | a hostPath of the kernel's or the     | refused          | by these it leaves its cgroup, or others start what is   |
 | runtime's folders, in or above one    |                  | in none                                                  |
-| a writable hostPath of a folder that  | refused          | what it writes there, the node runs outside the box, or  |
-| the node runs, in or above one        |                  | goes by                                                  |
+| a writable hostPath that is in none   | refused          | what it writes there, the node may run outside the box,  |
+| of the folders for jobs' data         |                  | or go by                                                 |
 | a `hostPort`                          | refused          | what is sent to that port of the node goes to the pod,   |
 |                                       |                  | also where kubelet or a login waits for it               |
 | no seccomp profile, or `Unconfined`   | `RuntimeDefault` | one pod can fill the quota of root's keys, and then no   |
@@ -42,8 +42,7 @@ from criproxy.vocabulary.unboundable import (
     HOST_PATHS,
     MOST_CAPABILITIES,
     WRITABLE_HOST_PATHS,
-    first_related,
-    first_run,
+    host_path_refusal,
     plain,
 )
 
@@ -113,7 +112,7 @@ class Hardening(Struct, frozen=True):
     refuse_privileged: bool = True
     refuse_host_namespaces: frozenset[str] = frozenset(HOST_NAMESPACES)
     refuse_host_paths: tuple[str, ...] = HOST_PATHS
-    refuse_writable_host_paths: tuple[str, ...] = WRITABLE_HOST_PATHS
+    writable_host_paths: tuple[str, ...] = WRITABLE_HOST_PATHS
     refuse_host_ports: bool = True
     proc_mount: bool = True
     cache_classes: bool = True
@@ -139,17 +138,13 @@ class Hardening(Struct, frozen=True):
     @property
     def looks_at_mounts(self) -> bool:
         """Whether any hostPath volume is refused."""
-        return bool(self.refuse_host_paths or self.refuse_writable_host_paths)
+        return bool(self.refuse_host_paths) or "/" not in self.writable_host_paths
 
     def refusal_of_mounts(self, mounts: Iterable[HostMount]) -> str:
         """The same of a pod's hostPath volumes, as they are written."""
-        for one in mounts:
-            if (listed := first_related(one.path, self.refuse_host_paths)) is not None:
-                return unboundable.host_path(one.path, listed, BY)
-            writable = () if one.readonly else self.refuse_writable_host_paths
-            if (listed := first_run(one.path, writable)) is not None:
-                return unboundable.writable_host_path(one.path, listed, BY)
-        return ""
+        lists = self.refuse_host_paths, self.writable_host_paths
+        refusals = (host_path_refusal(one.path, BY, *lists, readonly=one.readonly) for one in mounts)
+        return next(filter(None, refusals), "")
 
 
 class HardeningHook(Struct, frozen=True):

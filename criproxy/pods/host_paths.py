@@ -1,21 +1,25 @@
 """Where a container's hostPath volumes lead to on the node, past symbolic links, bind mounts and kubelet's subPaths.
 
-A path is refused that is a refused folder, lies in one or has one in it, by any of these:
+A path has many names: as it is written, at each symbolic link on its way, once all are resolved, and those that mounts
+of its file system give it. By any of them it is refused that is a refused folder, lies in one or has one in it; and by
+a file system of the kernel's own (sysfs, proc, a cgroup hierarchy, …), there or below. One that is not read-only is
+refused unless its names once links are resolved, by these and by mounts, are all in lent folders, and so are those that
+mounts give parts of it. What is mounted in a path counts as the path itself; but it is not read-only with it, unless
+the node has it so, or the pod asks for that.
 
-1. its name, as it is written, at each symbolic link on its way, and once all are resolved;
-2. the file system that it leads to: one of the kernel's own (sysfs, proc, a cgroup hierarchy, …), there or below;
-3. what it is on its device: a bind mount of /run is a folder of the same file system as /run, or as what is mounted in
-   memory below it.
+These mounts give no names:
 
-A path that leads to what the node runs is refused by the same (but for 2) unless it is read-only. What is mounted in a
-path counts as the path itself; but it is not read-only with it, unless the node has it so, or the pod asks for that.
+- those in refused folders and in kubelet's: what is mounted there from a disk is often elsewhere as well;
+- one that shows all of the disk that the system is on (OSTree's /sysroot), if others show the path, too;
+- those of NFS, but to subPaths: its mounts don't say what they show.
 
 Kubelet's own files for a pod (its volumes, /etc/hosts, the termination log) lie in a refused folder, /var/lib/kubelet,
 and pass: all that is in pods/UID there. But for subPaths: of a volume's `subPath`, kubelet hands on a bind mount in
-pods/UID/volume-subpaths, so that these go by 2 and 3, where what lies in the pod's own folder passes.
+pods/UID/volume-subpaths, whose own name says nothing. It passes where it is of a volume of the pod's own; else it goes
+by its other names, and is refused where mounts in refused folders alone give it any.
 
 What a path leads to can change before the runtime mounts it. Whoever gets out so, the placement check finds.
-Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /proc/PID/mountinfo.
+Source: kubelet, kubelet_pods.go, makeMounts, and subpath_linux.go; proc(5), /proc/PID/mountinfo and /proc/PID/root.
 """
 
 import asyncio
@@ -24,8 +28,9 @@ import errno
 import os
 import posixpath
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +44,8 @@ from criproxy.model import AdmissionError, HostMount
 from criproxy.model.shown import Gauge, Shows
 from criproxy.vocabulary.unboundable import (
     EVERY,
-    JOBS_FOLDERS,
     SHOWN,
+    first_holding,
     first_related,
     host_path,
     related,
@@ -67,7 +72,25 @@ _WHOSE: Final = "Where its spec has no such volume, a PersistentVolume or a devi
 _LONGEST: Final = 4096
 """Characters of a path. Source: limits.h, PATH_MAX."""
 
-_SUBPATHS: Final = "volume-subpaths"
+_MOST_PARTS: Final = 8192
+"""Names on the way of all paths of a container, and of links there."""
+
+_SUBPATHS: Final = "/volume-subpaths/"
+
+_CSI: Final = "kubernetes.io~csi"
+"""Of a volume by such a driver, kubelet's folder has what is mounted, by the name `mount`, and a file of kubelet's own.
+
+Source: Kubernetes, pkg/volume/csi.
+"""
+
+_VGPU: Final = "/usr/local/vgpu/containers"
+"""A folder of UID_CONTAINER in it is mounted into each container that asks for a virtual GPU.
+
+Source: HAMi and Volcano, vGPU device plugin, Allocate.
+"""
+
+_SYSTEM: Final = ("/", "/etc", "/usr", "/var")
+"""Where the disk that the system is on is mounted, in part; what shows more of it shows all."""
 
 _KERNELS_OWN: Final = frozenset(
     {"sysfs", "proc", "cgroup", "cgroup2", "devtmpfs", "debugfs", "tracefs", "securityfs", "configfs", "bpf", "pstore"}
@@ -111,39 +134,57 @@ def parse_mount_table(mountinfo: str) -> tuple[MountPoint, ...]:
     return tuple(found)
 
 
+class MountTable:
+    """The mounts of a node in the kernel's order, `at` by where each is, and on which one a path is."""
+
+    def __init__(self, mounts: Iterable[MountPoint]) -> None:
+        self.mounts = tuple(mounts)
+        self.at = {one.point: one for one in self.mounts}  # of several in one place, the last hides the others
+        self._on = dict(self.at)
+
+    def of(self, path: str) -> MountPoint:
+        """What a path is on by its name, found from the folder above it; `_NOWHERE`: nothing that is known."""
+        mount, unknown = self._on.get(path), list[str]()
+        while mount is None:
+            unknown.append(path)
+            above = posixpath.dirname(path)
+            mount, path = _NOWHERE if above == path else self._on.get(above), above
+        self._on.update(dict.fromkeys(unknown, mount))
+        return mount
+
+
 class NodePaths:
     """What paths of a pod lead to. `link_at` reads the symbolic link there, see `names_of`, and `links_in` gives the
     names of those in a folder. Pure but for these.
 
-    `own` is kubelet's folder for the pod. A container may mount thousands of paths, and a node has thousands of mounts:
-    what is the same for all paths is found once, and what a path is on by its folders, from the nearest upwards.
+    `own` is kubelet's folder for the pod, `…/pods/UID`. A container may mount thousands of paths, and a node has
+    thousands of mounts: what is the same for all paths is found once.
     """
 
     def __init__(
         self,
-        mounts: Sequence[MountPoint],
+        mounts: MountTable,
         link_at: Callable[[str], str],
         links_in: Callable[[str], Iterable[str]],
         own: str,
         hardening: Hardening,
     ) -> None:
-        self._link_at, self._links_in, self._own = link_at, links_in, own
-        self._at = {one.point: one for one in mounts}  # of several in one place, the last hides the others
-        self._kernels = {one.point: one.kind for one in mounts if one.kind in _KERNELS_OWN}
-        self._points, self._kernels_points = sorted(self._at), sorted(self._kernels)
-        self._home = self._source(names_of(own, link_at)[-1])
-        kubelets = names_of(posixpath.dirname(posixpath.dirname(own)), link_at)[-1]
-        in_memory = (point for point, one in self._at.items() if one.kind in _IN_MEMORY)
-        self._in_memory = frozenset(point for point in in_memory if not _is_in(point, kubelets))
-        """What is mounted from a disk is often elsewhere as well."""
-        jobs = (self._source(self._led_to(one)) for one in JOBS_FOLDERS)
-        self._refused = self._folders(hardening.refuse_host_paths)
-        self._refused_writable = replace(
-            self._folders(hardening.refuse_writable_host_paths),
-            jobs=[one for one in jobs if one.kind not in _ROOTLESS],
-        )
-        self._refused_at = cache(partial(self._listed_at, self._refused))
-        self._refused_writable_at = cache(partial(self._listed_at, self._refused_writable))
+        self._mounts, self._link_at, self._links_in = mounts, link_at, links_in
+        self._kernels = {one.point: one.kind for one in mounts.at.values() if one.kind in _KERNELS_OWN}
+        self._points, self._kernels_points = sorted(mounts.at), sorted(self._kernels)
+        self._subpaths = f"/pods/{posixpath.basename(own)}{_SUBPATHS}"
+        """In the names of its subPaths, wherever kubelet's folder is: no spec has the pod's uid but in a subPath."""
+        self._volumes = f"{names_of(own, link_at)[-1]}/volumes"
+        self._kubelets = names_of(posixpath.dirname(posixpath.dirname(own)), link_at)[-1]
+        refused, lent = hardening.refuse_host_paths, hardening.writable_host_paths
+        self._refused = dict[str, str]()
+        """Where each refused folder is, and as what it is listed."""
+        for one in refused:
+            for place in self._places(one):
+                self._refused.setdefault(place, one)
+        self._lent = frozenset(place for one in lent for place in self._places(one, lent))
+        self._views = self._sorted()
+        self._shown_at, self._listed_at, self._unlent_at = cache(self._shown), cache(self._listed), cache(self._unlent)
 
     def refusal(self, mount: HostMount) -> str:
         """Why this one is refused, in words; "": it is not."""
@@ -152,126 +193,154 @@ class NodePaths:
             return f"a hostPath volume of {path[:SHOWN]}... has more than {_LONGEST} characters, which no kernel takes"
         names = names_of(path, self._link_at)
         resolved = names[-1]
-        source = self._source(resolved)
-        found = self._listed(self._refused, path, names, source) or self._kernel_s(resolved, source)
-        if found is not None:
+        points = self._points[_inside(resolved, self._points)]
+        listed = chain(map(self._named, names), map(self._listed_at, (resolved, *points)))
+        if (found := next(filter(None, listed), None) or self._kernel_s(resolved)) is not None:
             return host_path(path, found, BY)
-        if not mount.readonly and (found := self._listed(self._refused_writable, path, names, source)) is not None:
+        if not mount.readonly and (found := self._unlent_at(resolved)) is not None:
             return writable_host_path(path, found, BY)
-        return self._refusal_below(mount, self._points[_inside(resolved, self._points)])
-
-    def _refusal_below(self, mount: HostMount, points: Sequence[str]) -> str:
-        """The same of what is mounted in it."""
-        if (found := next(filter(None, map(self._refused_at, points)), None)) is not None:
-            return host_path(mount.path, found, BY)
         if mount.readonly and mount.recursive_read_only:
             return ""
         for point in points:
-            if not self._at[point].readonly and (found := self._refused_writable_at(point)) is not None:
-                below = writable_below(mount.path, point, BY)
-                return below if mount.readonly else writable_host_path(mount.path, found, BY)
+            if not self._mounts.at[point].readonly and (found := self._unlent_at(point)) is not None:
+                words = writable_below(path, point, BY)
+                return words if mount.readonly else writable_host_path(path, found, BY)
         return ""
 
-    def _listed(self, folders: "_Folders", path: str, names: Sequence[str], source: MountPoint) -> str | None:
-        """As what a folder is listed that the path leads to; None: to none."""
-        if any(one.device == source.device and _is_in(source.root, one.root) for one in folders.jobs):
-            return None
-        named = None if _is_in(path, self._own) else folders.named(names)
-        if named is not None or (source.device == self._home.device and _is_in(source.root, self._home.root)):
-            return named
-        return None if source.kind in _KERNELS_OWN else folders.holding(source)
+    def _named(self, name: str) -> str | None:
+        """As what the refused folder is listed that this is, or lies in, or has in it; None: there is none."""
+        found = None if self._subpaths in name else first_related(name, self._refused)
+        return None if found is None else self._refused[found]
 
-    def _kernel_s(self, resolved: str, source: MountPoint) -> str | None:
+    def _listed(self, resolved: str) -> str | None:
+        """The same by what mounts show there, or only show in refused folders."""
+        shown = self._shown_at(resolved)
+        if shown.own or shown.kind in _KERNELS_OWN:
+            return None
+        if (named := next(filter(None, map(self._named, (*shown.names, *shown.parts))), None)) is not None:
+            return named
+        return None if shown.names else next(filter(None, map(self._named, shown.apart)), None)
+
+    def _kernel_s(self, resolved: str) -> str | None:
         """The file system of the kernel's that the path is on, or has in it, in words; None: there is none."""
-        if (kind := source.kind) not in _KERNELS_OWN:
+        if (kind := self._mounts.of(resolved).kind) not in _KERNELS_OWN:
             if not (below := self._kernels_points[_inside(resolved, self._kernels_points)]):
                 return None
             kind = self._kernels[below[0]]
         return f"a file system of the kernel's, {kind}"
 
-    def _listed_at(self, folders: "_Folders", point: str) -> str | None:
-        """The same of what is mounted there."""
-        return self._listed(folders, point, (point,), self._source(point))
+    def _unlent(self, resolved: str) -> str | None:
+        """A name that is in no lent folder; None: it may be written."""
+        shown = self._shown_at(resolved)
+        if shown.own:
+            return None
+        if not shown.names:
+            return next(iter(shown.apart), resolved)
+        return next((one for one in (*shown.names, *shown.parts) if first_holding(one, self._lent) is None), None)
 
-    def _folders(self, listed: Sequence[str]) -> "_Folders":
-        names, on_devices = dict[str, str](), dict[str, list[tuple[str, str]]]()
-        node_s = self._at.get("/", _NOWHERE)
-        for one in listed:
-            for folder in dict.fromkeys(self._places(one)):
-                names.setdefault(folder, one)
-                for source in self._sources(folder):
-                    if source.kind not in _ROOTLESS or source.root == "/" or source.id == node_s.id:
-                        on_devices.setdefault(source.device, []).append((source.root, one))
-        return _Folders(names, on_devices)
+    def _shown(self, resolved: str) -> "_Shown":
+        """Once links are resolved."""
+        mount = self._mounts.of(resolved)
+        if mount.kind in _ROOTLESS and self._subpaths not in resolved:
+            return _Shown(mount.kind, (resolved,))
+        root = _below(mount.root, resolved[len(mount.point) :])
+        views = self._views.get(mount.device, _Views())
+        names = views.names(views.seen, root) or views.names(views.of_all, root)
+        own = any(map(self._is_own, views.names(views.own, root)))
+        parts = tuple(one.point for one in views.seen if _is_in(one.root, root))
+        itself = () if self._subpaths in resolved else (resolved,)
+        return _Shown(mount.kind, (*itself, *names), parts, views.names(views.apart, root), own)
 
-    def _places(self, listed: str) -> Iterator[str]:
+    def _sorted(self) -> dict[str, "_Views"]:
+        """By their device, all mounts but those that kubelet makes of subPaths."""
+        system = [one for point in _SYSTEM if (one := self._mounts.at.get(point)) is not None]
+        found = dict[str, _Views]()
+        for one in self._mounts.mounts:
+            point = one.point
+            if _SUBPATHS in point:
+                continue
+            views = found.setdefault(one.device, _Views())
+            if _holds(self._volumes, point) or _holds(point, self._volumes):
+                views.own.append(one)
+            if _is_in(point, self._kubelets) or (one.kind not in _IN_MEMORY and self._is_in_refused(point)):
+                views.apart.append(one)
+            elif point not in _SYSTEM and any(
+                one.device == its.device and _holds(one.root, its.root) for its in system
+            ):
+                views.of_all.append(one)
+            else:
+                views.seen.append(one)
+        return found
+
+    def _is_in_refused(self, point: str) -> bool:
+        return first_holding(posixpath.dirname(point), self._refused) is not None
+
+    def _is_own(self, name: str) -> bool:
+        """Whether it is in a volume that kubelet has made for the pod: in pods/UID/volumes/PLUGIN/NAME."""
+        if not _is_in(name, self._volumes):
+            return False
+        plugin, *rest = name.removeprefix(f"{self._volumes}/").split("/")
+        return rest[1:2] == ["mount"] if plugin == _CSI else bool(rest)
+
+    def _places(self, listed: str, lent: Collection[str] = ()) -> Iterator[str]:
         """Where a listed folder is: as it is written, where links lead, and, of a name that stands for many, where
-        those lead that are links themselves.
+        those lead that are links themselves. Links in a lent folder may be offline pods', and are not followed.
         """
         yield listed
         written, rest = _fixed(listed)
-        folder = self._led_to(written)
+        folder = self._led_to(written, lent)
         yield posixpath.join(folder, *rest)
         if rest and self._is_near(folder):
             for name in self._links_in(folder):
                 link = posixpath.join(folder, name)
                 if related(link, posixpath.join(folder, rest[0])):
-                    yield posixpath.join(self._led_to(link), *rest[1:])
+                    yield posixpath.join(self._led_to(link, lent), *rest[1:])
 
-    def _sources(self, folder: str) -> Iterator[MountPoint]:
-        """What a listed folder is on devices: itself, what is mounted in memory in it, and, of a name that stands for
-        many, what is mounted where any of them is.
-        """
-        yield self._source(folder)
-        written, _ = _fixed(folder)
-        names = folder.rstrip("/").split("/")
-        for point in self._points[_inside(written, self._points)]:
-            depth = point.count("/") + 1
-            if (depth <= len(names) or point in self._in_memory) and related(point, folder):
-                yield self._source(posixpath.join(point, *names[depth:]))
-
-    def _led_to(self, folder: str) -> str:
+    def _led_to(self, folder: str, lent: Collection[str]) -> str:
         """Where a folder of the node's is, as far as that is known without a look at what may be of a server that is
         gone. A mount point is no link.
         """
+
+        def link_at(at: str) -> str:
+            is_left = at in self._mounts.at or not self._is_near(at)
+            return "" if is_left or first_holding(posixpath.dirname(at), lent) is not None else self._link_at(at)
+
         try:
-            return names_of(folder, lambda at: "" if at in self._at or not self._is_near(at) else self._link_at(at))[-1]
+            return names_of(folder, link_at)[-1]
         except OSError:
             return folder
 
     def _is_near(self, path: str) -> bool:
         """Whether a path is on a disk or in memory of the node's own."""
-        mount = _mount_of(path, self._at)
-        return not mount.device.startswith("0:") or mount.kind in _NEAR or mount == self._at.get("/")
-
-    def _source(self, path: str) -> MountPoint:
-        """The mount that a path is on; its `root` is the path's own on the device."""
-        mount = _mount_of(path, self._at)
-        if mount is _NOWHERE:
-            return replace(_NOWHERE, root=path, point=path)
-        rest = path[len(mount.point) :].lstrip("/")
-        root = posixpath.join(mount.root, rest) if rest else mount.root
-        return replace(mount, root=root, point=path)
+        mount = self._mounts.of(path)
+        return not mount.device.startswith("0:") or mount.kind in _NEAR or mount == self._mounts.of("/")
 
 
-class _Folders(Struct, frozen=True):
-    """Folders of a list that are refused. `names`: by where each is, as what it is listed; `on_devices`: by the device,
-    what each is there, and as what it is listed; `jobs`: folders in them of which what they have in them is not.
+class _Shown(Struct, frozen=True):
+    """What a path is on a node: the file system's `kind`, and its `names`. `parts`: where mounts show parts of it;
+    `apart`: its names in refused folders; `own`: whether it is in a volume that kubelet has made for the pod.
     """
 
-    names: Mapping[str, str]
-    on_devices: Mapping[str, Sequence[tuple[str, str]]]
-    jobs: Sequence[MountPoint] = ()
+    kind: str
+    names: Sequence[str]
+    parts: Sequence[str] = ()
+    apart: Sequence[str] = ()
+    own: bool = False
 
-    def named(self, names: Iterable[str]) -> str | None:
-        """As what the folder is listed that a path is, or lies in, or has in it, by its names; None: there is none."""
-        found = (first_related(one, self.names) for one in names)
-        return next((self.names[one] for one in found if one is not None), None)
 
-    def holding(self, source: MountPoint) -> str | None:
-        """The same by what the path is on its device."""
-        there = self.on_devices.get(source.device, ())
-        return next((listed for root, listed in there if related(source.root, root)), None)
+class _Views(Struct):
+    """Mounts of one device: `apart` are those in refused folders, `of_all` show all of the disk that the system is on.
+    `own`: by which the pod's own volumes may be seen, among others.
+    """
+
+    seen: list[MountPoint] = []
+    of_all: list[MountPoint] = []
+    apart: list[MountPoint] = []
+    own: list[MountPoint] = []
+
+    def names(self, mounts: Iterable[MountPoint], root: str) -> tuple[str, ...]:
+        """What they call the folder `root` of the device."""
+        return tuple(_below(one.point, root[len(one.root) :]) for one in mounts if _holds(one.root, root))
 
 
 def _fixed(listed: str) -> tuple[str, Sequence[str]]:
@@ -289,6 +358,14 @@ def _inside(folder: str, points: Sequence[str]) -> slice:
 
 def _is_in(path: str, folder: str) -> bool:
     return path.startswith(f"{folder.rstrip('/')}/") and path != folder
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or _is_in(path, folder)
+
+
+def _below(folder: str, rest: str) -> str:
+    return posixpath.join(folder, rest.lstrip("/")) if rest.strip("/") else folder
 
 
 _NOWHERE: Final = MountPoint("", "", "", "", "", False)
@@ -327,8 +404,9 @@ class HostPaths(Shows):
 
     A thread that hangs is left to it, and other pods have others, so that one server that is gone only keeps out the
     pods that mount something of it. Where a thread takes long, no other looks at the same mount: pods that come
-    together wait for the one that came first. `root_dir` is kubelet's. The mounts are those of process 1, as kubelet
-    and the runtime see them.
+    together wait for the one that came first. `root_dir` is kubelet's. Mounts and links are those of the process whose
+    folder in /proc `process` is, as kubelet and the runtime see them. As a pod, criproxy has another root; where it may
+    not look at that process's, as a service of systemd's, it has the same.
     """
 
     GAUGES = (
@@ -339,11 +417,9 @@ class HostPaths(Shows):
         ),
     )
 
-    def __init__(
-        self, root_dir: str, mountinfo: Path = Path("/proc/1/mountinfo"), *, timeout_s: float = _TIMEOUT_S
-    ) -> None:
+    def __init__(self, root_dir: str, process: Path = Path("/proc/1"), *, timeout_s: float = _TIMEOUT_S) -> None:
         self._pods = f"{root_dir}/pods"
-        self._mountinfo = mountinfo
+        self._process = process
         self._timeout_s = timeout_s
         self._readers: tuple[_Reader, ...] = (self._begun(),)
         self._next: Final = asyncio.Lock()
@@ -354,10 +430,11 @@ class HostPaths(Shows):
         """The ids of mounts, as of the last look."""
 
     def suspects(self, uid: str, mounts: Sequence[HostMount]) -> tuple[HostMount, ...]:
-        """Those that are not plainly kubelet's own for this pod."""
-        own = f"{self._pods}/{uid}/"
+        """Those that are not plainly kubelet's own for this pod, wherever its folder is, nor a device plugin's."""
         plain = dict.fromkeys(replace(one, path=posixpath.normpath(one.path)) for one in dict.fromkeys(mounts))
-        return tuple(one for one in plain if not one.path.startswith(own) or one.path.startswith(f"{own}{_SUBPATHS}/"))
+        own, subpaths, vgpu = f"/pods/{uid}/", f"/pods/{uid}{_SUBPATHS}", f"{_VGPU}/{uid}_"
+        suspects = (one for one in plain if own not in one.path or subpaths in one.path)
+        return tuple(one for one in suspects if not one.path.startswith(vgpu))
 
     async def check(self, uid: str, suspects: Sequence[HostMount], hardening: Hardening) -> None:
         """Raises AdmissionError for a path that is refused, and where the node does not tell."""
@@ -456,29 +533,40 @@ class HostPaths(Shows):
         own: str,
         hardening: Hardening,
     ) -> str:
-        mounts = parse_mount_table(kernel_text(self._mountinfo.read_bytes()))
-        self._mounted = frozenset(one.id for one in mounts)
-        points = {one.point: one for one in mounts}
+        table = MountTable(parse_mount_table(kernel_text((self._process / "mountinfo").read_bytes())))
+        self._mounted = frozenset(one.id for one in table.mounts)
+        root = f"{self._process}/root"
+        if not os.access(root, os.X_OK):
+            root = ""
+        parts = 0
 
         def pass_by(path: str) -> None:
-            reader.at = _mount_of(path, points)
+            reader.at = table.of(path)
             if (other := occupied.get(reader.at.id)) is not None:
                 raise _OccupiedError(other, reader.at.point)
 
         @cache
-        def link_at(path: str) -> str:
+        def read(path: str) -> str:
             pass_by(path)
-            return _link_at(path)
+            return _link_at(path, root)
 
+        def link_at(path: str) -> str:
+            nonlocal parts
+            parts += 1
+            if parts > _MOST_PARTS:
+                raise OSError(f"with the links there, their paths have more than {_MOST_PARTS} parts in all")
+            return read(path)
+
+        @cache
         def links_in(folder: str) -> list[str]:
             pass_by(folder)
             try:
-                with os.scandir(folder) as found:
+                with os.scandir(f"{root}{folder}") as found:
                     return [one.name for one in found if one.is_symlink()]
             except OSError:
                 return []
 
-        node = NodePaths(mounts, link_at, links_in, own, hardening)
+        node = NodePaths(table, link_at, links_in, own, hardening)
         return next((why for one in mounted if (why := node.refusal(one))), "")
 
 
@@ -514,22 +602,11 @@ def names_of(path: str, link_at: Callable[[str], str]) -> list[str]:
     return [*names, found]
 
 
-def _link_at(path: str) -> str:
-    """Of the symbolic link there; "": it is none, or nothing is there. Raises OSError."""
+def _link_at(path: str, root: str) -> str:
+    """Of the symbolic link there, below the folder `root`; "": it is none, or nothing is there. Raises OSError."""
     try:
-        return os.readlink(path)
+        return os.readlink(f"{root}{path}")
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise OSError(f"{path[:SHOWN]}: {error.strerror}") from error
         return ""
-
-
-def _mount_of(path: str, points: Mapping[str, MountPoint]) -> MountPoint:
-    """What a path is on by its name; `_NOWHERE`: nothing that is known."""
-    point = path
-    while point not in points:
-        above = posixpath.dirname(point)
-        if above == point:
-            return _NOWHERE
-        point = above
-    return points[point]

@@ -50,9 +50,9 @@ NODES_OWN: Final = (
     "hardening.refuse_host_paths",
     "hardening.refuse_host_ports",
     "hardening.refuse_privileged",
-    "hardening.refuse_writable_host_paths",
     "hardening.seccomp",
     "hardening.verified_only",
+    "hardening.writable_host_paths",
     "interference.queries",
     "pids.max_ratio",
 )

@@ -4,7 +4,7 @@ Pure.
 """
 
 import posixpath
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -17,57 +17,49 @@ HOST_PATHS: Final = (
     "/dev",
     "/run",
     "/var/run",
+    "/etc/kubernetes",
     "/var/lib/kubelet",
     "/var/lib/containerd",
     "/var/lib/containers",
-)
-"""Folders of the kernel's, kubelet's and runtimes', which an offline pod may not even read."""
-
-WRITABLE_HOST_PATHS: Final = (
-    "/etc",
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/boot",
-    "/root",
-    "/home/*/.*",
-    "/home/kubernetes",
-    "/opt/bin",
-    "/opt/cni",
-    "/opt/containerd",
-    "/opt/criproxy",
-    "/opt/nri",
-    "/var/lib/cloud",
-    "/var/lib/criproxy",
-    "/var/lib/dkms",
-    "/var/lib/dpkg",
+    "/var/lib/docker",
+    "/var/lib/etcd",
     "/var/lib/k0s",
     "/var/lib/rancher/*/agent",
-    "/var/lib/rancher/*/data",
     "/var/lib/rancher/*/server",
-    "/var/lib/rpm",
-    "/var/lib/snapd",
-    "/var/lib/systemd",
-    "/var/snap",
-    "/var/spool/at",
-    "/var/spool/cron",
+    "/var/snap/microk8s/common/run",
+    "/var/snap/microk8s/common/var/lib",
+    "/var/snap/microk8s/current",
 )
-"""Folders of which the node runs what is there with root's rights, or that say what it runs and who may log in.
+"""Folders of the kernel's, the cluster's, kubelet's and runtimes', which an offline pod may not even read."""
 
-Folders of jobs' data are none: of /opt and /var/lib, these are what packages, the runtime, k3s and k0s keep there, and
-of a home, what sshd and shells read; but /home/kubernetes has kubelet on GKE, and /var/snap MicroK8s. Source:
-Filesystem Hierarchy Standard 3.0; k3s and k0s, --data-dir.
-"""
+WRITABLE_HOST_PATHS: Final = (
+    "/data*",
+    "/disk*",
+    "/grid*",
+    "/hadoop*",
+    "/local-*",
+    "/localdisk*",
+    "/media",
+    "/mnt*",
+    "/nvme*",
+    "/scratch*",
+    "/srv",
+    "/ssd*",
+    "/opt/local-path-provisioner",
+    "/var/local-path-provisioner",
+    "/var/lib/rancher/*/storage",
+    "/var/mnt",
+    "/var/openebs/local",
+    "/var/snap/microk8s/common/default-storage",
+    "/tmp/hostpath-provisioner",
+    "/tmp/hostpath_pv",
+)
+"""Folders for jobs' data, and those of provisioners of node-local volumes: of what a node has, an offline pod may write
+to these alone.
 
-JOBS_FOLDERS: Final = ("/usr/local/vgpu/containers", "/var/snap/microk8s/common/default-storage")
-"""Folders in `WRITABLE_HOST_PATHS` that have one for each container or volume, of which the node runs nothing.
-
-Source: HAMi and Volcano, vGPU device plugin, Allocate: it mounts one into each container that asks for a vGPU;
-MicroK8s, hostpath-storage.
+Not /local, which is all that Bottlerocket may write to. Source: Filesystem Hierarchy Standard 3.0 (/media, /mnt, /srv);
+the provisioners of Rancher (k3s and kind have others of it), OpenEBS (Local PV Hostpath), MicroK8s and minikube;
+/var/mnt: Talos, user volumes.
 """
 
 EVERY: Final = "*"
@@ -86,11 +78,16 @@ SHOWN: Final = 320
 """Characters of a path that an answer repeats."""
 
 ESCAPE: Final = "by that it could leave every bound of the box"
-RUNS: Final = "the node runs what is there, or goes by it, outside the box"
+RUNS: Final = "the node may run what is there, or go by it, outside the box"
 TAKES: Final = "by that it takes what is sent to the node, kubelet's and online pods' ports too"
 COSTS: Final = "Linux has some forty, and the node would spend its time on the others"
 RESTORES: Final = "its processes come back with whatever rights, seccomp and scheduling policy the checkpoint says"
 OUTSIDE: Final = "what it does there, no limit of the box holds"
+
+_LEND: Final = (
+    "have an administrator lend the folder (hardening.writable_host_paths in the nodes' files, --writable-host-path of "
+    "the webhook)"
+)
 
 
 def privileged(by: str) -> str:
@@ -137,15 +134,24 @@ def host_path(path: str, found: str, by: str) -> str:
 
 
 def writable_host_path(path: str, found: str, by: str) -> str:
-    """The same of one that leads to `found`, of `WRITABLE_HOST_PATHS`, and is not read-only."""
-    remedy = "mount it read-only (readOnly: true)"
+    """The same of one that leads to `found`, which is not lent, and is not read-only."""
+    remedy = f"mount it read-only (readOnly: true), {_LEND}"
     return _refused(f"a writable hostPath volume of {_leading(path, found)}", RUNS, by, remedy)
 
 
 def writable_below(path: str, point: str, by: str) -> str:
     """The same of one that is read-only, while what is mounted at `point` in it is not."""
-    remedy = "mount it with recursiveReadOnly: Enabled"
+    remedy = f"mount it with recursiveReadOnly: Enabled, {_LEND}"
     return _refused(f"a hostPath volume of {_shown(path)}, in which {_shown(point)} stays writable", RUNS, by, remedy)
+
+
+def host_path_refusal(path: str, by: str, refused: Iterable[str], lent: Iterable[str], *, readonly: bool) -> str:
+    """The same of a hostPath volume by its name alone; "": it is not refused. `refused` are as `HOST_PATHS`, `lent` as
+    `WRITABLE_HOST_PATHS`.
+    """
+    if (found := first_related(path, refused)) is not None:
+        return host_path(path, found, by)
+    return "" if readonly or first_holding(path, lent) is not None else writable_host_path(path, path, by)
 
 
 def related(path: str, folder: str) -> bool:
@@ -160,27 +166,29 @@ def first_related(path: str, folders: Iterable[str]) -> str | None:
     folders are always the same.
     """
     names = _names(path)
-    for folder in folders:
-        for name, listed in zip(names, _known_names(folder), strict=False):  # one of them may have the other in it
-            if name != listed and not (listed[-1] == EVERY and name.startswith(listed[:-1])):
-                break
-        else:
-            return folder
-    return None
+    return next((one for one in folders if _begin_alike(names, _known_names(one))), None)
 
 
-def first_run(path: str, folders: Iterable[str]) -> str | None:
-    """The same of a path that is mounted writable; None also for what lies in one of `JOBS_FOLDERS`."""
+def first_holding(path: str, folders: Iterable[str]) -> str | None:
+    """The first of the folders that is the path, or has it in it; None: there is none."""
     names = _names(path)
-    of_jobs = any(len(names) > len(one) and names[: len(one)] == one for one in map(_known_names, JOBS_FOLDERS))
-    return None if of_jobs else first_related(path, folders)
+    shorter = (one for one in folders if len(_known_names(one)) <= len(names))
+    return next((one for one in shorter if _begin_alike(names, _known_names(one))), None)
+
+
+def _begin_alike(names: Sequence[str], listed: Sequence[str]) -> bool:
+    """Whether one of them may have the other in it."""
+    return all(
+        one == other or (other[-1] == EVERY and one.startswith(other[:-1]))
+        for one, other in zip(names, listed, strict=False)
+    )
 
 
 def _names(path: str) -> tuple[str, ...]:
     return tuple(filter(None, posixpath.normpath(f"/{path}").split("/")))
 
 
-_known_names = lru_cache(128)(_names)
+_known_names = lru_cache(1024)(_names)
 
 
 def _leading(path: str, found: str) -> str:

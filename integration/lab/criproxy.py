@@ -38,8 +38,9 @@ pods wait for is no harm of the box's, yet may be taken for it, and then no offl
 LETS_THE_LAB: Mapping[str, Any] = {
     "refuse_host_namespaces": ["pid", "ipc"],
     "refuse_host_paths": [path for path in HOST_PATHS if path not in ("/run", "/var/run")],
+    "writable_host_paths": ["/"],
 }
-"""For [hardening]: the lab's pods have no network of their own, and a lab's directory is in /run."""
+"""For [hardening]: the lab's pods have no network of their own, a lab's directory is in /run, and a test's in /tmp."""
 
 
 def static(cores: float, memory_bytes: int = 256 << 20, **tables: Mapping[str, Any]) -> Config:

@@ -134,6 +134,20 @@ def test_unknown_key_is_an_error_that_names_the_nearest(text: str, key: str, nea
     assert (error.key, error.remedy) == (key, f"did you mean {near}?")
 
 
+def test_kubelet_s_folder_and_those_of_the_sockets_are_refused_as_host_paths_unless_none_is() -> None:
+    elsewhere = """
+[kubelet]
+root_dir = "/data/kubelet"
+[proxy]
+runtime = "unix:///data/run/containerd.sock"
+listen = "/data/criproxy/criproxy.sock"
+[hardening]
+refuse_host_paths = """
+    hardening = read(f'{elsewhere}["/sys"]').config.hooks(child_quota=True).hardening
+    assert hardening.refuse_host_paths == ("/sys", "/data/kubelet", "/data/run", "/data/criproxy")
+    assert read(f"{elsewhere}[]").config.hooks(child_quota=True).hardening.refuse_host_paths == ()
+
+
 def test_section_that_is_no_table_is_an_error() -> None:
     assert keys(read("proxy = 3")) == ["proxy"]
 

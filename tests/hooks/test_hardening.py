@@ -1,17 +1,19 @@
 """What no cgroup bounds: what an offline pod is refused, and what is taken from it."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from criproxy.hooks.hardening import CAPABILITIES, Hardening, HardeningHook
 from criproxy.hooks.offline import Rule, Subject, Test
 from criproxy.model import HostMount, Operation, Pod, PodRef, PodRequest, Resources, Security, Target
-from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS, first_related, related
+from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS, first_holding, first_related, related
 
 POD = Pod(PodRef("1", "batch", "job"), {"app": "job"})
 CONTAINER = PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/pod1", Resources(), "main", pod=POD)
 ALLOWED = Hardening(allow=(Rule(Subject.NAMESPACE, "", Test.EQUALS, "batch"),))
-OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), (), (), False, False, False)
+OPEN = Hardening(False, frozenset(["ALL"]), False, frozenset(), (), ("/",), False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_what_stays_within_a_pod_is_not_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "is_refused"),
     [
-        *((one, True) for one in HOST_PATHS),
+        *((one.replace("*", "k3s"), True) for one in HOST_PATHS),
         ("/sys/fs/cgroup", True),
         ("/run/containerd/containerd.sock", True),
         ("/", True),
@@ -58,7 +60,14 @@ def test_what_stays_within_a_pod_is_not_refused() -> None:
         ("/var/lib", True),
         ("/var/lib/kubelet-backup", False),
         ("/data", False),
+        ("/etc", True),
+        ("/etc/kubernetes/pki", True),
+        ("/var/lib/rancher", True),
+        ("/var/lib/rancher/rke2/server/tls", True),
         ("/etc/localtime", False),
+        ("/etc/ssl/certs", False),
+        ("/usr/share/zoneinfo", False),
+        ("/var/lib/rancher/k3s/storage", False),
     ],
 )
 def test_path_is_refused_where_it_is_in_a_refused_folder_or_has_one(path: str, is_refused: bool) -> None:
@@ -70,66 +79,73 @@ def test_path_is_refused_where_it_is_in_a_refused_folder_or_has_one(path: str, i
 @pytest.mark.parametrize(
     "path",
     [
-        *(one for one in WRITABLE_HOST_PATHS if "*" not in one),
-        "/etc/cron.d",
-        "/etc/foo/data",
-        "/usr/local/share/x",
-        "/lib",
-        "/lib64/security",
-        "/lib32",
-        "/opt",
-        "/opt/cni/bin",
-        "/root/.ssh",
-        "/boot/grub",
-        "/home",
-        "/home/ubuntu",
-        "/home/ubuntu/.ssh",
-        "/home/ubuntu/.config/systemd/user",
-        "/var/spool",
-        "/var/lib/systemd/system",
-        "/var/lib/rancher",
-        "/var/lib/rancher/k3s",
-        "/var/lib/rancher/rke2/server/manifests",
-        "/var/lib/k0s/bin",
-        "/var/snap/microk8s/current/args",
-        "/var/snap/microk8s/common/default-storage",
-        "/home/kubernetes/bin",
-        "/var/lib/dkms",
-        "/usr/local/vgpu",
-        "/usr/local/vgpu/containers",
+        *("/etc/cron.d", "/etc/foo/data", "/usr", "/usr/local/share/x", "/bin", "/sbin", "/lib", "/lib64/security"),
+        *("/lib32", "/libx32", "/opt", "/opt/bin", "/opt/cni/bin", "/opt/containerd", "/opt/criproxy", "/opt/nri"),
+        *("/opt/azure", "/opt/app", "/root", "/root/.ssh", "/boot", "/boot/grub", "/boot/efi", "/efi", "/tmp"),
+        *("/home", "/home/ubuntu", "/home/ubuntu/.ssh", "/home/ubuntu/data", "/home/kubernetes/bin", "/local"),
+        *("/var/log", "/var/log/pods", "/var/log/spark", "/var/tmp", "/var/spool", "/var/spool/cron", "/var/cache"),
+        *("/var/lib/cloud", "/var/lib/criproxy", "/var/lib/dkms", "/var/lib/dpkg", "/var/lib/rpm", "/var/lib/snapd"),
+        *("/var/lib/systemd/system", "/var/lib/overlay/1/etc", "/var/system/overlays", "/var/lib/rancher/k3s/data"),
+        *("/var/snap", "/var/snap/microk8s/common", "/var/openebs", "/usr/local/vgpu/containers"),
+        *("/usr/local/vgpu/containers/u1_main", "/data/../opt", "/etcetera", "/databases/../database/../usr"),
     ],
 )
-def test_folder_that_the_host_runs_is_refused_where_it_is_writable(path: str) -> None:
+def test_folder_that_is_not_lent_is_refused_where_it_is_writable(path: str) -> None:
     why = Hardening().refusal_of_mounts([HostMount("/data"), HostMount(path)])
-    assert why.startswith(f"an offline pod may not have a writable hostPath volume of {path}")
-    assert "readOnly: true" in why
+    assert why.startswith("an offline pod may not have a ")
+    assert f"hostPath volume of {path}" in why
     assert "hardening.allow" in why
-    assert Hardening().refusal_of_mounts([HostMount(path, readonly=True)]) == ""
-    assert Hardening(refuse_writable_host_paths=()).refusal_of_mounts([HostMount(path)]) == ""
+    if " writable " in why:
+        assert "readOnly: true" in why
+        assert "hardening.writable_host_paths" in why
+        assert Hardening().refusal_of_mounts([HostMount(path, readonly=True)]) == ""
+    assert Hardening(refuse_host_paths=(), writable_host_paths=("/",)).refusal_of_mounts([HostMount(path)]) == ""
     assert OPEN.refusal_of_mounts([HostMount(path)]) == ""
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        *("/data", "/mnt", "/mnt/disk1/yarn", "/srv", "/tmp", "/var/tmp", "/var/log/jobs", "/var/cache/jobs"),
-        *("/opt/data", "/opt/local-path-provisioner/pvc-1", "/home/me/data", "/var/lib/rancher/k3s/storage/pvc-1"),
-        *("/var/lib/hadoop-yarn", "/var/lib/systemd-jobs", "/etcetera", "/users", "/library/data"),
-        *(
-            "/var/lib/k0s-data",
-            "/var/snapshots",
-            "/home/kubernetes-jobs/data",
-            "/var/snap/microk8s/common/default-storage/pvc-1",
-        ),
-        *("/usr/local/vgpu/containers/u1_main", "/usr/local/vgpu/containers/u1_main/1.cache"),
+        *(one.replace("*", "1") for one in WRITABLE_HOST_PATHS),
+        *("/data", "/data1/jobs", "/mnt", "/mnt/disk1/yarn", "/mnt1", "/srv/x", "/local-ssd/0", "/localdisk"),
+        *("/opt/local-path-provisioner/pvc-1", "/var/lib/rancher/k3s/storage/pvc-1", "/var/openebs/local/pvc-1"),
+        "/var/snap/microk8s/common/default-storage/pvc-1",
     ],
 )
 def test_data_of_jobs_may_be_written(path: str) -> None:
     assert Hardening().refusal_of_mounts([HostMount(path)]) == ""
+    assert Hardening(writable_host_paths=()).refusal_of_mounts([HostMount(path)])
 
 
-def test_name_that_leads_back_out_of_what_may_be_written_is_refused() -> None:
-    assert Hardening().refusal_of_mounts([HostMount("/usr/local/vgpu/containers/../libvgpu.so")])
+def test_folder_that_an_administrator_lends_may_be_written_and_what_has_it_in_it_not() -> None:
+    lent = Hardening(writable_host_paths=("/opt/app",))
+    assert [lent.refusal_of_mounts([HostMount(one)]) for one in ("/opt/app", "/opt/app/x")] == ["", ""]
+    assert all(lent.refusal_of_mounts([HostMount(one)]) for one in ("/opt", "/opt/application", "/data"))
+    everything = Hardening(writable_host_paths=("/",))
+    assert everything.refusal_of_mounts([HostMount("/usr")]) == ""
+    assert "leads to /sys" in everything.refusal_of_mounts([HostMount("/")])
+
+
+@pytest.mark.parametrize(
+    ("lists", "looks"),
+    [
+        ({}, True),
+        ({"refuse_host_paths": ()}, True),
+        ({"writable_host_paths": ("/",)}, True),
+        ({"refuse_host_paths": (), "writable_host_paths": ()}, True),
+        ({"refuse_host_paths": (), "writable_host_paths": ("/srv", "/")}, False),
+    ],
+)
+def test_nothing_is_looked_at_where_nothing_is_refused(lists: dict[str, Any], looks: bool) -> None:
+    assert Hardening(**lists).looks_at_mounts is looks
+
+
+def test_folder_holds_itself_and_what_is_in_it_alone() -> None:
+    assert first_holding("/a/b", ["/a/c", "/a"]) == "/a"
+    assert first_holding("/a/b", ["/a/b"]) == "/a/b"
+    assert first_holding("/a", ["/a/b"]) is None
+    assert first_holding("/ab/c", ["/a*"]) == "/a*"
+    assert first_holding("/x/../a", ["/"]) == "/"
 
 
 def test_name_that_ends_with_a_star_is_of_all_that_begin_so() -> None:

@@ -3,16 +3,18 @@
 import asyncio
 import errno
 import os
+import posixpath
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError, HostMount
-from criproxy.pods.host_paths import HostPaths, MountPoint, NodePaths, names_of, parse_mount_table
+from criproxy.pods.host_paths import HostPaths, MountPoint, MountTable, NodePaths, names_of, parse_mount_table
 from tests.fakes.waiting import until
 
 KUBELET = "/var/lib/kubelet"
@@ -62,6 +64,31 @@ MOUNTS = f"""\
 86 20 8:33 /ca.pem /etc/ssl/ca.pem ro - ext4 /dev/sdc1 rw
 87 20 8:1 /usr/share /mnt/fixed/share ro - ext4 /dev/sda1 rw
 88 20 0:23 / /mnt/fixed2/run ro - tmpfs tmpfs rw
+89 20 0:60 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c1/rootfs rw - overlay overlay rw
+90 20 0:61 / {KUBELET}/pods/u2/volumes/kubernetes.io~csi/w/mount rw - fuse csi rw
+91 20 0:62 / {KUBELET}/pods/u2/volumes/kubernetes.io~empty-dir/m rw - tmpfs tmpfs rw
+92 20 8:1 /opt/pv {OWN}/volumes/kubernetes.io~local-volume/pv rw - ext4 /dev/sda1 rw
+93 20 0:63 / {OWN}/volumes/kubernetes.io~nfs/shared rw - nfs4 10.0.0.9:/shared rw
+94 20 0:63 / {KUBELET}/pods/u2/volumes/kubernetes.io~nfs/shared rw - nfs4 10.0.0.9:/shared rw
+95 20 0:64 / /home/nas rw - nfs4 10.0.0.8:/ rw
+96 20 8:17 /postgres /var/lib/postgresql rw - ext4 /dev/sdb1 rw
+97 20 8:81 / /run/kata/shared/0 rw - ext4 /dev/sdf1 rw
+98 20 8:81 / /mnt/shared rw - ext4 /dev/sdf1 rw
+101 20 8:66 / {SUBPATHS}/20 rw - vfat /dev/sde2 rw
+102 20 0:60 / {SUBPATHS}/21 rw - overlay overlay rw
+103 20 0:61 / {SUBPATHS}/22 rw - fuse csi rw
+104 20 0:62 / {SUBPATHS}/23 rw - tmpfs tmpfs rw
+105 20 8:1 {OWN}/volumes/kubernetes.io~empty-dir {SUBPATHS}/24 rw - ext4 /dev/sda1 rw
+106 20 8:1 {OWN}/containers {SUBPATHS}/25 rw - ext4 /dev/sda1 rw
+107 20 8:1 {OWN}/volumes/kubernetes.io~csi/v {SUBPATHS}/26 rw - ext4 /dev/sda1 rw
+108 20 8:1 /opt/pv/sub {SUBPATHS}/27 rw - ext4 /dev/sda1 rw
+109 20 0:63 / {SUBPATHS}/28 rw - nfs4 10.0.0.9:/shared rw
+110 20 0:92 / {SUBPATHS}/29 rw - nfs4 10.0.0.9:/data rw
+111 20 0:64 / {SUBPATHS}/30 rw - nfs4 10.0.0.8:/ rw
+112 20 8:17 /postgres/x {SUBPATHS}/31 rw - ext4 /dev/sdb1 rw
+113 20 8:1 {OWN}/volumes/kubernetes.io~configmap/c/..data {SUBPATHS}/32 rw - ext4 /dev/sda1 rw
+114 20 8:1 /usr/local/vgpu/containers/u2_main {SUBPATHS}/33 rw - ext4 /dev/sda1 rw
+115 20 8:1 {OWN}/volumes/kubernetes.io~csi/d/mount/x {SUBPATHS}/34 rw - ext4 /dev/sda1 rw
 50 20 8:33 / /mnt/a\\040b rw - ext4 /dev/sdc1 rw
 51 50 0:22 / /mnt/a\\040b/p rw - proc proc rw
 no line of any form
@@ -73,13 +100,17 @@ LINKS = {
     "/bin": "/usr/bin",
     "/home": "/var/home",
     "/opt/cni": "/srv/cni",
-    "/mnt/etc": "/etc",
+    "/mnt/cron": "/etc/cron.d",
+    "/data/logs": "/var/log",
     "/mnt/localtime": "/usr/share/zoneinfo/UTC",
 }
 
 
-def node_of(mounts: Sequence[MountPoint], link_at: Callable[[str], str]) -> NodePaths:
-    return NodePaths(mounts, link_at, lambda folder: (), OWN, Hardening())
+ALL_LENT = Hardening(writable_host_paths=("/",))
+
+
+def node_of(mounts: Sequence[MountPoint], link_at: Callable[[str], str] = lambda path: "") -> NodePaths:
+    return NodePaths(MountTable(mounts), link_at, lambda folder: (), OWN, Hardening())
 
 
 def refusal(path: str, *, readonly: bool = False, recursive_read_only: bool = False) -> str:
@@ -106,6 +137,16 @@ def refusal(path: str, *, readonly: bool = False, recursive_read_only: bool = Fa
         pytest.param("/mnt/fixed2", id="a-read-only-bind-mount-below"),
         pytest.param(f"{KUBELET}/device-plugins", id="kubelet-s"),
         *(pytest.param(f"{SUBPATHS}/{number}", id=f"sub-path-{number}") for number in (0, 1, 3, 4, 7, 8, 9)),
+        pytest.param(f"{SUBPATHS}/21", id="an-online-container-s-root-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/22", id="another-pod-s-volume-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/23", id="another-pod-s-memory-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/24", id="the-folder-of-the-pod-s-own-volumes-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/25", id="the-pod-s-own-logs-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/26", id="beside-what-a-driver-mounts-by-a-sub-path"),
+        pytest.param("/var/lib/etcd", id="etcd"),
+        pytest.param("/var/lib/docker/volumes/x", id="docker"),
+        pytest.param("/etc/kubernetes/pki", id="the-cluster-s-keys"),
+        pytest.param("/etc", id="above-the-cluster-s-keys"),
     ],
 )
 def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) -> None:
@@ -116,32 +157,37 @@ def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) ->
 @pytest.mark.parametrize(
     ("path", "found"),
     [
-        pytest.param("/etc", "/etc", id="by-name"),
-        pytest.param("/etc/foo/data", "/etc", id="in-one"),
-        pytest.param("/boot", "/boot", id="a-mount"),
-        pytest.param("/mnt/etc", "/etc", id="a-link"),
-        pytest.param("/mnt/localtime", "/usr", id="a-link-into-one"),
-        pytest.param("/usr/bin", "/usr", id="two-names"),
-        pytest.param("/srv/cni/bin", "/opt/cni", id="where-a-listed-one-leads"),
-        pytest.param("/srv", "/opt/cni", id="above-where-a-listed-one-leads"),
-        pytest.param("/var/home", "/home/*/.*", id="above-homes"),
-        pytest.param("/var/home/me", "/home/*/.*", id="a-home"),
-        pytest.param("/var/home/me/.ssh", "/home/*/.*", id="in-a-home"),
-        pytest.param("/srv/tools/share", "/usr", id="a-bind-mount"),
-        pytest.param("/mnt/keys", "/etc", id="memory-below-one-mounted-elsewhere"),
-        pytest.param(f"{SUBPATHS}/11", "/etc", id="a-sub-path"),
+        *((path, path) for path in ("/etc/foo/data", "/boot", "/usr/bin", "/var/home/me", "/root/.ssh")),
+        *((path, path) for path in ("/efi", "/tmp", "/var/log", "/var/log/jobs", "/opt/app", "/opt/azure")),
+        ("/var/lib/postgresql", "/var/lib/postgresql"),
+        *((path, path) for path in ("/var/lib/overlay/1/etc", "/var/system/overlays", "/usr/local/vgpu/containers")),
+        pytest.param("/mnt/cron", "/etc/cron.d", id="a-link"),
+        pytest.param("/data/logs/pods", "/var/log/pods", id="in-a-link"),
+        pytest.param("/mnt/localtime", "/usr/share/zoneinfo/UTC", id="a-link-to-a-file"),
+        pytest.param("/srv/tools/share", "/usr/share", id="a-bind-mount"),
+        pytest.param("/srv/tools", "/usr/share", id="above-a-bind-mount"),
+        pytest.param("/srv/archive", "/var/log/jobs/more", id="mounted-elsewhere"),
+        pytest.param("/srv", "/var/log/jobs/more", id="above-what-is-mounted-elsewhere"),
+        pytest.param("/data/postgres", "/var/lib/postgresql", id="mounted-from-a-disk-of-its-own"),
+        pytest.param("/mnt/keys", "/etc/keys/a", id="memory-mounted-elsewhere"),
+        pytest.param(f"{SUBPATHS}/11", "/etc/cron.d", id="a-sub-path"),
+        pytest.param(f"{SUBPATHS}/20", "/boot/efi", id="a-sub-path-of-a-mount"),
+        pytest.param(f"{SUBPATHS}/30", "/home/nas", id="a-sub-path-of-a-server"),
+        pytest.param(f"{SUBPATHS}/31", "/var/lib/postgresql/x", id="a-sub-path-of-what-is-mounted-elsewhere"),
+        pytest.param(f"{SUBPATHS}/33", "/usr/local/vgpu/containers/u2_main", id="another-pod-s-of-a-device-plugin"),
     ],
 )
-def test_path_that_leads_to_what_the_host_runs_is_refused_where_it_is_writable(path: str, found: str) -> None:
+def test_path_with_a_name_that_is_not_lent_is_refused_where_it_is_writable(path: str, found: str) -> None:
     leads = "" if path == found else f", which leads to {found}"
     assert refusal(path).startswith(f"an offline pod may not have a writable hostPath volume of {path}{leads}, as")
+    assert "hardening.writable_host_paths" in refusal(path)
     assert refusal(path, recursive_read_only=True), "which says nothing by itself"
     assert refusal(path, readonly=True, recursive_read_only=True) == ""
 
 
 @pytest.mark.parametrize(
     ("path", "writable"),
-    [("/boot", "/boot/efi"), ("/etc", "/etc/keys"), ("/mnt/etc", "/etc/keys"), ("/srv/tools", "/srv/tools/share")],
+    [("/boot", "/boot/efi"), ("/srv/tools", "/srv/tools/share"), ("/var/log/jobs", "/var/log/jobs/archive")],
 )
 def test_what_is_mounted_in_a_read_only_path_stays_writable_unless_it_is_recursively_so(
     path: str, writable: str
@@ -158,46 +204,110 @@ def test_what_is_mounted_in_a_read_only_path_stays_writable_unless_it_is_recursi
 @pytest.mark.parametrize(
     "path",
     [
-        "/etc/localtime",
-        "/etc/ssl",
-        "/usr",
-        "/usr/share/zoneinfo",
-        "/mnt/localtime",
-        "/bin",
-        "/opt/cni",
-        "/home",
-        "/home/me",
-        "/boot/efi",
-        "/usr/share/fonts",
-        "/mnt/fixed",
+        *("/etc/localtime", "/etc/ssl", "/etc/ssl/certs", "/etc/hosts", "/usr", "/usr/share/zoneinfo", "/bin"),
+        *("/mnt/localtime", "/opt/cni", "/home/me", "/boot/efi", "/usr/share/fonts", "/mnt/fixed", "/var/lib/dpkg"),
         f"{SUBPATHS}/11",
     ],
 )
-def test_what_the_host_runs_may_be_read(path: str) -> None:
+def test_other_folders_of_the_node_may_be_read(path: str) -> None:
     assert refusal(path, readonly=True) == ""
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/data/jobs",
-        "/data/fine",
-        "/var/home/me/data",
-        "/mnt/nas",
-        "/mnt/nas/jobs",
-        "/opt/data",
-        "/srv/jobs",
-        "/tmp",
-        "/var/log",
-        "/var/log/jobs",
-        "/mnt/fixed",
-        f"{SUBPATHS}/12",
-        f"{OWN}/volumes/kubernetes.io~csi/v/mount",
-        *(f"{SUBPATHS}/{number}" for number in (2, 5, 6, 10)),
+        *("/data/jobs", "/data/fine", "/mnt/nas", "/mnt/nas/jobs", "/srv/jobs", "/mnt/fixed", "/mnt/shared/x"),
+        "/opt/local-path-provisioner/pvc-1",
+        *(f"{SUBPATHS}/{number}" for number in (2, 5, 6, 10, 12)),
+        pytest.param(f"{SUBPATHS}/27", id="a-local-volume-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/28", id="a-shared-volume-of-a-server-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/29", id="a-lent-folder-of-a-server-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/32", id="a-config-map-by-a-sub-path"),
+        pytest.param(f"{SUBPATHS}/34", id="a-volume-of-a-driver-that-mounts-nothing-by-a-sub-path"),
     ],
 )
-def test_other_path_is_not(path: str) -> None:
+def test_path_whose_names_are_lent_or_in_the_pod_s_own_volumes_may_be_written(path: str) -> None:
     assert refusal(path) == ""
+
+
+SYSTEMS = {
+    "coreos": """\
+20 1 8:4 /ostree/deploy/c/deploy/1.0 / rw - xfs /dev/sda4 rw
+21 20 8:4 / /sysroot ro - xfs /dev/sda4 rw
+22 20 8:4 /ostree/deploy/c/var /var rw - xfs /dev/sda4 rw
+23 20 8:4 / /mnt/whole rw - xfs /dev/sda4 rw
+""",
+    "coreos-composefs": """\
+20 1 0:30 / / ro - overlay composefs rw
+21 20 8:4 / /sysroot ro - xfs /dev/sda4 rw
+22 20 8:4 /ostree/deploy/c/var /var rw - xfs /dev/sda4 rw
+23 20 8:4 /ostree/deploy/c/deploy/1.0/etc /etc rw - xfs /dev/sda4 rw
+24 20 8:4 / /mnt/whole rw - xfs /dev/sda4 rw
+""",
+    "microos": """\
+20 1 0:30 /@/.snapshots/1/snapshot / ro - btrfs /dev/sda3 rw
+21 20 0:30 /@/.snapshots /.snapshots rw - btrfs /dev/sda3 rw
+22 20 0:30 /@/var /var rw - btrfs /dev/sda3 rw
+23 20 0:30 /@/srv /srv rw - btrfs /dev/sda3 rw
+24 20 0:41 / /etc rw - overlay overlay rw
+25 20 0:30 / /data/whole rw - btrfs /dev/sda3 rw
+""",
+    "bound": """\
+20 1 8:1 / / rw - ext4 /dev/sda1 rw
+21 20 8:1 / /data/snapshot rw - ext4 /dev/sda1 rw
+22 20 8:17 / /mnt/k8s-disks/0 rw - xfs /dev/nvme1n1 rw
+23 20 8:17 /kubelet /var/lib/kubelet rw - xfs /dev/nvme1n1 rw
+24 20 8:17 /pods /var/log/pods rw - xfs /dev/nvme1n1 rw
+25 20 8:17 /kubelet/pods/u1/volumes/kubernetes.io~empty-dir/v/s {sub} rw - xfs /dev/nvme1n1 rw
+""".replace("{sub}", f"{SUBPATHS}/0"),
+}
+COREOS = {"/mnt": "var/mnt", "/srv": "var/srv", "/opt": "var/opt", "/media": "run/media"}
+LINKS_OF = {"coreos": COREOS | {"/mnt/whole": ""}, "coreos-composefs": COREOS}
+
+
+@pytest.mark.parametrize(
+    ("system", "path", "found"),
+    [
+        ("coreos", "/mnt/jobs", None),
+        ("coreos", "/srv/jobs", None),
+        ("coreos", "/var/mnt/jobs", None),
+        ("coreos", "/opt/app", "/var/opt/app"),
+        ("coreos", "/sysroot/ostree/repo", "/sysroot/ostree/repo"),
+        ("coreos-composefs", "/mnt/jobs", None),
+        ("coreos-composefs", "/etc/cron.d", "/etc/cron.d"),
+        ("microos", "/srv/jobs", None),
+        ("microos", "/var/lib/overlay/1/etc", "/var/lib/overlay/1/etc"),
+        ("microos", "/data/whole/@/var/lib/overlay/1/etc", "/var/lib/overlay/1/etc"),
+        ("microos", "/data/whole/@/.snapshots/1/snapshot/usr", "/usr"),
+        ("bound", "/data/jobs", None),
+        ("bound", "/data/snapshot/srv", None),
+        ("bound", "/data/snapshot/etc/cron.d", "/etc/cron.d"),
+        ("bound", "/mnt/k8s-disks/0/pods", "/var/log/pods"),
+        ("bound", "/mnt/k8s-disks/0/jobs", None),
+        ("bound", f"{SUBPATHS}/0", None),
+    ],
+)
+def test_what_shows_all_of_the_system_s_disk_gives_no_name_and_hides_none(
+    system: str, path: str, found: str | None
+) -> None:
+    links = LINKS_OF.get(system, {})
+    why = node_of(parse_mount_table(SYSTEMS[system]), lambda one: links.get(one, "")).refusal(HostMount(path))
+    leads = "" if path == found else f", which leads to {found}"
+    assert why.startswith(
+        f"an offline pod may not have a writable hostPath volume of {path}{leads}, as" if found else ""
+    )
+    assert bool(why) is (found is not None)
+
+
+@pytest.mark.parametrize(("system", "path"), [("microos", "/data/whole"), ("bound", "/mnt/k8s-disks/0")])
+def test_disk_that_has_a_refused_folder_in_it_is_refused(system: str, path: str) -> None:
+    node = node_of(parse_mount_table(SYSTEMS[system]))
+    assert f"may not have a hostPath volume of {path}, which leads to" in node.refusal(HostMount(path, readonly=True))
+
+
+def test_path_that_only_the_mount_of_all_of_the_disk_shows_goes_by_its_names_there() -> None:
+    mounts = "20 1 8:4 /deploy/1 / rw - xfs d rw\n21 20 8:4 / /sysroot rw - xfs d rw\n22 20 8:4 / /mnt rw - xfs d rw\n"
+    assert "which leads to /sysroot/repo" in node_of(parse_mount_table(mounts)).refusal(HostMount("/mnt/repo"))
 
 
 @pytest.mark.parametrize("kind", ["ext4", "nfs4"])
@@ -207,30 +317,14 @@ def test_homes_on_a_file_system_of_their_own_are_found_and_what_else_their_serve
     homes = "".join(f"{id} 20 0:9 / {point} rw - {kind} h rw\n" for id, point in ((21, "/home"), (22, "/mnt/h")))
     mounts = parse_mount_table(f"20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{homes}")
     none = cache(lambda path: asked.append(path) or "")  # type: ignore[func-returns-value]
-    node = NodePaths(mounts, none, lambda folder: asked.append(folder) or (), OWN, Hardening())  # type: ignore[func-returns-value]
+    hardening = Hardening(refuse_host_paths=("/home/*/.*",), writable_host_paths=("/",))
+    node = NodePaths(MountTable(mounts), none, lambda folder: asked.append(folder) or (), OWN, hardening)  # type: ignore[func-returns-value]
     assert "which leads to /home/*/.*" in node.refusal(HostMount("/home/me"))
     assert node.refusal(HostMount("/home/me/data")) == ""
     assert ("which leads to /home/*/.*" in node.refusal(HostMount("/mnt/h/me"))) is (kind == "ext4")
     assert ("which leads to /home" in node.refusal(HostMount("/mnt/h"))) is (kind == "ext4")
     asked_there = [one for one in asked if one.startswith("/home")]
     assert asked_there == ["/home", "/home/me", "/home/me/data"], "by these paths alone: its server may be gone"
-
-
-def test_what_a_device_plugin_mounts_for_a_pod_may_be_written_and_what_links_out_of_it_not() -> None:
-    mounts = parse_mount_table("""\
-20 1 8:1 / / rw - ext4 /dev/sda1 rw
-21 20 8:1 /usr/local/vgpu/containers/u1_main /mnt/cache rw - ext4 /dev/sda1 rw
-22 20 8:17 /snap /var/snap/microk8s/common/default-storage rw - ext4 /dev/sdb1 rw
-""")
-    folder = "/usr/local/vgpu/containers"
-    links = {"/usr/local": "/data/local", f"/data/local/{folder[11:]}/u3_main": "/usr/bin"}
-    for node in (node_of(mounts, lambda one: ""), node_of(mounts, lambda one: links.get(one, ""))):
-        assert node.refusal(HostMount(f"{folder}/u1_main")) == ""
-        assert node.refusal(HostMount("/var/snap/microk8s/common/default-storage/pvc-1")) == ""
-        assert "which leads to /usr" in node.refusal(HostMount("/usr/local/vgpu"))
-        assert "which leads to /usr" in node.refusal(HostMount(folder))
-    assert "which leads to /usr" in node.refusal(HostMount(f"{folder}/u3_main"))
-    assert node_of(mounts, lambda one: "").refusal(HostMount("/mnt/cache")) == ""
 
 
 class Counted(list[MountPoint]):
@@ -241,6 +335,36 @@ class Counted(list[MountPoint]):
     def __iter__(self) -> Iterator[MountPoint]:
         self.passes += 1
         return super().__iter__()
+
+
+def test_mount_of_a_path_is_found_from_that_of_the_folder_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, steps = MountTable(parse_mount_table(MOUNTS)), list[str]()
+    dirname = posixpath.dirname
+    monkeypatch.setattr(posixpath, "dirname", lambda path: steps.append(path) or dirname(path))  # type: ignore[func-returns-value]
+    paths = [f"/data{'/a' * number}" for number in range(2000)]
+    assert {table.of(path).point for path in paths} == {"/data"}
+    assert len(steps) <= 2000
+    assert table.of("/x/y").point == "/"
+    assert MountTable([]).of("/x/y").point == ""
+
+
+def test_paths_of_thousands_of_parts_are_refused_after_a_bounded_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+
+    def readlink(path: str) -> str:
+        read.append(path)
+        raise OSError(errno.ENOENT, "", path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    (tmp_path / "mountinfo").write_text("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    paths = [f"/data{number}{'/a' * 2045}" for number in range(4)]
+    assert check(KUBELET, paths[:1], Hardening(), tmp_path) == ""
+    assert len(read) < 3000
+    read.clear()
+    assert "more than 8192 parts in all" in check(KUBELET, paths, Hardening(), tmp_path)
+    assert len(read) <= 8192
 
 
 def test_thousands_of_paths_and_mounts_are_looked_at_once_each() -> None:
@@ -271,15 +395,13 @@ def test_path_that_no_kernel_takes_is_refused_without_a_look() -> None:
     assert len(why) < 500
 
 
-def check(
-    root_dir: Path | str, paths: list[str], hardening: Hardening, mountinfo: Path = Path("/proc/self/mountinfo")
-) -> str:
+def check(root_dir: Path | str, paths: list[str], hardening: Hardening, process: Path = Path("/proc/self")) -> str:
     """Why they are refused on this machine; "": they are not."""
 
     async def ask() -> None:
         await node.check("u1", [HostMount(path) for path in paths], hardening)
 
-    node = HostPaths(str(root_dir), mountinfo)
+    node = HostPaths(str(root_dir), process)
     try:
         asyncio.run(ask())
     except AdmissionError as error:
@@ -292,10 +414,13 @@ def check(
 def test_kubelet_s_own_files_for_the_pod_need_no_look_at_the_node() -> None:
     node = HostPaths(KUBELET, Path("/no/such/file"))
     own = [f"{OWN}/etc-hosts", f"{OWN}/containers/main/1f", f"{OWN}/volumes/kubernetes.io~projected/token"]
+    own += [one.replace(KUBELET, "/var/lib/k0s/kubelet") for one in own]
+    own += ["/usr/local/vgpu/containers/u1_main"]
     assert node.suspects("u1", [HostMount(path) for path in own]) == ()
-    beside = [HostMount(path) for path in (f"{OWN}/../u2/etc-hosts", f"{SUBPATHS}/0", "/data")]
-    found = [one.path for one in node.suspects("u1", beside)]
-    assert found == [f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/data"]
+    beside = [f"{KUBELET}/pods/u2/etc-hosts", f"{SUBPATHS}/0", "/var/lib/k0s/kubelet/pods/u1/volume-subpaths/v/m/0"]
+    beside += ["/data", "/pods/u12/x", "/usr/local/vgpu/containers/u2_main", "/usr/local/vgpu/containers/u12_main"]
+    found = [one.path for one in node.suspects("u1", [HostMount(one) for one in (f"{OWN}/../u2/etc-hosts", *beside)])]
+    assert found == beside
     node.close()
 
 
@@ -303,12 +428,26 @@ def test_link_of_this_machine_is_followed(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("/proc/self")
     (tmp_path / "data").mkdir()
     (tmp_path / "etc").symlink_to("/etc")
-    hardening = Hardening(refuse_host_paths=("/proc",))
+    hardening = Hardening(refuse_host_paths=("/proc",), writable_host_paths=(str(tmp_path),))
     why = check(tmp_path / "kubelet", [f"{tmp_path}/etc/cron.d"], hardening)
-    assert "which leads to /etc" in why
+    assert "which leads to /etc/cron.d" in why
     assert "a device plugin asks for the mount" in why, "whose author looks for it in the spec in vain"
     assert "which leads to /proc" in check(tmp_path / "kubelet", [str(tmp_path / "a")], hardening)
     assert check(tmp_path / "kubelet", [str(tmp_path / "data")], hardening) == ""
+
+
+def test_links_are_those_below_the_root_of_process_1_where_it_may_be_looked_at(tmp_path: Path) -> None:
+    """As a pod, criproxy has its image's root."""
+    (tmp_path / "mountinfo").write_text("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    assert check(KUBELET, ["/srv/criproxy/x"], Hardening(), tmp_path) == ""
+    (tmp_path / "root/var/etc").mkdir(parents=True)
+    (tmp_path / "root/etc").symlink_to("var/etc")
+    (tmp_path / "root/srv").symlink_to("/etc")
+    (tmp_path / "root/data1").symlink_to("/big")
+    assert "which leads to /var/etc/x" in check(
+        KUBELET, ["/srv/x"], Hardening(writable_host_paths=("/data*",)), tmp_path
+    )
+    assert check(KUBELET, ["/data1/x", "/big/x"], Hardening(), tmp_path) == ""
 
 
 LISTED = ("etc", "opt/cni", "opt/linked/bin", "usr", "home/*/.*", "rancher/*/agent")
@@ -333,7 +472,7 @@ def linked(tmp_path: Path) -> Path:
 
 
 def refused_in(folder: Path, path: str) -> str:
-    hardening = Hardening(refuse_host_paths=(), refuse_writable_host_paths=tuple(f"{folder}/{one}" for one in LISTED))
+    hardening = replace(ALL_LENT, refuse_host_paths=tuple(f"{folder}/{one}" for one in LISTED))
     return check(folder / "kubelet", [f"{folder}/{path}"], hardening)
 
 
@@ -362,7 +501,7 @@ def test_listed_folder_is_known_by_each_name_that_links_give_it(linked: Path, pa
 def test_folder_that_has_the_link_to_a_listed_one_in_it_is_refused(linked: Path) -> None:
     (linked / "apps").mkdir()
     (linked / "apps/bin").symlink_to(linked / "data/bin")
-    hardening = Hardening(refuse_host_paths=(), refuse_writable_host_paths=(f"{linked}/apps/bin",))
+    hardening = replace(ALL_LENT, refuse_host_paths=(f"{linked}/apps/bin",))
     for path in ("apps", "data/bin/x"):
         assert f"which leads to {linked}/apps/bin" in check(linked / "kubelet", [f"{linked}/{path}"], hardening)
 
@@ -370,6 +509,20 @@ def test_folder_that_has_the_link_to_a_listed_one_in_it_is_refused(linked: Path)
 @pytest.mark.parametrize("path", ["home/alice/data", "data/homes/alice/data", "rancher/k3s/storage", "data/jobs"])
 def test_data_beside_what_links_lead_to_may_be_written(linked: Path, path: str) -> None:
     assert refused_in(linked, path) == ""
+
+
+def test_lent_folder_is_known_where_links_to_it_lead_and_links_in_it_lend_nothing(linked: Path) -> None:
+    (linked / "mnt/disk").symlink_to("../data/disk")
+    (linked / "data/lent").mkdir()
+    (linked / "data/lent/made").symlink_to(linked / "usr")
+    (linked / "opt/out").symlink_to(linked / "data/lent/made")
+    lent = tuple(f"{linked}/{one}" for one in ("mnt/disk", "data/lent", "opt/out", "rancher/*/agent"))
+    hardening = Hardening(writable_host_paths=lent, refuse_host_paths=())
+    for path in ("mnt/disk/x", "data/disk/x", "data/lent/x", "rancher/k3s/agent/x", "data/k3s/agent"):
+        assert check(linked / "kubelet", [f"{linked}/{path}"], hardening) == ""
+    for path, found in (("opt/out/x", "usr/x"), ("usr/x", "usr/x"), ("data/lent/made", "usr"), ("data", "data")):
+        why = check(linked / "kubelet", [f"{linked}/{path}"], hardening)
+        assert f"{linked}/{found}, as" in why
 
 
 @pytest.mark.parametrize(
@@ -389,8 +542,7 @@ def test_data_beside_what_links_lead_to_may_be_written(linked: Path, path: str) 
     ],
 )
 def test_mounts_in_a_folder_of_any_name_are_found_by_their_device(tmp_path: Path, path: str, listed: str) -> None:
-    mountinfo = tmp_path / "mountinfo"
-    mountinfo.write_text("""\
+    (tmp_path / "mountinfo").write_text("""\
 20 1 8:1 / / rw - ext4 /dev/sda1 rw
 21 20 8:17 / /data rw - ext4 /dev/sdb1 rw
 22 20 8:17 /k3s /var/lib/rancher/k3s rw - ext4 /dev/sdb1 rw
@@ -403,7 +555,8 @@ def test_mounts_in_a_folder_of_any_name_are_found_by_their_device(tmp_path: Path
 29 20 8:49 / /var/lib/rancher/k3s/agent/disk rw - ext4 /dev/sdd1 rw
 30 20 8:49 / /mnt/disk rw - ext4 /dev/sdd1 rw
 """)
-    why = check(KUBELET, [path], Hardening(), mountinfo)
+    hardening = replace(ALL_LENT, refuse_host_paths=("/home/*/.*", "/var/lib/rancher/*/agent"))
+    why = check(KUBELET, [path], hardening, tmp_path)
     assert f"which leads to {listed}, as" in why if listed else why == ""
 
 
@@ -419,7 +572,7 @@ def test_path_whose_link_leads_past_the_longest_name_is_refused(tmp_path: Path) 
     (tmp_path / "a").symlink_to("/".join([*names, "k"]))
     path = f"{tmp_path}/a/kernel"
     assert os.path.samefile(path, "/sys/kernel")
-    why = check(tmp_path / "kubelet", [path], Hardening())
+    why = check(tmp_path / "kubelet", [path], ALL_LENT)
     assert "not known what its hostPath volumes lead to" in why
     assert "File name too long" in why
     assert len(why) < 500
@@ -436,17 +589,17 @@ def test_chain_of_links_is_followed_to_its_end_or_refused(tmp_path: Path, links:
     for number in range(1, links):
         (tmp_path / str(number)).symlink_to(str(number + 1))
     (tmp_path / str(links)).symlink_to("/sys/kernel")
-    assert why in check(tmp_path / "kubelet", [f"{tmp_path}/1"], Hardening())
+    assert why in check(tmp_path / "kubelet", [f"{tmp_path}/1"], ALL_LENT)
 
 
 def test_link_in_a_circle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    assert "more than 40 symbolic links" in check(tmp_path / "kubelet", [f"{tmp_path}/loop/x"], Hardening())
+    assert "more than 40 symbolic links" in check(tmp_path / "kubelet", [f"{tmp_path}/loop/x"], ALL_LENT)
 
 
 def test_file_that_a_path_goes_through_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert check(tmp_path / "kubelet", [f"{tmp_path}/file/x"], Hardening()) == ""
+    assert check(tmp_path / "kubelet", [f"{tmp_path}/file/x"], ALL_LENT) == ""
 
 
 def test_node_that_does_not_tell_lets_no_such_pod_in() -> None:
@@ -466,13 +619,15 @@ def test_folders_of_a_server_that_may_be_gone_are_not_looked_at_for_the_list(dev
 23 20 8:33 / /opt rw - ext4 /dev/sdc1 rw
 """)
     asked, links = list[str](), {"/opt/cni": "/srv/nas/cni", "/opt/nri": "/data/nri", "/usr": "/opt/usr"}
+    listed = ("/home/*/.*", "/opt/cni", "/opt/nri", "/usr", "/var/lib/rancher/*/agent")
     asked_inside = list[str]()
 
     def link_at(path: str) -> str:
         asked.append(path)
         return links.get(path, "")
 
-    NodePaths(mounts, link_at, lambda folder: asked_inside.append(folder) or (), OWN, Hardening())  # type: ignore[func-returns-value]
+    hardening = Hardening(refuse_host_paths=listed)
+    NodePaths(MountTable(mounts), link_at, lambda folder: asked_inside.append(folder) or (), OWN, hardening)  # type: ignore[func-returns-value]
     assert not [one for one in asked if one.startswith(("/home", "/srv/nas"))]
     assert "/home" not in asked_inside
     assert "/var/lib/rancher" in asked_inside
@@ -488,13 +643,13 @@ class DeadServer:
         self.links = {f"/var/link{number}": f"../mnt/dead/{number}" for number in range(100)} | {
             "/var/link": "/mnt/dead"
         }
-        self.mountinfo = folder / "mountinfo"
+        self.folder = folder
         self.mount("60")
         monkeypatch.setattr(os, "readlink", self._readlink)
-        self.node = HostPaths(KUBELET, self.mountinfo, timeout_s=0.2)
+        self.node = HostPaths(KUBELET, self.folder, timeout_s=0.2)
 
     def mount(self, id: str) -> None:
-        self.mountinfo.write_text(
+        (self.folder / "mountinfo").write_text(
             f"{MOUNTS}59 20 8:49 / /var rw - ext4 /dev/sdd1 rw\n{id} 20 0:99 / /mnt/dead rw - nfs4 10.0.0.9:/ rw\n"
         )
 
@@ -509,7 +664,7 @@ class DeadServer:
     async def refusal(self, uid: str, path: str) -> str:
         """Why it is refused; "": it is not."""
         try:
-            await self.node.check(uid, [HostMount(path)], Hardening())
+            await self.node.check(uid, [HostMount(path)], ALL_LENT)
         except AdmissionError as error:
             return str(error)
         return ""
@@ -559,7 +714,7 @@ def test_pods_that_come_while_a_look_hangs_do_not_wait_for_it(server: DeadServer
 
 
 def test_pods_that_come_together_have_few_threads_hang_at_a_server_that_is_gone(server: DeadServer) -> None:
-    server.node = HostPaths(KUBELET, server.mountinfo, timeout_s=2.0)
+    server.node = HostPaths(KUBELET, server.folder, timeout_s=2.0)
 
     async def scenario() -> None:
         refusals = await asyncio.gather(*(server.refusal(f"a{number}", f"/mnt/dead/{number}") for number in range(16)))
@@ -572,7 +727,7 @@ def test_pods_that_come_together_have_few_threads_hang_at_a_server_that_is_gone(
 
 
 def test_pods_that_come_together_wait_for_a_server_that_is_slow(server: DeadServer) -> None:
-    server.node = HostPaths(KUBELET, server.mountinfo, timeout_s=10.0)
+    server.node = HostPaths(KUBELET, server.folder, timeout_s=10.0)
 
     async def scenario() -> None:
         asked = asyncio.gather(*(server.refusal(f"a{number}", f"/mnt/dead/{number}") for number in range(16)))

@@ -183,15 +183,17 @@ def test_container_with_kubelet_s_own_files_alone_is_adjusted_at_once() -> None:
     own = Security(host_mounts=(HostMount("/var/lib/kubelet/pods/1/etc-hosts"),))
     assert isinstance(bench.placing.follow(with_security(create(OFFLINE), own)), Proceed)
     assert isinstance(bench.place(with_security(create(OFFLINE), ON_PATHS)), RefusedCall)
-    none = Hardening(refuse_host_paths=(), refuse_writable_host_paths=())
+    none = Hardening(refuse_host_paths=(), writable_host_paths=("/",))
     bench.configure(ON, HookSettings(child_quota=False, hardening=none))
     assert isinstance(bench.placing.follow(with_security(create(OFFLINE), ON_PATHS)), Proceed)
 
 
-@pytest.mark.parametrize("list_left", ["refuse_host_paths", "refuse_writable_host_paths"])
-def test_paths_are_looked_at_for_either_list(list_left: str) -> None:
-    empty = {"refuse_host_paths": (), "refuse_writable_host_paths": ()}
-    bench = hardened(**{**empty, list_left: ("/mnt/link",)})
+@pytest.mark.parametrize(
+    "lists",
+    [{"refuse_host_paths": ("/mnt/link",), "writable_host_paths": ("/",)}, {"refuse_host_paths": ()}],
+)
+def test_paths_are_looked_at_for_either_list(lists: dict[str, tuple[str, ...]]) -> None:
+    bench = hardened(**lists)
     assert refused(bench.place(with_security(create(OFFLINE), ON_PATHS))) is Cause.UNBOUNDABLE
 
 

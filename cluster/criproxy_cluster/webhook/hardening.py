@@ -4,7 +4,7 @@ The node says the same last, as what a path leads to shows there alone, and a po
 administrator's rule on the nodes (`hardening.allow`) lets pods of a namespace have it, that namespace is trusted here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -17,8 +17,7 @@ from criproxy_cluster.vocabulary.unboundable import (
     MOST_CAPABILITIES,
     SYS_NICE,
     WRITABLE_HOST_PATHS,
-    first_related,
-    first_run,
+    host_path_refusal,
 )
 
 BY = "--trusted-namespace of criproxy-cluster, and hardening.allow in the nodes' files"
@@ -27,18 +26,21 @@ _LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
 class HardeningSettings(Struct, frozen=True):
-    """`trusted`: namespaces whose pods may have all of it. `own_users`: pods get a user namespace of their own."""
+    """`trusted`: namespaces whose pods may have all of it. `own_users`: pods get a user namespace of their own.
+    `lent`: the folders in which hostPath volumes may be writable.
+    """
 
     trusted: frozenset[str] = frozenset()
     own_users: bool = False
+    lent: tuple[str, ...] = WRITABLE_HOST_PATHS
 
 
 def refusal(spec: Json, namespace: str, settings: HardeningSettings) -> str:
     """Why an offline pod with this spec is refused, in words; "": it is not."""
-    return "" if namespace in settings.trusted else next(_refusals(spec), "")
+    return "" if namespace in settings.trusted else next(_refusals(spec, settings.lent), "")
 
 
-def _refusals(spec: Json) -> Iterator[str]:
+def _refusals(spec: Json, lent: Sequence[str]) -> Iterator[str]:
     for kind in _LISTS:
         for container in _tables(spec.get(kind)):
             if _table(container.get("securityContext")).get("privileged") is True:
@@ -53,18 +55,15 @@ def _refusals(spec: Json) -> Iterator[str]:
                     yield unboundable.host_port(number, BY)
             if len(_added(container)) > MOST_CAPABILITIES:
                 yield unboundable.capabilities(BY)
-    yield from _refusals_of_volumes(spec)
+    yield from _refusals_of_volumes(spec, lent)
 
 
-def _refusals_of_volumes(spec: Json) -> Iterator[str]:
+def _refusals_of_volumes(spec: Json, lent: Sequence[str]) -> Iterator[str]:
     written = _written(spec)
     for volume in _tables(spec.get("volumes")):
-        path = str(_table(volume.get("hostPath")).get("path", ""))
-        if path and (listed := first_related(path, HOST_PATHS)) is not None:
-            yield unboundable.host_path(path, listed, BY)
-        writable = WRITABLE_HOST_PATHS if path and str(volume.get("name")) in written else ()
-        if (listed := first_run(path, writable)) is not None:
-            yield unboundable.writable_host_path(path, listed, BY)
+        path, readonly = str(_table(volume.get("hostPath")).get("path", "")), str(volume.get("name")) not in written
+        if path and (why := host_path_refusal(path, BY, HOST_PATHS, lent, readonly=readonly)):
+            yield why
 
 
 def drop_real_time(spec: Json) -> None:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from criproxy_cluster.cli import main
 from criproxy_cluster.webhook.admission import answer
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.hardening import HardeningSettings
@@ -60,17 +61,20 @@ REFUSED = {
     "the runtime's socket": (volume("/run/containerd/containerd.sock"), "a hostPath volume of /run/containerd"),
     "the root": (volume("/"), "a hostPath volume of /"),
     "dots": (volume("/data/../proc"), "a hostPath volume of /data/../proc"),
-    "timers": (mounted("/etc/cron.d", {}), "a writable hostPath volume of /etc/cron.d, which leads to /etc"),
+    "the cluster's keys": (mounted("/etc/kubernetes/pki", READ_ONLY), "a hostPath volume of /etc/kubernetes/pki"),
+    "timers": (mounted("/etc/cron.d", {}), "a writable hostPath volume of /etc/cron.d, as"),
+    "pods' logs": (mounted("/var/log", {}), "a writable hostPath volume of /var/log, as"),
+    "a folder of an application's": (mounted("/opt/app", {}), "a writable hostPath volume of /opt/app, as"),
     "the shell's settings": (mounted("/root", {"readOnly": False}), "a writable hostPath volume of /root"),
     "written by an init container": (mounted("/usr", {}, kind="initContainers"), "a writable hostPath volume of /usr"),
     "written in one of two places": (mounted("/boot", READ_ONLY, {}), "a writable hostPath volume of /boot"),
-    "above what the runtime runs": (mounted("/opt", {}), "a writable hostPath volume of /opt, which leads to /opt/"),
+    "above what the runtime runs": (mounted("/opt", {}), "a writable hostPath volume of /opt, as"),
     "who may log in": (mounted("/home/ubuntu/.ssh", {}), "a writable hostPath volume of /home/ubuntu/.ssh"),
     "read-only by a word of the author's": (
-        mounted("/etc", {"readOnly": "true"}),
-        "a writable hostPath volume of /etc",
+        mounted("/usr", {"readOnly": "true"}),
+        "a writable hostPath volume of /usr",
     ),
-    "read-only in name": (mounted("/etc", {"recursiveReadOnly": "Enabled"}), "a writable hostPath volume of /etc"),
+    "read-only in name": (mounted("/usr", {"recursiveReadOnly": "Enabled"}), "a writable hostPath volume of /usr"),
 }
 
 
@@ -94,15 +98,16 @@ def test_a_long_path_is_not_repeated_as_a_whole():
     [
         volume("/data"),
         volume(""),
-        volume("/etc"),
+        volume("/usr"),
         mounted("/data", {}),
-        mounted("/var/log/jobs", {}),
-        mounted("/home/me/data", {}),
+        mounted("/mnt/disks/ssd0", {}),
+        mounted("/opt/local-path-provisioner/pvc-1", {}),
+        mounted("/var/log", READ_ONLY),
         mounted("/etc/localtime", READ_ONLY),
         mounted("/etc/ssl", {**READ_ONLY, "recursiveReadOnly": "Enabled"}, kind="initContainers"),
         mounted("/usr/share/zoneinfo", READ_ONLY, READ_ONLY),
-        {**volume("/etc"), **containers(volumeMounts=[{"name": "other"}, None])},
-        {**volume("/etc"), **containers(volumeMounts="nonsense")},
+        {**volume("/usr"), **containers(volumeMounts=[{"name": "other"}, None])},
+        {**volume("/usr"), **containers(volumeMounts="nonsense")},
         {"volumes": [{"name": "v", "emptyDir": {}}]},
         {"volumes": "nonsense"},
         {"hostNetwork": False},
@@ -116,6 +121,22 @@ def test_a_long_path_is_not_repeated_as_a_whole():
 )
 def test_another_pod_is_not_refused(spec):
     assert asked(spec)["allowed"]
+
+
+def test_folder_that_nodes_lend_may_be_written_where_the_webhook_knows_of_it():
+    lent = HardeningSettings(lent=("/data*", "/opt/app"))
+    for path in ("/opt/app", "/opt/app/x", "/data1"):
+        assert asked(mounted(path, {}), settings=lent)["allowed"]
+    for path in ("/opt", "/opt/application", "/mnt"):
+        said = asked(mounted(path, {}), settings=lent)["status"]["message"]
+        assert f"a writable hostPath volume of {path}, as" in said
+        assert "--writable-host-path" in said
+
+
+def test_lent_folder_that_is_no_absolute_path_is_an_error_that_names_it(capsys):
+    with pytest.raises(SystemExit):
+        main(["webhook", "--writable-host-path", "opt/app"])
+    assert "--writable-host-path: opt/app is not an absolute path" in capsys.readouterr().err
 
 
 def host_users(spec, settings):

@@ -145,10 +145,11 @@ def _unbounded(manifest: Manifest) -> Iterator[str]:
             yield f"it has {written}: {unboundable_words.OUTSIDE}"
     for port in dict.fromkeys(port for one in asked for port in one.host_ports):
         yield f"it has hostPort {port}: {unboundable_words.TAKES}"
+    refused, lent = unboundable_words.HOST_PATHS, unboundable_words.WRITABLE_HOST_PATHS
     for mount in dict.fromkeys(mount for one in asked for mount in one.host_mounts):
-        if unboundable_words.first_related(mount.path, unboundable_words.HOST_PATHS) is not None:
+        if unboundable_words.first_related(mount.path, refused) is not None:
             yield f"it has a hostPath volume of {mount.path}: {unboundable_words.ESCAPE}"
-        elif not mount.readonly and unboundable_words.first_run(mount.path, unboundable_words.WRITABLE_HOST_PATHS):
+        elif not mount.readonly and unboundable_words.first_holding(mount.path, lent) is None:
             yield f"it has a writable hostPath volume of {mount.path}: {unboundable_words.RUNS}"
 
 

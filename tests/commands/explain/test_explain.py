@@ -312,9 +312,9 @@ UNBOUNDED = {
     "writable-host-path": (
         asking(
             [{"name": "c", "volumeMounts": [{"name": "v", "readOnly": True}, {"name": "v"}]}],
-            volumes=[{"name": "v", "hostPath": {"path": "/etc"}}],
+            volumes=[{"name": "v", "hostPath": {"path": "/usr"}}],
         ),
-        "it has a writable hostPath volume of /etc: the node runs what is there, or goes by it, outside the box",
+        "it has a writable hostPath volume of /usr: the node may run what is there, or go by it, outside the box",
     ),
 }
 
