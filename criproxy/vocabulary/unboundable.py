@@ -18,6 +18,8 @@ HOST_PATHS: Final = (
     "/run",
     "/var/run",
     "/etc/kubernetes",
+    "/etc/srv/kubernetes",
+    "/srv/kubernetes",
     "/var/lib/kubelet",
     "/var/lib/containerd",
     "/var/lib/containers",
@@ -30,7 +32,10 @@ HOST_PATHS: Final = (
     "/var/snap/microk8s/common/var/lib",
     "/var/snap/microk8s/current",
 )
-"""Folders of the kernel's, the cluster's, kubelet's and runtimes', which an offline pod may not even read."""
+"""Folders of the kernel's, the cluster's, kubelet's and runtimes', which an offline pod may not even read.
+
+kops and GCE have the cluster's keys in srv.
+"""
 
 WRITABLE_HOST_PATHS: Final = (
     "/data*",
@@ -39,11 +44,9 @@ WRITABLE_HOST_PATHS: Final = (
     "/hadoop*",
     "/local-*",
     "/localdisk*",
-    "/media",
     "/mnt*",
     "/nvme*",
     "/scratch*",
-    "/srv",
     "/ssd*",
     "/opt/local-path-provisioner",
     "/var/local-path-provisioner",
@@ -57,9 +60,10 @@ WRITABLE_HOST_PATHS: Final = (
 """Folders for jobs' data, and those of provisioners of node-local volumes: of what a node has, an offline pod may write
 to these alone.
 
-Not /local, which is all that Bottlerocket may write to. Source: Filesystem Hierarchy Standard 3.0 (/media, /mnt, /srv);
-the provisioners of Rancher (k3s and kind have others of it), OpenEBS (Local PV Hostpath), MicroK8s and minikube;
-/var/mnt: Talos, user volumes.
+Not /local, which is all that Bottlerocket may write to, /srv, where kops and Salt have what nodes go by, nor /media,
+where overlayroot has the root file system's layers. Source: Filesystem Hierarchy Standard 3.0 (/mnt); the provisioners
+of Rancher (k3s and kind have others of it), OpenEBS (Local PV Hostpath), MicroK8s and minikube; /var/mnt: Talos, user
+volumes.
 """
 
 EVERY: Final = "*"

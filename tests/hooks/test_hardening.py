@@ -64,6 +64,7 @@ def test_what_stays_within_a_pod_is_not_refused() -> None:
         ("/etc/kubernetes/pki", True),
         ("/var/lib/rancher", True),
         ("/var/lib/rancher/rke2/server/tls", True),
+        ("/srv/kubernetes/kube-apiserver", True),
         ("/etc/localtime", False),
         ("/etc/ssl/certs", False),
         ("/usr/share/zoneinfo", False),
@@ -88,6 +89,7 @@ def test_path_is_refused_where_it_is_in_a_refused_folder_or_has_one(path: str, i
         *("/var/lib/systemd/system", "/var/lib/overlay/1/etc", "/var/system/overlays", "/var/lib/rancher/k3s/data"),
         *("/var/snap", "/var/snap/microk8s/common", "/var/openebs", "/usr/local/vgpu/containers"),
         *("/usr/local/vgpu/containers/u1_main", "/data/../opt", "/etcetera", "/databases/../database/../usr"),
+        *("/srv/salt", "/srv/kubernetes/ca.crt", "/media/root-rw/overlay/etc"),
     ],
 )
 def test_folder_that_is_not_lent_is_refused_where_it_is_writable(path: str) -> None:
@@ -107,7 +109,7 @@ def test_folder_that_is_not_lent_is_refused_where_it_is_writable(path: str) -> N
     "path",
     [
         *(one.replace("*", "1") for one in WRITABLE_HOST_PATHS),
-        *("/data", "/data1/jobs", "/mnt", "/mnt/disk1/yarn", "/mnt1", "/srv/x", "/local-ssd/0", "/localdisk"),
+        *("/data", "/data1/jobs", "/mnt", "/mnt/disk1/yarn", "/mnt1", "/local-ssd/0", "/localdisk"),
         *("/opt/local-path-provisioner/pvc-1", "/var/lib/rancher/k3s/storage/pvc-1", "/var/openebs/local/pvc-1"),
         "/var/snap/microk8s/common/default-storage/pvc-1",
     ],

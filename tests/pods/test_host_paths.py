@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError, HostMount
 from criproxy.pods.host_paths import HostPaths, MountPoint, MountTable, NodePaths, names_of, parse_mount_table
+from criproxy.vocabulary.unboundable import WRITABLE_HOST_PATHS
 from tests.fakes.waiting import until
 
 KUBELET = "/var/lib/kubelet"
@@ -106,11 +107,12 @@ LINKS = {
 }
 
 
+LENT = Hardening(writable_host_paths=(*WRITABLE_HOST_PATHS, "/srv"))
 ALL_LENT = Hardening(writable_host_paths=("/",))
 
 
 def node_of(mounts: Sequence[MountPoint], link_at: Callable[[str], str] = lambda path: "") -> NodePaths:
-    return NodePaths(MountTable(mounts), link_at, lambda folder: (), OWN, Hardening())
+    return NodePaths(MountTable(mounts), link_at, lambda folder: (), OWN, LENT)
 
 
 def refusal(path: str, *, readonly: bool = False, recursive_read_only: bool = False) -> str:
@@ -167,7 +169,6 @@ def test_path_that_leads_to_what_is_refused_is_refused_by_its_name(path: str) ->
         pytest.param("/srv/tools/share", "/usr/share", id="a-bind-mount"),
         pytest.param("/srv/tools", "/usr/share", id="above-a-bind-mount"),
         pytest.param("/srv/archive", "/var/log/jobs/more", id="mounted-elsewhere"),
-        pytest.param("/srv", "/var/log/jobs/more", id="above-what-is-mounted-elsewhere"),
         pytest.param("/data/postgres", "/var/lib/postgresql", id="mounted-from-a-disk-of-its-own"),
         pytest.param("/mnt/keys", "/etc/keys/a", id="memory-mounted-elsewhere"),
         pytest.param(f"{SUBPATHS}/11", "/etc/cron.d", id="a-sub-path"),
@@ -280,7 +281,7 @@ LINKS_OF = {"coreos": COREOS | {"/mnt/whole": ""}, "coreos-composefs": COREOS}
         ("microos", "/data/whole/@/var/lib/overlay/1/etc", "/var/lib/overlay/1/etc"),
         ("microos", "/data/whole/@/.snapshots/1/snapshot/usr", "/usr"),
         ("bound", "/data/jobs", None),
-        ("bound", "/data/snapshot/srv", None),
+        ("bound", "/data/snapshot/srv/jobs", None),
         ("bound", "/data/snapshot/etc/cron.d", "/etc/cron.d"),
         ("bound", "/mnt/k8s-disks/0/pods", "/var/log/pods"),
         ("bound", "/mnt/k8s-disks/0/jobs", None),
@@ -439,7 +440,7 @@ def test_link_of_this_machine_is_followed(tmp_path: Path) -> None:
 def test_links_are_those_below_the_root_of_process_1_where_it_may_be_looked_at(tmp_path: Path) -> None:
     """As a pod, criproxy has its image's root."""
     (tmp_path / "mountinfo").write_text("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
-    assert check(KUBELET, ["/srv/criproxy/x"], Hardening(), tmp_path) == ""
+    assert check(KUBELET, ["/srv/criproxy/x"], LENT, tmp_path) == ""
     (tmp_path / "root/var/etc").mkdir(parents=True)
     (tmp_path / "root/etc").symlink_to("var/etc")
     (tmp_path / "root/srv").symlink_to("/etc")

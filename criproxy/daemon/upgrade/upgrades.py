@@ -55,6 +55,9 @@ _ENDING_S: Final = 1.0
 
 _AGAIN_S: Final = 1.0
 
+_SETTLES_S: Final = 5.0
+"""How long pods that are being let in are waited for: nobody bounds the box meanwhile."""
+
 _DRAIN_S: Final = 3600.0
 """How long a process that was replaced may take to finish its calls: as long as the slowest image pull."""
 
@@ -207,10 +210,13 @@ class Upgrades(Struct):
         self.admissions.hold()
         self.holds.rest(judges_on=self.nri is not None)  # by NRI, we are asked until the connection is passed on
         try:
-            await self.box.settle()
+            async with asyncio.timeout(_SETTLES_S):
+                await self.box.settle()
             await self.workers.rest()  # after this, nothing is written by any thread
         except (CgroupError, StuckError) as error:
             raise HandOverRefusedError(f"{error}: try again") from error
+        except TimeoutError as error:
+            raise HandOverRefusedError(f"pods are let in for longer than {_SETTLES_S:g} s: try again") from error
         remembered = self.remembered()
         learned = (Learned(resource, state) for resource, state in remembered.predictors.items())
         ladder = LadderMessage(msgspec.Raw(msgspec.json.encode(remembered.interference)))

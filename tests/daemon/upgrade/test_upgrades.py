@@ -289,6 +289,21 @@ def test_hand_over_is_refused_while_a_write_does_not_end(error: Exception) -> No
         asyncio.run(play())
 
 
+def test_hand_over_is_refused_while_pods_are_let_in_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the other process begins, nobody bounds the box."""
+    monkeypatch.setattr(upgrades, "_SETTLES_S", 0.05)
+
+    async def play() -> None:
+        box: Any = Waits([])
+        box.settle = asyncio.Event().wait
+        old = made([], Tasks(FakeLog()), Socket([]), box=box, active=Waits([]))
+        async with asyncio.timeout(5.0):
+            await old.rest()
+
+    with pytest.raises(HandOverRefusedError, match=r"pods are let in for longer than 0.05 s: try again"):
+        asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     ("error", "refused"),
     [
