@@ -98,7 +98,7 @@ class MemoryRelief(Part, Struct):
         seen = self._evidence
         if seen is None or seen.t_s <= after_s or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
             return ""
-        if not self._is_above(seen) or self._left_by_ended(seen):
+        if seen.bound is None or not self._is_above(seen) or self._left_by_ended(seen):
             return ""
         return (
             f"the box's anonymous memory alone, {bytes_in_words(seen.anon)}, is above its limit of "

@@ -803,12 +803,19 @@ def test_memory_that_online_uses_waits_for_no_checkpoint():
     assert limit_bytes <= (16 * 0.9 - 10) * GIB
 
 
+def memory_of(node):
+    """In GiB: what the box has."""
+    limit = node.box.limits["memory"]
+    assert limit is not UNLIMITED
+    return limit / GIB
+
+
 def least_memory(node, ticks):
-    """In GiB: the least that the box has in as many looks."""
+    """The least that the box has in as many looks."""
     found = []
     for _ in range(ticks):
         node.ticks()
-        found.append(node.box.limits["memory"] / GIB)
+        found.append(memory_of(node))
     return min(found)
 
 
@@ -827,7 +834,7 @@ def test_memory_of_the_box_stays_while_a_predictor_with_other_settings_learns(pr
     node = Node(CALIBRATED)
     node.box.online_bytes = 2 * GIB
     node.ticks(3600)
-    before = node.box.limits["memory"] / GIB
+    before = memory_of(node)
     node.loop.set_to(replace(CALIBRATED, predictor=replace(CALIBRATED.predictor, **predictor)))
     assert before > 11.0
     assert least_memory(node, 1800) > 0.95 * before
@@ -850,7 +857,7 @@ def test_memory_that_online_uses_is_its_own_at_once_while_a_predictor_learns():
     node.ticks(10)
     node.box.online_bytes = 9 * GIB
     node.ticks()
-    assert node.box.limits["memory"] <= (16 * 0.9 - 9) * GIB
+    assert memory_of(node) <= 16 * 0.9 - 9
 
 
 def test_memory_of_a_box_that_is_harm_is_not_kept_while_a_predictor_learns():
@@ -858,4 +865,4 @@ def test_memory_of_a_box_that_is_harm_is_not_kept_while_a_predictor_learns():
     node.box.limits = {"cpu": 0.5, "memory": 10 * GIB}
     node.harm.seen = HarmSeen({"memory": 0.0})
     node.ticks(3)
-    assert node.box.limits["memory"] == GIB
+    assert memory_of(node) == 1.0
