@@ -159,10 +159,16 @@ class Machine:
                 pass
         except GuestKernelError:
             raise
-        except NodeError:
-            self._qemu.wait()
+        except NodeError:  # the line is closed
+            self._wait_ended(deadline_s)
         except TimeoutError:
             raise TimeoutError(self._kernel_words()) from None
+
+    def _wait_ended(self, deadline_s: float) -> None:
+        try:
+            self._qemu.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError("QEMU does not end") from None
 
     @property
     def tail(self) -> str:

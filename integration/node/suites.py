@@ -52,8 +52,8 @@ WITH_CONTROL_PLANE = (
     "integration/systemd/test_installer_job.py",
 )
 """The files that a control plane is brought for."""
-DISK_BYTES = 8 << 30
-"""Of what is kept over boots; sparse."""
+KEPT_BYTES = 8 << 30
+"""Of the disk that is kept over boots; sparse."""
 REBOOTED = "integration/systemd/test_reboot.py"
 REBOOTED_BY_POWER_CUT = "test_after_a_power_cut"
 BOOTS = (
@@ -169,7 +169,7 @@ class Stand:
 def kept_disk() -> Iterator[Path]:
     """An empty file system for `Start.disk`, removed at the end. Raises NodeError when it can't be made."""
     with tempfile.NamedTemporaryFile(prefix="node-disk-") as file:
-        file.truncate(DISK_BYTES)
+        file.truncate(KEPT_BYTES)
         output(["mkfs.ext4", "-q", "-F", file.name])
         yield Path(file.name)
 
