@@ -245,7 +245,7 @@ class Queueing:
     def is_well(self):
         """It has all Workloads as they are, none waits for it, and neither they nor the Cohort exceed what is lent."""
         found = {name: self.kube.get("workloads", name, "batch") for name in self.names("workloads")}
-        if {key[1]: one.version for key, one in self.keeper._workloads.items()} != {
+        if {one.name: one.version for one in self.keeper._workloads.values()} != {
             name: one["metadata"]["resourceVersion"] for name, one in found.items()
         }:
             return False

@@ -27,6 +27,7 @@ from criproxy.daemon import settings as of
 from criproxy.daemon.settings import Timetable
 from criproxy.hooks import HookSettings, offline_chain
 from criproxy.hooks.bandwidth import Bandwidth
+from criproxy.hooks.hardening import Hardening
 from criproxy.model import CPU, MEMORY
 from criproxy.model.modes import LimitsUse, Mode, NewPod
 from criproxy.pods.cache_share import cache_asked
@@ -40,6 +41,7 @@ from criproxy.pods.policy_settings import loop_settings, policy, predictor
 from criproxy.pods.proactive_reclaim import reclaim_asked
 from criproxy.pods.service_checks import ServiceChecksSettings
 from criproxy.pods.stopping import ON_HARM, ON_OVER_LIMIT, ON_STARVED, ON_UNBOUNDED
+from criproxy.vocabulary.unboundable import HOST_PATHS
 
 GIB = 1 << 30
 
@@ -273,8 +275,9 @@ def test_chain_is_built_with_the_settings_of_the_config_that_holds(child_quota: 
         for one in (Config(), config)
     )
 
-    assert before.chain == offline_chain(HookSettings(child_quota))
-    assert after.chain == offline_chain(HookSettings(child_quota, Bandwidth(egress=1000)))
+    hardening = Hardening(refuse_host_paths=(*HOST_PATHS, "/run/containerd", "/run/criproxy"))
+    assert before.chain == offline_chain(HookSettings(child_quota, hardening=hardening))
+    assert after.chain == offline_chain(HookSettings(child_quota, Bandwidth(egress=1000), hardening))
 
 
 def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evicting_online_pods_goes_on() -> None:

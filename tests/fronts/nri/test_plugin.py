@@ -26,12 +26,7 @@ OTHERS = "/kubepods/podu2"
 
 
 def decided(pending: Pending) -> NriAnswer:
-    """The fakes wait for nothing."""
-    deciding = cast("Coroutine[Any, Any, NriAnswer]", pending.outcome)
-    with pytest.raises(StopIteration) as end:
-        deciding.send(None)
-    answer: NriAnswer = end.value.value
-    return answer
+    return asyncio.run(cast("Coroutine[Any, Any, NriAnswer]", pending.outcome))
 
 
 @dataclass
