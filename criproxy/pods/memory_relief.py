@@ -92,8 +92,8 @@ class MemoryRelief(Part, Struct):
         """Why no reclaim brings the box back to its bound, in words; "": it does, or nobody wants that answered.
 
         By a sample later than `after_s` (CLOCK_BOOTTIME): what a pod's end has given back is not known before. While an
-        operator holds criproxy off the box, its limits are not criproxy's. What ended pods have left, no other pod's
-        end gives back.
+        operator holds criproxy off the box, its limits are not criproxy's. Where what ended pods have left is above the
+        bound by itself, no pod's end brings the box back.
         """
         seen = self._evidence
         if seen is None or seen.t_s <= after_s or not self._stops or self.shared.holds.hold_offs.of_box() is not None:
@@ -114,8 +114,8 @@ class MemoryRelief(Part, Struct):
         return seen.bound is not None and seen.bound != floor and seen.bound > firm and seen.irreducible
 
     def _left_by_ended(self, seen: Evidence) -> float:
-        """What the box holds beside its pods, where these alone are within its bound; 0 where they are not, or where
-        it is not known what they hold.
+        """What the box holds beside its pods, where that alone is above its bound and they alone are not; 0 where it is
+        not so, or where it is not known what they hold.
         """
         readings = self.shared.readings
         paths = {one.placement for one in self.shared.inventory.running_pods if one.placement}
@@ -123,8 +123,9 @@ class MemoryRelief(Part, Struct):
         if not known or self.shared.clock.monotonic_s() - readings.at_s > _READ_LATELY_S:
             return 0.0
         held = sum(readings.of[path].memory_bytes for path in paths)
-        within = held < seen.anon and not structs.replace(seen, anon=held).irreducible
-        return seen.anon - held if within else 0.0
+        left = seen.anon - held
+        above = structs.replace(seen, anon=left).irreducible and not structs.replace(seen, anon=held).irreducible
+        return left if above else 0.0
 
     @property
     def evidence(self) -> Evidence | None:

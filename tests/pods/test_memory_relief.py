@@ -181,6 +181,22 @@ def test_what_ended_pods_have_left_in_the_box_costs_no_other_pod_and_is_a_proble
     assert list(bench.relief.problems()) == []
 
 
+@pytest.mark.parametrize(
+    ("left", "spared"),
+    [
+        pytest.param(4 * MIB, False, id="a-small-remainder"),
+        pytest.param(128 * MIB, False, id="as-much-as-the-limit"),
+        pytest.param(132 * MIB, True, id="more-than-the-limit"),
+    ],
+)
+def test_what_ended_pods_have_left_spares_pods_only_where_their_end_would_be_no_cure(left: int, spared: bool) -> None:
+    bench = Bench()
+    bench.pods_hold(100 * MIB, 27 * MIB)
+    bench.pass_by(1, available=GIB, anon=127 * MIB + left)
+
+    assert (bench.relief.irreducible(0.0) == "", bool(list(bench.relief.problems()))) == (spared, spared)
+
+
 @pytest.mark.parametrize("unknown", ["not read", "read long ago", "one was not read", "no pod runs"])
 def test_what_is_not_known_of_pods_is_theirs(unknown: str) -> None:
     bench = Bench()
