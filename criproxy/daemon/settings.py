@@ -46,6 +46,7 @@ class Timetable:
         return Stage(
             policy=policy(self._config, phase.mode, window, words),
             words=words,
+            off=phase.mode == "off",
             closed=self._closed(phase, wall_s),
             drain=phase.mode == "off" and self._config.schedule.on_close == "evict",
         )

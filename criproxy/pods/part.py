@@ -44,11 +44,13 @@ from criproxy.pods.stopping import (
 class Stage(Struct, frozen=True):
     """What the schedule says now. `words`: what holds and what comes next ("": there is no schedule).
 
-    `closed`: why no new offline pod is let in, "" when they are. `drain`: the pods that run must stop.
+    `off`: the box has its floor alone. `closed`: why no new offline pod is let in, "" when they are; none is
+    within the grace period before it is off, either. `drain`: the pods that run must stop.
     """
 
     policy: PolicySettings
     words: str = ""
+    off: bool = False
     closed: str = ""
     drain: bool = False
 

@@ -82,7 +82,7 @@ class PodSpeeds(Part, Struct, eq=False):
 
     def configure(self, now: NodeSettings) -> None:
         self.feedback = restored(self.feedback, now.config.kubernetes.speed_ratio)
-        self._off = bool(now.stage.closed or now.held_off)
+        self._off = now.stage.off or bool(now.held_off)
 
     def cease(self) -> None:
         self._forget()

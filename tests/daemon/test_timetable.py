@@ -62,7 +62,7 @@ def at(text: str, timetable: Timetable):
 )  # fmt: skip
 def test_stage_tells_what_holds_and_whether_the_door_is_open(moment: str, words: str, closed: str, drain: bool) -> None:
     stage = at(moment, table())
-    assert (stage.words, stage.closed, stage.drain) == (words, closed, drain)
+    assert (stage.words, stage.closed, stage.drain, stage.off) == (words, closed, drain, drain)
     assert stage.policy.window == words
 
 
@@ -89,7 +89,7 @@ def test_stage_off_leaves_the_floor_and_says_so() -> None:
 
 def test_stage_squeezed_does_not_drain() -> None:
     stage = at("2026-03-09T12:00", table(CONFIG.replace('"evict"', '"squeeze"')))
-    assert (stage.drain, stage.closed) == (False, "the schedule is off until Mon 22:00 CET")
+    assert (stage.drain, stage.off, stage.closed) == (False, True, "the schedule is off until Mon 22:00 CET")
 
 
 def test_stage_that_never_opens_says_no_more_than_that() -> None:

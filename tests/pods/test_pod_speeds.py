@@ -162,7 +162,7 @@ def test_what_pods_get_while_their_cpu_is_taken_moves_nothing_and_starves_nobody
     before, starved = bench.part.feedback, bench.part.why_one_is_to_go()
     open_stage = node_settings().stage
     if by == "schedule":
-        bench.part.configure(node_settings(stage=replace(open_stage, closed="it is day")))
+        bench.part.configure(node_settings(stage=replace(open_stage, off=True, closed="it is day")))
     elif by == "operator":
         bench.part.configure(node_settings(held_off="an operator holds it off"))
     else:
@@ -180,6 +180,18 @@ def test_what_pods_get_while_their_cpu_is_taken_moves_nothing_and_starves_nobody
     assert after == "", "what it got before says nothing of now"
     assert bench.part.why_one_is_to_go()
     assert bench.seconds("slow_pod_seconds", "0.5") == pytest.approx(4400.0), "it is counted"
+
+
+def test_pods_that_starve_before_the_schedule_turns_off_go_as_before() -> None:
+    """The box has all its CPU until then."""
+    bench = Bench()
+    bench.runs("a", 1.0)
+    stage = replace(node_settings().stage, closed="the schedule turns off at 08:00, within 300 s")
+    bench.part.configure(node_settings(stage=stage))
+    bench.looks(400.0, a=(0.3, 0.7))
+
+    assert bench.part.feedback.position < Feedback(0.5).position
+    assert bench.part.why_one_is_to_go()
 
 
 def test_another_speed_begins_anew_and_the_same_goes_on() -> None:
