@@ -40,7 +40,7 @@ def isolated_cpus(tree: Tree, directory: str = SYS_CPU) -> Cpus:
 
 
 class Topology(Struct):
-    """For one thread. `root_cpuset`: the file of the CPUs that cgroups may have; None: there is none.
+    """For any thread. `root_cpuset`: the file of the CPUs that cgroups may have; None: there is none.
 
     The cores are read anew when other CPUs are online.
     """
@@ -48,22 +48,23 @@ class Topology(Struct):
     tree: Tree
     root_cpuset: str | None
     directory: str = SYS_CPU
-    _online: str = ""
-    _cores: tuple[Cpus, ...] = ()
+    _known: tuple[str, tuple[Cpus, ...]] = ("", ())
+    """The cores, and the list of CPUs that were online then; replaced as a whole."""
 
     def cores(self) -> tuple[Cpus, ...]:
         """Each by its CPUs that are online. Raises CgroupError."""
         try:
             online = self.tree.read(f"{self.directory}/online")
-            if online != self._online:
-                self._cores = tuple({self._siblings(cpu) for cpu in parse_cpus(online)})
-                self._online = online
+            then, cores = self._known
+            if online != then:
+                cores = tuple({self._siblings(cpu) for cpu in parse_cpus(online)})
+                self._known = online, cores
             if self.root_cpuset is None:
-                return self._cores
+                return cores
             there = parse_cpus(self.tree.read(self.root_cpuset))
         except ValueError as error:
             raise CgroupError(f"{self.directory} does not say which CPUs are one core: {error}") from error
-        return tuple(core for core in self._cores if core <= there)
+        return tuple(core for core in cores if core <= there)
 
     def isolated(self) -> Cpus:
         return isolated_cpus(self.tree, self.directory)
@@ -114,3 +115,20 @@ class WholeCores(Struct):
             words = f"what kubelet leaves; which of them are siblings of exclusive CPUs is not known: {error}"
             return left, words + without
         return cpus, (words or "what kubelet leaves") + without if without else words
+
+    def most(self, allowed: Cpus, *, whole: bool) -> Cpus:
+        """Of the CPUs that may be the box's, those that it has while it has no limit, on `whole` cores or not.
+
+        For any thread, as it changes nothing. Never raises: where the cores are not known, none is left out for them.
+        """
+        left, _ = self._left(allowed)
+        if not whole and not self.exclusive():  # no file to be read
+            return left
+        try:
+            cores = self.topology.cores()
+        except CgroupError:
+            return left
+        if not whole:
+            return spared(cores, left, self.own(), self.exclusive())[0]
+        cpus, _ = choose(cores, left, self.own(), frozenset(), UNLIMITED)
+        return left if cpus is UNLIMITED else cpus

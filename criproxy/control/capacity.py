@@ -1,6 +1,5 @@
 """What the node has: CPUs that are online and within the root cpuset, and memory. Both may change by hot-plug."""
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from criproxy.model import UNLIMITED, Capacity, Unlimited
+from criproxy.model import Capacity
 from criproxy.model.cpulist import Cpus, parse_cpus
 
 _MEM_TOTAL: Final = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
@@ -22,16 +21,14 @@ class CapacityReader(Struct, frozen=True):
     """Reads the capacity from the kernel's files; three or four small reads that never block.
 
     `cpuset` is the root cpuset's file of effective CPUs (v1: cpuset.effective_cpus, v2: cpuset.cpus.effective), or None
-    where there is none. `leaves`: the CPUs that kubelet's CPU manager leaves to the box. `isolated`: the file of those
-    of `isolcpus=`, to which the kernel moves nobody. Source: Documentation/admin-guide/cputopology.rst, cgroup-v2.rst
-    (Cpuset), proc(5).
+    where there is none. `for_box`: those of some CPUs that the box may run on. Source:
+    Documentation/admin-guide/cputopology.rst, cgroup-v2.rst (Cpuset), proc(5).
     """
 
     cpuset: Path | None
     online: Path = Path("/sys/devices/system/cpu/online")
     meminfo: Path = Path("/proc/meminfo")
-    leaves: Callable[[], Cpus | Unlimited] = lambda: UNLIMITED
-    isolated: Path = Path("/sys/devices/system/cpu/isolated")
+    for_box: Callable[[Cpus], Cpus] = lambda cpus: cpus
 
     def read(self) -> Capacity:
         """Raises OSError, or ValueError naming the file, when there is no capacity to be read."""
@@ -43,17 +40,10 @@ class CapacityReader(Struct, frozen=True):
         if total is None:
             raise ValueError(f"{self.meminfo} has no MemTotal")
         outside_cores = float(len(online) - len(cpus))
-        for_box = len(self._for_box(cpus))
+        for_box = len(cpus & self.for_box(cpus))
         return Capacity(
             float(len(cpus)), int(total[1]) * 1024, outside_cores, None if for_box == len(cpus) else float(for_box)
         )
-
-    def _for_box(self, cpus: Cpus) -> Cpus:
-        """Those of these that the box may run on."""
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "(null)" in it: none is isolated
-            cpus -= _cpus(self.isolated)
-        leaves = self.leaves()
-        return cpus if leaves is UNLIMITED else cpus & leaves
 
 
 def _cpus(file: Path) -> Cpus:

@@ -275,7 +275,7 @@ class Daemon:
         self._loop = ControlLoop(
             shared,
             box,
-            CapacityReader(Path(cpuset) if cpuset else None, leaves=self._ports.cpus.cpus).read,
+            CapacityReader(Path(cpuset) if cpuset else None, for_box=box.pods.may_have).read,
             Decider(loop_settings(settings), self._log),
             self._recorder,
             self._guard,

@@ -247,6 +247,12 @@ class BoxLimits:
         now = {name: one for name, one in found.items() if one is not None and one.limit == held[name].limit}
         return (last.wanted, now) if len(now) == len(held) else None
 
+    def may_have(self, cpus: Cpus) -> Cpus:
+        """Those of these CPUs that the box runs on while it has no limit. For any thread, as it changes nothing."""
+        leaves = self._cpus()
+        allowed = cpus if leaves is UNLIMITED else cpus & leaves
+        return allowed if self._cores is None else self._cores.most(allowed, whole=self.settings.whole_cores)
+
     def _bound(self, path: str, limits: Limits) -> tuple[LimitChange, ...]:
         """One that can't be had keeps none of the others from holding; what failed last is raised then.
 

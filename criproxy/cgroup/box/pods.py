@@ -132,6 +132,10 @@ class BoxPods:
             return cpus
         return held if cpus is UNLIMITED else (cpus & held or held)
 
+    def may_have(self, cpus: Cpus) -> Cpus:
+        """Those of these CPUs that pods may run on while the box has no limit. For the event loop: some small files."""
+        return self._limits.may_have(cpus)
+
     # --- for those that look after pods ----------------------------------------------------------------------------
 
     async def carry(self, pods: Collection[PodParent]) -> tuple[str, ...]:
