@@ -2,11 +2,11 @@
 
 How it works
 ------------
-    nodes, as the controller sees them ──▶ pool ──▶ what each flavor's nodes lend, now
+    nodes, as the controller sees them ──▶ pool ──▶ what each flavor's nodes lend, and carry, now
                                                       │ each second
                                                       ▼
                                                      law ──▶ the quota ──▶ keeper ──▶ one Cohort
-    Kueue's Workloads ──▶ surplus: who goes, where the pool stays below what is in use ──▶ keeper ──▶ spec.active
+    Kueue's Workloads ──▶ surplus: who goes, where nodes carry less than is in use ──▶ keeper ──▶ spec.active
 
 `law`, `pool` and `surplus` are pure. `keeper` reads ResourceFlavors and Workloads, and writes. Whatever fails there
 (Kueue is not installed, the flavor is missing, the Cohort is somebody else's) is said once and tried again, and holds

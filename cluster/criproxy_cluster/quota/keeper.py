@@ -212,7 +212,7 @@ class QuotaKeeper:
             []
             if self._hearing.is_lost
             else self._surplus.chosen(
-                self._workloads.values(), self._pool.lent, now_s, lambda one: one.key in self._refusals
+                self._workloads.values(), self._pool.carried, now_s, lambda one: one.key in self._refusals
             )
         )
 

@@ -1,4 +1,4 @@
-"""What the nodes of each flavor lend, as a running sum. Pure."""
+"""What the nodes of each flavor lend, and what they carry, as running sums. Pure."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,6 +12,9 @@ from criproxy_cluster.vocabulary.presets import ExtendedNames
 from criproxy_cluster.vocabulary.quantities import MOST, amount
 
 MILLICORES: Final = 1000
+
+_REMOVES: Final = ("karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler")
+"""Keys of the taints of nodes that an autoscaler is removing: their pods end, whatever the effect says."""
 
 
 class Amounts(Struct, frozen=True):
@@ -38,8 +41,11 @@ class _Node(Struct, gc=False):
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
     """Those that keep pods out which don't tolerate them."""
-    lends: Amounts
-    flavor: str | None
+    is_cordoned: bool
+    amounts: Amounts
+    flavor: str | None = None
+    takes_pods: bool = False
+    """New ones, of the flavor."""
 
 
 class QuotaState(Struct):
@@ -55,13 +61,17 @@ class QuotaState(Struct):
 
 
 class Pool:
-    """`lent` has a sum for each flavor. A node counts for the first flavor that it `fits`."""
+    """Sums for each flavor. `lent`: what new pods find. `carried`: what there is for those that run, too: also on nodes
+    that take no new ones, but let theirs go on. A node counts for the flavor whose pods tolerate most of its taints, of
+    several the first.
+    """
 
     def __init__(self, names: ExtendedNames) -> None:
         self._names = names
         self._nodes: dict[str, _Node] = {}
         self._flavors: dict[str, FlavorSpec] = {}
         self.lent: dict[str, Amounts] = {}
+        self.carried: dict[str, Amounts] = {}
 
     def set_flavors(self, flavors: Mapping[str, FlavorSpec]) -> None:
         """By name, in their order."""
@@ -69,52 +79,65 @@ class Pool:
             return
         self._flavors = dict(flavors)
         self.lent = dict.fromkeys(flavors, NOTHING)
+        self.carried = dict.fromkeys(flavors, NOTHING)
         for node in self._nodes.values():
-            node.flavor = self._flavor_of(node.labels, node.taints)
-            self._count(node.flavor, node.lends)
+            self._place(node)
 
     def see(self, node: NodeObject, labels: Mapping[str, str]) -> None:
         """`labels` are the node's, as others keep them, too."""
         name = node.metadata.name
         self.forget(name)
-        taints = _taints(node)
-        found = _Node(labels, taints, lendable(node, self._names), self._flavor_of(labels, taints))
-        self._nodes[name] = found
-        self._count(found.flavor, found.lends)
+        is_cordoned = node.spec.unschedulable is True
+        self._nodes[name] = _Node(labels, _taints(node), is_cordoned, _amounts(node, self._names))
+        self._place(self._nodes[name])
 
     def forget(self, name: str) -> None:
         if (before := self._nodes.pop(name, None)) is not None:
-            self._count(before.flavor, NOTHING - before.lends)
+            self._count(before, NOTHING - before.amounts)
 
     def forget_all_but(self, names: set[str]) -> None:
         """After a list of all nodes."""
         for name in self._nodes.keys() - names:
             self.forget(name)
 
-    def _flavor_of(self, labels: Mapping[str, str], taints: tuple[Taint, ...]) -> str | None:
-        return next((name for name, flavor in self._flavors.items() if fits(flavor, labels, taints)), None)
+    def _place(self, node: _Node) -> None:
+        """Find its flavor, and count it."""
+        taints = {
+            name: refusing for name, one in self._flavors.items() if (refusing := _refusing(one, node)) is not None
+        }
+        node.flavor = min(taints, key=lambda name: taints[name], default=None)
+        node.takes_pods = node.flavor is not None and not taints[node.flavor] and not node.is_cordoned
+        self._count(node, node.amounts)
 
-    def _count(self, flavor: str | None, lends: Amounts) -> None:
-        if flavor is not None:
-            self.lent[flavor] += lends
+    def _count(self, node: _Node, amounts: Amounts) -> None:
+        if node.flavor is not None:
+            self.carried[node.flavor] += amounts
+            if node.takes_pods:
+                self.lent[node.flavor] += amounts
 
 
-def lendable(node: NodeObject, names: ExtendedNames) -> Amounts:
-    """What new pods find there: nothing on a node that is cordoned or not ready."""
+def _amounts(node: NodeObject, names: ExtendedNames) -> Amounts:
+    """What is there for offline pods: nothing on a node that is not ready."""
     ready = next((one.status for one in node.status.conditions or () if one.type == "Ready"), "")
-    if node.spec.unschedulable or ready != "True":
+    if ready != "True":
         return NOTHING
     found = published(node)
     cores, memory = found.get(names.cpu, 0), found.get(names.memory, 0)
     return Amounts(max(int(cores * MILLICORES / names.per_core), 0), max(int(memory), 0))
 
 
-def fits(flavor: FlavorSpec, labels: Mapping[str, str], taints: tuple[Taint, ...]) -> bool:
-    """Whether pods of the flavor may run on a node: it has the flavor's labels, and they tolerate all `taints`."""
-    return (flavor.node_labels or {}).items() <= labels.items() and all(
-        any(_same(taint, known) for known in flavor.node_taints or ())
-        or any(_tolerates(one, taint) for one in flavor.tolerations or ())
-        for taint in taints
+def _refusing(flavor: FlavorSpec, node: _Node) -> int | None:
+    """How many of the node's taints refuse new pods of the flavor. None: those that run don't go on there, either."""
+    if not (flavor.node_labels or {}).items() <= node.labels.items():
+        return None
+    found = [taint for taint in node.taints if not _is_tolerated(taint, flavor)]
+    ends = any(taint.effect == "NoExecute" or taint.key in _REMOVES for taint in found)
+    return None if ends else len(found)
+
+
+def _is_tolerated(taint: Taint, flavor: FlavorSpec) -> bool:
+    return any(_same(taint, known) for known in flavor.node_taints or ()) or any(
+        _tolerates(one, taint) for one in flavor.tolerations or ()
     )
 
 

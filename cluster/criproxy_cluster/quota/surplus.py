@@ -1,12 +1,12 @@
-"""Which Workloads go where a pool stays below what is in use of it, and which come back. Pure.
+"""Which Workloads go where nodes carry less than is in use for long, and which come back. Pure.
 
 A Workload that is suspended is as one that Kueue has preempted: its pods end, and it waits in its queue again. Kueue
 keeps one with `spec.active: false` out of its queue, so it is made active again as soon as Kueue has taken its quota
 back. From then on it is admitted as any other, once the pool has room.
 
-    admitted ── use is above what is lent for `OVER_S`, it is the newest, the budget has room ──▶ suspended, and marked
-       ▲                                                                                            │
-       └── Kueue admits it ── waits in its queue ◀── active again, mark gone ◀── has no quota ──────┘
+    admitted ── carried < used for `OVER_S`, it is the newest, the budget has room ──▶ suspended, and marked
+       ▲                                                                                   │
+       └── Kueue admits it ── waits in its queue ◀── active again, mark gone ◀── has no quota ┘
 
 One that somebody else has made inactive has no mark, and is left alone.
 """
@@ -49,7 +49,7 @@ class Surplus:
     def chosen(
         self,
         workloads: Iterable[Workload],
-        lent: Mapping[str, Amounts],
+        carried: Mapping[str, Amounts],
         now_s: float,
         refused: Callable[[Workload], bool] = lambda _: False,
     ) -> list[Workload]:
@@ -59,7 +59,7 @@ class Surplus:
         """
         holding = [one for one in workloads if one.reserved and one.active]
         found: dict[tuple[str, str], Workload] = {}
-        for flavor, pool in lent.items():
+        for flavor, pool in carried.items():
             used = sum((one.used.get(flavor, NOTHING) for one in holding if one.key not in found), NOTHING)
             if not used.exceeds(pool):
                 self._over_s.pop(flavor, None)

@@ -124,6 +124,40 @@ def test_node_that_is_tainted_counts_for_the_next_flavor_that_tolerates_it():
     assert {name: amounts.millicores for name, amounts in one.lent.items()} == {"lent": 0, "dedicated": 4000}
 
 
+PRESSED = {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}
+STARTING = {"key": "example.com/starting", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("node_is", "millicores"),
+    [
+        ({}, 4000),
+        ({"taints": [PRESSED, STARTING]}, 4000),
+        ({"unschedulable": True}, 4000),
+        ({"taints": [PRESSED, DISRUPTED]}, 0),
+        ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}]}, 0),
+        ({"taints": [DEDICATED]}, 0),
+        ({"ready": "False"}, 0),
+    ],
+    ids=["well", "refuses-new-ones", "cordoned", "disrupted", "to-be-deleted", "no-execute", "not-ready"],
+)
+def test_node_carries_the_pods_that_go_on_there(node_is, millicores):
+    one = pool()
+    see(one, node("a", **node_is))
+    assert one.carried["lent"].millicores == millicores
+    one.forget("a")
+    assert one.carried == one.lent == {"lent": NOTHING}
+
+
+@pytest.mark.parametrize("taints", [[], [PRESSED]], ids=["well", "pressed"])
+def test_node_carries_pods_of_the_flavor_that_is_meant_for_it(taints):
+    one = Pool(NAMES["batch"])
+    gpu = {"key": "gpu", "effect": "NoSchedule"}
+    one.set_flavors({"lent": FlavorSpec(), "gpu": msgspec.convert({"nodeTaints": [gpu]}, FlavorSpec)})
+    see(one, node("a", taints=[gpu, *taints]))
+    assert {name: amounts.millicores for name, amounts in one.carried.items()} == {"lent": 0, "gpu": 4000}
+
+
 def test_what_cannot_be_read_counts_for_nothing():
     one = pool()
     see(one, node("a", "many", "8Gi"))

@@ -22,13 +22,13 @@ CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 GIB = 1 << 30
 
 
-def put_node(kube, name, cpu, memory="8Gi", labels=None):
+def put_node(kube, name, cpu, memory="8Gi", labels=None, **spec):
     kube.put(
         "nodes",
         {
             "kind": "Node",
             "metadata": {"name": name, "labels": labels or {"pool": "night"}, "annotations": {}},
-            "spec": {},
+            "spec": spec,
             "status": {
                 "allocatable": {CPU: cpu, MEMORY: memory},
                 "conditions": [{"type": "Ready", "status": "True"}],
@@ -276,6 +276,33 @@ def test_newest_workload_is_suspended_and_waits_in_its_queue_again(kube, stepped
 
     stepped(scenario())
     assert [one["workload"] for one in said(lines, "workload_suspended")] == ["w3"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "suspended"),
+    [
+        ({"taints": [{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]}, 0),
+        ({"unschedulable": True, "taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}, 0),
+        ({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}, 1),
+        ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, 1),
+    ],
+    ids=["memory-pressure", "cordoned", "unreachable", "disrupted"],
+)
+def test_none_is_suspended_whose_pods_go_on_where_no_new_ones_come(spec, suspended, kube, stepped, log):
+    put_flavor(kube)
+    for number, node in enumerate("ab"):
+        put_node(kube, node, "1000")
+        put_workload(kube, f"w{number}", number)
+
+    async def scenario():
+        async with keeping(kube, log, suspends_per_hour=5) as keeper:
+            await until(lambda: quota(kube)[0] == "2000m")
+            put_node(kube, "b", "1000", **spec)
+            await until(lambda: quota(kube)[0] == "1000m", 2.5)
+            await asyncio.sleep(OVER_S + 10)
+            assert keeper.state.suspended == suspended
+
+    stepped(scenario())
 
 
 @pytest.mark.parametrize(
