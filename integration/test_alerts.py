@@ -19,6 +19,9 @@ CLUSTER = 'job="criproxy-cluster", instance="c"'
 
 PAGE = ROOT / RUNBOOK
 
+LAST_OPEN = "criproxy_bypass_last_open_timestamp_seconds"
+"""promtool's time begins at 0."""
+
 Series = Mapping[str, str]
 CASES: Mapping[str, tuple[Series, Series]] = {
     "CriproxyDown": (
@@ -38,8 +41,8 @@ CASES: Mapping[str, tuple[Series, Series]] = {
         {f"criproxy_runtime_ready{{{NODE}}}": "1x10 0x3 1x150"},
     ),
     "CriproxyBypassOpen": (
-        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x150", f"criproxy_bypass_uses{{{NODE}}}": "0x150"},
-        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x3 NaNx150", f"criproxy_bypass_uses{{{NODE}}}": "3x20 0x20 NaNx150"},
+        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x150", f"{LAST_OPEN}{{{NODE}}}": "-1800x150"},
+        {f"criproxy_bypass_open{{{NODE}}}": "0x10 1x3 NaNx150", f"{LAST_OPEN}{{{NODE}}}": "-1740x20 NaNx150"},
     ),
     "CriproxyOfflineUnbounded": (
         {
@@ -229,14 +232,26 @@ def test_criproxy_that_ends_again_and_again_passes_by_and_says_so(interval: str,
     lives = range(4 * LOOKED_AT[-1])
     series = {
         f"criproxy_bypass_open{{{NODE}}}": " ".join(f"0 {away}" for _ in lives),
-        f"criproxy_bypass_uses{{{NODE}}}": " ".join(f"{life} {away}" for life in lives),
+        f"{LAST_OPEN}{{{NODE}}}": " ".join(f"{60 * life} {away}" for life in lives),
     }
     tried(tmp_path, "CriproxyBypassOpen", series, ends=True, interval=interval)
 
 
-def test_bypass_that_was_open_while_criproxy_was_away_is_told_of_once_it_is_back(tmp_path: Path) -> None:
-    uses = {f"criproxy_bypass_uses{{{NODE}}}": "0x10 stale stale stale 1x150"}
-    tried(tmp_path, "CriproxyBypassOpen", uses, ends=True, end=20)
+@pytest.mark.parametrize("away", [3, 60, 1500], ids=["minutes", "an hour", "a day"])
+@pytest.mark.parametrize("uses", [0, 1], ids=["never before", "as often before the reboot"])
+def test_bypass_that_was_open_while_criproxy_was_away_is_told_of_once_it_is_back(
+    uses: int, away: int, tmp_path: Path
+) -> None:
+    gone, back = " ".join(["stale"] * away), 10 + away
+    series = {
+        f"criproxy_bypass_uses{{{NODE}}}": f"{uses}x9 {gone} 1x150",
+        f"{LAST_OPEN}{{{NODE}}}": f"{' '.join(['NaN'] * 10)} {gone} {60 * back}x150",
+    }
+    tried(tmp_path, "CriproxyBypassOpen", series, ends=True, end=back + 7)
+
+
+def test_bypass_that_has_been_shut_for_half_an_hour_is_told_of_no_more(tmp_path: Path) -> None:
+    tried(tmp_path, "CriproxyBypassOpen", {f"{LAST_OPEN}{{{NODE}}}": "-1740x150"}, ends=False)
 
 
 def test_criproxy_that_is_gone_from_node_exporter_s_text_files_is_down_until_it_is_back(tmp_path: Path) -> None:

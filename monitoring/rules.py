@@ -141,13 +141,14 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyBypassOpen",
-        # The counter tells of what has been: while criproxy is away, nobody says that the bypass is open.
-        f"criproxy_bypass_open{{{NODES}}} == 1 or increase(criproxy_bypass_uses{{{NODES}}}[30m]) > 0",
+        # While criproxy is away, nobody says that the bypass is open: the time tells of what has been.
+        f"criproxy_bypass_open{{{NODES}}} == 1"
+        f" or time() - max_over_time(criproxy_bypass_last_open_timestamp_seconds{{{NODES}}}[30m]) < 1800",
         "",
         "5m",
         "warning",
         "kubelet's calls on {{ $labels.instance }} pass by criproxy, or did lately",
-        "The bypass on {{ $labels.instance }} is open, or has opened within the last 30 minutes: criproxy was away, or "
+        "The bypass on {{ $labels.instance }} is open, or was within the last 30 minutes: criproxy was away, or "
         "ends again and again, and offline pods that started meanwhile are outside the box.",
     ),
     Alert(

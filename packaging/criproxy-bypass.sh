@@ -121,6 +121,8 @@ open_bypass() {
 }
 
 close_bypass() {
+    # Its time says when the bypass was open last.
+    [ ! -S "$socket" ] || touch -c "$uses"
     systemctl stop criproxy-bypass-arm.service criproxy-bypass.socket criproxy-bypass.service
     systemctl stop criproxy-withdraw.timer criproxy-withdraw.service
 }

@@ -30,7 +30,8 @@ _ESCAPED: Final = str.maketrans({c: f"\\{c}" for c in '"\\`$'})
 class BypassStatus(Struct, frozen=True):
     """`after_s`: how long criproxy is away before it opens; None: never. Times are wall clock, in s.
 
-    `open_since_s`: None: it is shut. `uses` counts those since the machine's start; the last began at `last_s`.
+    `open_since_s`: None: it is shut. `uses` counts those since the machine's start. `last_s`: when the last
+    one ended, or began while that is not known.
     """
 
     after_s: float | None
@@ -60,6 +61,11 @@ class Bypass(Shows, Struct):
             "bypass_uses",
             "Times that the bypass has opened since the machine's start",
             lambda now: None if now is None else now.uses,
+        ),
+        Gauge(
+            "bypass_last_open_timestamp_seconds",
+            "Until when the bypass was open last, since when while it is; NaN: not since the machine's start",
+            lambda now: None if now is None else now.last_s,
         ),
     )
 
@@ -114,7 +120,7 @@ class Bypass(Shows, Struct):
         after = "never opens" if now.after_s is None else f"opens after {now.after_s:g} s without criproxy"
         if now.open_since_s is not None:
             after = f"open since {moment(now.open_since_s)}"
-        used = f"; opened {now.uses} times, last at {moment(now.last_s)}" if now.last_s is not None else ""
+        used = f"; opened {now.uses} times, open last at {moment(now.last_s)}" if now.last_s is not None else ""
         yield "bypass", after + used
 
     def while_away(self) -> str | None:

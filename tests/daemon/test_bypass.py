@@ -406,5 +406,23 @@ def test_close_stops_the_switch_before_it_could_open_again(stage: Stage) -> None
     ]
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "shut"])
+def test_close_notes_until_when_the_bypass_was_open(stage: Stage, is_open: bool) -> None:
+    (uses := stage.directory / "bypass.uses").write_text("3\n")
+    os.utime(uses, (999.0, 999.0))
+    if is_open:
+        stage.listen_at("bypass.sock")
+    assert stage.run("close").returncode == 0
+    status = Bypass((stage.directory,), stage.listen, RUNTIME, 10.0).status()
+    assert status is not None and status.uses == 3
+    assert (status.last_s != 999.0) is is_open
+
+
+def test_close_notes_nothing_where_the_opening_could_not_be_noted(stage: Stage) -> None:
+    stage.listen_at("bypass.sock")
+    assert stage.run("close").returncode == 0
+    assert not (stage.directory / "bypass.uses").exists()
+
+
 def test_switch_without_a_verb_it_knows_is_status_2(stage: Stage) -> None:
     assert stage.run("open").returncode == 2
