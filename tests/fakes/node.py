@@ -8,6 +8,7 @@ import json
 import posixpath
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,6 +235,7 @@ class FakeNode(Machine):
         return words, variables
 
     def start(self) -> None:
+        self._end()
         self.pid += 1
         self.write(f"/sys/fs/cgroup/system.slice/{self.unit}/cgroup.procs", "")
         argv, product = self.argv(), self.unit.partition("-")[0].removesuffix(".service")
@@ -281,8 +283,10 @@ class FakeNode(Machine):
 
     def stop(self) -> None:
         self.active = "inactive"
-        for file in (self.root / f"proc/{self.pid}").iterdir():
-            file.unlink()
+        self._end()
+
+    def _end(self) -> None:
+        shutil.rmtree(self.root / f"proc/{self.pid}", ignore_errors=True)
 
     def _uses(self, argv: list[str]) -> str:
         flags = dict(word.split("=", 1) for word in argv if "=" in word)

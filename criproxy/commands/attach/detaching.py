@@ -34,6 +34,8 @@ def detach(steps: Steps) -> None:
         reads_file = record is not None and not record.copied
         runs_on_criproxy = bool(kubelet.unit.pid) and (kubelets in listens or reads_file)
         if not plan.edits and not runs_on_criproxy:
+            if kubelet.unit.active != "active":  # it may lie unused beside the kubelet of another set-up
+                _check_nobody_calls(steps, kubelet.unit, listens, asks=True)
             say("not attached: kubelet does not use criproxy")
             if not steps.dry_run:
                 steps.host.save(None)
@@ -115,14 +117,13 @@ def _detach_unseen(steps: Steps) -> None:
     if was_attached and steps.dry_run:
         steps.preview(plan, unit)
         return
+    restarts = was_attached and unit.active in ("active", "activating")
     if was_attached:
         hold()
         steps.write(plan)
-        if unit.active in ("active", "activating"):
-            host.restart(unit.name)
-    processes = list(host.processes())
-    if found := _sent_by_hand(steps, unit, listens, processes) or ("" if plan.edits else steps.proxy.caller(host)):
-        raise NodeError(f"a kubelet uses criproxy by somebody's hand ({found}); {byhand.way_back(processes)}")
+    if restarts:
+        host.restart(unit.name)
+    _check_nobody_calls(steps, unit, listens, asks=not restarts)  # criproxy's answer may be from before the restart
     if not steps.dry_run:
         host.save(None)
     if not was_attached or not unit.loaded:
@@ -131,6 +132,13 @@ def _detach_unseen(steps: Steps) -> None:
     say(f"detached: {unit.name} has its files of before, and was started anew if it ran")
     for line in steps.proxy.offline_pods(host):
         say(line)
+
+
+def _check_nobody_calls(steps: Steps, unit: UnitState, listens: Collection[str], asks: bool) -> None:
+    """Raise NodeError where a kubelet whose words nobody can tell uses criproxy; if it `asks`, also by its status."""
+    processes = list(steps.host.processes())
+    if found := _sent_by_hand(steps, unit, listens, processes) or (steps.proxy.caller(steps.host) if asks else ""):
+        raise NodeError(f"a kubelet uses criproxy by somebody's hand ({found}); {byhand.way_back(processes)}")
 
 
 def _sent_by_hand(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from criproxy.commands.attach import byhand
-from criproxy.kubelet.attachment import attachment
+from criproxy.kubelet.attachment import AttachRecord, attachment, to_json
 from criproxy.model import AttachStatus
 from tests.commands.attach.attach_bench import (
     DROPIN_WITH_FLAG,
@@ -285,6 +285,42 @@ def test_detach_of_another_kubelet_that_calls_criproxy_says_so(bench: Bench, pre
     assert "`criproxy status` says that it is attached: it calls" in bench.err
     bench.node.shown = {}
     assert bench.detach() == 0, bench.err
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown", "said"),
+    [
+        (ON_PROXY, {}, "names criproxy's socket"),
+        (ON_RUNTIME, {"attached": CALLS}, "`criproxy status` says that it is attached: it calls"),
+    ],
+    ids=["files", "calls"],
+)
+@pytest.mark.parametrize("active", ["inactive", "activating"])
+def test_detach_of_another_kubelet_beside_an_unused_kubelet_service_says_so(
+    bench: Bench, endpoint: str, shown: dict[str, object], said: str, active: str
+) -> None:
+    bench.node.kubeadm()
+    bench.node.stop()
+    bench.node.active = active
+    _microk8s(bench, endpoint)
+    bench.node.shown = shown
+    assert bench.detach() == 1
+    assert said in bench.err
+
+
+def test_detach_that_is_repeated_on_a_running_kubelet_goes_by_no_earlier_calls(bench: Bench) -> None:
+    bench.node.kubeadm()
+    bench.node.shown = {"attached": CALLS}
+    assert bench.detach() == 0, bench.err
+
+
+def test_detach_of_an_old_k3s_after_one_that_was_killed_goes_by_no_earlier_calls(bench: Bench) -> None:
+    _old_k3s(bench)
+    bench.node.write(STATE, to_json(AttachRecord("attached", LISTEN, ON_RUNTIME, ())).decode())
+    bench.node.shown = {"attached": CALLS}
+    assert bench.detach() == 0, bench.err
+    assert bench.node.ran[-1] == "restart k3s.service"
+    assert bench.record() is None
 
 
 def test_detach_of_k3s_whose_config_names_criproxy_in_a_comment_is_no_failure(bench: Bench) -> None:
