@@ -281,6 +281,30 @@ def test_removal_takes_the_box_s_group_of_resctrl_away(node: Node) -> None:
 
 
 @pytest.mark.parametrize("box", ["/offline", "offline.slice"])
+@pytest.mark.parametrize("ways", [["to lift them"], ["to clean up"], ["to lift them", "to clean up"]])
+def test_removal_leaves_a_box_with_pods_its_group_of_resctrl_and_tells_how_it_goes(
+    tmp_path: Path, box: str, ways: list[str]
+) -> None:
+    node = Node(tmp_path, 2)
+    node.answer(box)
+    node.add(pod := parse_box(box).pod(f"pod{UID}"), pids="4711\n")
+    node.bound(box)
+    (group := node.directory / "resctrl" / GROUP).mkdir(parents=True)
+
+    said = node.remove()
+
+    assert group.exists()
+    (cgroup,) = node.cgroups(pod)
+    (cgroup / "cgroup.procs").unlink()
+    for way in ways:
+        if way == "to clean up":
+            for name in LIMITS[2]:
+                next(iter(node.cgroups(box))).joinpath(name).unlink()
+        node.told(said, way)
+    assert not group.exists()
+
+
+@pytest.mark.parametrize("box", ["/offline", "offline.slice"])
 def test_removal_tells_how_to_lift_what_bounds_a_disk(tmp_path: Path, box: str) -> None:
     node = Node(tmp_path, 2)
     node.answer(box)
