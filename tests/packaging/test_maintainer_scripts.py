@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from criproxy.config.last_run import FACTS
+
 DEBIAN = Path(__file__).resolve().parents[2] / "packaging" / "deb" / "debian"
 SYSTEMCTL = """#!/bin/sh
 case $* in
@@ -163,6 +165,17 @@ def test_an_upgrade_restarts_the_service_only_where_no_version_goes_on(
     assert said in done.stderr.decode()
     if status == 6:
         assert all(remedy in done.stderr.decode() for remedy in ("'criproxy upgrade'", "'systemctl restart criproxy'"))
+
+
+def test_a_removal_takes_the_sockets_of_the_last_run_and_leaves_what_else_is_remembered(tmp_path: Path) -> None:
+    """A criproxy that comes as a pod has the same state, and runs at other sockets."""
+    (tmp_path / "state").mkdir()
+    for name in (FACTS, "other"):
+        (tmp_path / "state" / name).touch()
+
+    assert run_script(tmp_path, "postrm", "remove", plugins=[]).returncode == 0
+
+    assert sorted(file.name for file in (tmp_path / "state").iterdir()) == ["other", "removed"]
 
 
 def test_an_installation_after_a_removal_that_kept_the_config_starts_the_service(tmp_path: Path) -> None:
