@@ -183,7 +183,7 @@ class ControlLoop(Part, Struct, eq=False):
         limits, keeps = self.box.limits, self._only_lowers or self.decider.is_learning(MEMORY)
         if limits is None or not keeps:
             return None
-        held = limits[MEMORY]
+        held = limits.get(MEMORY, UNLIMITED)
         return float(capacity.memory_bytes) if held is UNLIMITED else held
 
     async def _bounded(self, now_s: float, *, is_new: bool) -> tuple[Decision, tuple[LimitChange, ...]] | None:

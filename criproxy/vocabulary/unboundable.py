@@ -54,16 +54,13 @@ WRITABLE_HOST_PATHS: Final = (
     "/var/mnt",
     "/var/openebs/local",
     "/var/snap/microk8s/common/default-storage",
-    "/tmp/hostpath-provisioner",
-    "/tmp/hostpath_pv",
 )
 """Folders for jobs' data, and those of provisioners of node-local volumes: of what a node has, an offline pod may write
 to these alone.
 
 Not /local, which is all that Bottlerocket may write to, /srv, where kops and Salt have what nodes go by, nor /media,
 where overlayroot has the root file system's layers. Source: Filesystem Hierarchy Standard 3.0 (/mnt); the provisioners
-of Rancher (k3s and kind have others of it), OpenEBS (Local PV Hostpath), MicroK8s and minikube; /var/mnt: Talos, user
-volumes.
+of Rancher (k3s and kind have others of it), OpenEBS (Local PV Hostpath) and MicroK8s; /var/mnt: Talos, user volumes.
 """
 
 EVERY: Final = "*"

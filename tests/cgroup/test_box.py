@@ -1548,6 +1548,27 @@ def test_pod_of_the_lowest_weight_has_that_of_the_shares_that_it_asks_for_and_ke
     assert run(lambda: after_restart.pods.carry((A, B))) == [("podb",)]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_pod_that_waits_for_others_keeps_what_it_asks_for_while_those_that_run_are_listed(
+    driver: FakeDriver, kubelets: PodLimits, version: int
+) -> None:
+    driver.version = version
+    box, gate = Box(driver, SETTINGS, lambda: UNLIMITED, FakeClock()), threading.Event()
+    driver.kubelets["/kubepods/besteffort/podb"] = replace(kubelets, cpu_weight=2 if version == 1 else 1)
+
+    async def play() -> None:
+        other = asyncio.ensure_future(box._threads.writer.run("let others in", gate.wait))
+        await asyncio.sleep(0)
+        admission = asyncio.ensure_future(box.pods.admit(B, 0, 2048))
+        await asyncio.sleep(0)
+        box.pods.know_asked({"poda": 512})
+        gate.set()
+        await asyncio.gather(other, admission)
+
+    run(play)
+    assert driver.pods_in["/offline"]["podb"].cpu_weight == weight_of(2048, version)
+
+
 def test_pod_whose_claim_is_lowered_has_what_is_left_of_it_or_kubelets_weight(
     box: Box, driver: FakeDriver, kubelets: PodLimits
 ) -> None:

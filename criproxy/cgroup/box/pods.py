@@ -64,6 +64,7 @@ class BoxPods:
         none. `cpu_shares` are given to a pod that kubelet has given the lowest weight. `mid`: it is of the higher tier.
         Raises AdmissionError.
         """
+        self._admitted[place.name] = self._clock.monotonic_s()  # it may wait for others, and is starting meanwhile
         self.know_asked({**self._shares, place.name: cpu_shares}, {*self._mid, *([place.name] if mid else [])})
         await for_request(f"admit {place.in_box}", lambda: self._admit(place, memory_bytes), self._threads.writer)
 
