@@ -82,6 +82,7 @@ class Worker:
         self._later: deque[_Job[Any]] = deque()
         self._running: _Job[Any] | None = None
         self._blocked: _Job[Any] | None = None
+        self._closed = False
         self.timeouts = 0
         self.resting = False
         """It takes no jobs for now: another process does its work."""
@@ -133,6 +134,8 @@ class Worker:
         left_s = self._timeout_s
         if running is not None and not running.ended:
             left_s += running.began_s - loop.time()
+        elif self._closed:
+            left_s = 0.0
         if left_s > 0.0:
             call.timer = loop.call_later(left_s, self._look_at, call, what)
             return
@@ -150,6 +153,7 @@ class Worker:
             call.began_s = call.answer.get_loop().time()
             self._running = call
             call.carry_out()
+        self._closed = True
 
 
 class Apart:

@@ -77,6 +77,18 @@ def test_job_that_waits_for_others_that_end_in_time_is_carried_out_and_nothing_h
     worker.close()
 
 
+def test_job_that_comes_after_the_end_of_the_thread_fails_in_time() -> None:
+    worker = Worker("test-worker", timeout_s=0.05)
+    worker.close()
+
+    async def scenario() -> None:
+        async with asyncio.timeout(5.0):
+            await worker.run("note", list)
+
+    with pytest.raises(StuckError):
+        asyncio.run(scenario())
+
+
 def test_job_that_timed_out_in_the_queue_never_runs_and_the_thread_goes_on(worker: Worker) -> None:
     gate, ran = threading.Event(), threading.Event()
 
