@@ -193,21 +193,27 @@ def test_client_that_breaks_its_connections_takes_no_other_client_s_relay_away(t
     asyncio.run(run())
 
 
+async def call_in_the_fallback(on: Stage, client: aio.Channel) -> tuple[Any, asyncio.Event]:
+    """A call that is under way there, and what has the runtime finish it."""
+    go_on = asyncio.Event()
+
+    async def slow(seen: Seen, context: Any) -> None:
+        await receive_all(seen, context)
+        await go_on.wait()
+        await context.write(b"done")
+
+    on.runtime.script[RUN] = slow
+    for _ in range(5):
+        await on.break_relay()
+    call = client.unary_unary(RUN)(b"")
+    await until(lambda: on.runtime.in_flight == 1)
+    return call, go_on
+
+
 def test_relay_is_tried_again_and_its_client_moves_without_a_failed_call(tmp_path: Path) -> None:
     async def run() -> None:
         async with stage(tmp_path, "relay") as on, on.client() as client:
-            for _ in range(5):
-                await on.break_relay()
-            go_on = asyncio.Event()
-
-            async def slow(seen: Seen, context: Any) -> None:
-                await receive_all(seen, context)
-                await go_on.wait()
-                await context.write(b"done")
-
-            on.runtime.script[RUN] = slow
-            under_way = client.unary_unary(RUN)(b"")
-            await until(lambda: on.runtime.in_flight == 1)
+            under_way, go_on = await call_in_the_fallback(on, client)
             assert on.fallbacks == 1
             on.time_passes(59)
             assert on.metrics.given_up == 1
@@ -239,23 +245,6 @@ def test_fallback_that_cannot_be_had_fails_new_connections_and_is_tried_again(tm
                 assert await client.unary_unary(VERSION)(b"2", wait_for_ready=True, timeout=30) == b"2"
 
     asyncio.run(run())
-
-
-async def call_in_the_fallback(on: Stage, client: aio.Channel) -> tuple[Any, asyncio.Event]:
-    """A call that is under way there, and what has the runtime finish it."""
-    go_on = asyncio.Event()
-
-    async def slow(seen: Seen, context: Any) -> None:
-        await receive_all(seen, context)
-        await go_on.wait()
-        await context.write(b"done")
-
-    on.runtime.script[RUN] = slow
-    for _ in range(5):
-        await on.break_relay()
-    call = client.unary_unary(RUN)(b"")
-    await until(lambda: on.runtime.in_flight == 1)
-    return call, go_on
 
 
 def test_calls_in_the_fallback_are_finished_by_a_stop(tmp_path: Path) -> None:
