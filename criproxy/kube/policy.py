@@ -9,9 +9,11 @@ before writes none, nor do people who write the first by hand. A node of before 
 
 A policy is *accepted* when the file, as it was when last in order, and it together have no error. Where they have one,
 each part is tried by itself: one that is refused holds up no other. It is left out, or, where a part of its name was in
-force before, that one goes on in its place, so that a mistake in the cluster's switch does not turn it off. Without
-known parts, the old policy stays in force as a whole. What is wrong is reported: in the annotation, the log and the
-status. What was accepted, the whole or its parts, then has this life:
+force before, that one goes on in its place, so that a mistake in the cluster's switch does not turn it off. If it says
+that colocation is off, that holds in either case, as a part of its own (`_SWITCH`): an emergency may come amid an
+upgrade, in a policy with a key that this node does not know yet. Without known parts, the old policy stays in force as
+a whole. What is wrong is reported: in the annotation, the log and the status. What was accepted, the whole or its
+parts, then has this life:
 
 - it is in force from the next reload on, also while the file has an error;
 - it is written to disk, so that a node without an API server starts with it. While it can't be (a full disk), it is in
@@ -55,6 +57,9 @@ MAX_REASONS: Final = 20
 
 _DISK_S: Final = 15.0
 
+_SWITCH: Final = "/switch"
+"""It ends the name of a part that is what a refused one says of the switch alone. No policy has a name with a slash."""
+
 
 class PolicyError(ValueError):
     """The annotation is no policy."""
@@ -63,6 +68,18 @@ class PolicyError(ValueError):
 def _override(policy: NodePolicy) -> Override:
     said = f"policy {policy.name or 'without a name'} ({policy.version or 'without a version'})"
     return Override(said, split(policy.settings)[0])
+
+
+def _switches_off(policy: NodePolicy) -> bool:
+    table = policy.settings.get("colocation")
+    return isinstance(table, Mapping) and table.get("enabled") is False
+
+
+def _switch(policy: NodePolicy) -> NodePolicy:
+    """What a policy that switches colocation off says of that, and nothing else of it."""
+    table = policy.settings["colocation"]
+    settled = {"enabled": False} | ({"on_disable": "evict"} if table.get("on_disable") == "evict" else {})
+    return NodePolicy(policy.version, f"{policy.name}{_SWITCH}", {"colocation": settled})
 
 
 class InForce(Struct, frozen=True):
@@ -329,7 +346,7 @@ class PolicyFollower:
         return self._sifted(policy, parts)
 
     def _sifted(self, policy: NodePolicy, parts: tuple[NodePolicy, ...]) -> Judged:
-        """Without the parts that are refused, but with those that were in force before them. Blocks."""
+        """With what was in force before in place of parts that are refused, and with their switch. Blocks."""
         former = {one.name: one for one in self.in_force.parts}
         left, problems, why = list(parts), list[str](), dict[str, str]()
         while refused := self._own.refused([_override(one) for one in left]):
@@ -341,7 +358,10 @@ class PolicyFollower:
                     problems += words
                     why[bad.name] = "; ".join(words)[:MAX_PROBLEM] if len(why) < MAX_REASONS else ""
                 before = former.pop(bad.name, bad)
-                left[at : at + 1] = [] if before == bad else [before]
+                instead = [] if before == bad else [before]
+                if _switches_off(bad) and not bad.name.endswith(_SWITCH) and not any(map(_switches_off, instead)):
+                    instead.append(_switch(bad))
+                left[at : at + 1] = instead
         return Judged(policy, InForce(_joined(policy.version, left), tuple(left)), bounded(problems), why)
 
     def _reported(self, text: str, found: Judged) -> PolicyReport | None:

@@ -379,6 +379,46 @@ def test_policy_that_gets_a_typo_holds_on_as_it_was_before(lending, restarted):
     assert enabled(lending), "it is gone"
 
 
+NEWER = {"cpu": {"key_of_a_newer_version": 1}}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_policy_that_has_a_key_of_a_newer_version_switches_this_node_off_all_the_same(lending, restarted):
+    """As amid an upgrade: the cluster's side knows the key, and some nodes do not yet."""
+    before = {"cpu": {"watermark_ratio": 0.5}}
+    tell(lending, part("a", before))
+    tell(lending, part("a", {**OFF, **NEWER}, "2"), version="10")
+    if restarted:
+        lending.start()
+    assert (enabled(lending), lending.watermark()) == (False, 0.5)
+    assert list(lending.report()["refused"]) == ["a"], "it is told all the same"
+    assert lending.follower.status().name == "a.1+a/switch.2"
+    tell(lending, part("a", NEWER, "3"), version="11")
+    assert (enabled(lending), list(lending.report()["refused"])) == (True, ["a"])
+
+
+def test_switch_of_a_policy_that_is_refused_holds_also_where_none_was_in_force_before(lending):
+    tell(lending, part("a", {**OFF, **NEWER}), part("b", {"cpu": {"watermark_ratio": 0.5}}))
+    assert (enabled(lending), lending.watermark()) == (False, 0.5)
+    tell(lending, part("a", {"colocation": {"enabled": False, "on_disable": 7}}, "2"), version="10")
+    assert not enabled(lending) and list(lending.report()["refused"]) == ["a"]
+    tell(lending, part("a", {"colocation": {"enabled": True, "on_disable": 7}}, "3"), version="11")
+    assert enabled(lending)
+
+
+def test_switch_holds_on_though_neither_a_policy_nor_the_one_before_it_fits(lending):
+    tell(lending, part("a", {**OFF, "cpu": {"max_cores": 2.0}}))
+    tell(lending, part("a", {**OFF, **NEWER}, "2"), version="10")
+    lending.edit("[cpu]\nmin_cores = 3.0\n[colocation]\nenabled = true\n")
+    asyncio.run(lending.follower.look())
+    assert (enabled(lending), lending.follower.status().name) == (False, "a/switch.1")
+
+
+def test_switch_of_a_policy_that_is_refused_gives_way_to_what_wins_over_it(lending):
+    tell(lending, part("a", {**OFF, **NEWER}), part("b", {"colocation": {"enabled": True}}))
+    assert enabled(lending)
+
+
 def test_policy_that_is_put_right_is_in_force(lending):
     tell(lending, part("a", TYPO), part("b", OFF))
     tell(lending, part("a", {"cpu": {"watermark_ratio": 0.5}}, "2"), part("b", OFF), version="10")
