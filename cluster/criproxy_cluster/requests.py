@@ -6,13 +6,14 @@ import struct
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import httpx2
 import msgspec
 from lightkube.core.async_client import AsyncClient
 from lightkube.core.exceptions import ApiError, LoadResourceError
 from lightkube.types import PatchType
+from structlog.typing import FilteringBoundLogger
 
 FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 """Of `Trouble.code`."""
@@ -110,6 +111,60 @@ def pause_s(failures: int) -> float:
     """Seconds to wait after so many failures in a row, 1 or more: doubled each time, and half of it by chance."""
     grown_s = min(FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 30), MOST_PAUSE_S)
     return grown_s * (0.5 + 0.5 * random.random())
+
+
+class HasProblem(Protocol):
+    """What there is to be seen of something that is kept. `problem` "": all is well."""
+
+    failures: int
+    problem: str
+
+
+class Attempts:
+    """Attempts at one thing, again and again: after a failure, the next one waits for a pause that grows.
+
+    `state` counts failures and has the problem as it is now. The log has `WHAT_trouble` for each other problem, and
+    `WHAT_well_again` at its end, each with `fields`.
+    """
+
+    def __init__(
+        self, state: HasProblem, log: FilteringBoundLogger, what: str, consequence: str, **fields: str
+    ) -> None:
+        self._state = state
+        self._log = log
+        self._what = what
+        self._consequence = consequence
+        self._fields = fields
+        self._failures = 0
+        """In a row."""
+        self._next_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the next attempt is due."""
+        return max(self._next_s - time.monotonic(), 0.0)
+
+    def failed(self, error: Exception) -> None:
+        self._failures += 1
+        self._state.failures += 1
+        self._next_s = time.monotonic() + pause_s(self._failures)
+        self._say(str(error) if isinstance(error, Trouble) else repr(error))
+
+    def done(self, problem: str = "") -> None:
+        """`problem`: what is not well, though the attempt has not failed; "": nothing."""
+        self._failures = 0
+        self._say(problem)
+
+    def forget(self) -> None:
+        """What was, without a word."""
+        self._failures, self._next_s, self._state.problem = 0, 0.0, ""
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._state.problem:
+            self._log.warning(f"{self._what}_trouble", **self._fields, error=problem, consequence=self._consequence)
+        elif self._state.problem and not problem:
+            self._log.info(f"{self._what}_well_again", **self._fields)
+        self._state.problem = problem
 
 
 class Refusals:

@@ -34,7 +34,7 @@ from criproxy_cluster.owners.history import Book, Written, raised
 from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
 from criproxy_cluster.owners.rules import Asked, Rule, overflows, rule_of
 from criproxy_cluster.owners.state import OwnersState
-from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Refusals, Trouble, patch, pause_s, trouble_of
+from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Attempts, Refusals, Trouble, patch, trouble_of
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, RAISED, TIER
 from criproxy_cluster.vocabulary.times import rfc3339
 from criproxy_cluster.vocabulary.watching import Item
@@ -84,8 +84,8 @@ class OwnersKeeper:
         self._budget = Budget(settings.remakes_per_hour)
         self._statuses: dict[str, Json] = {}
         self._changed: set[str] = set()
-        self._failures = 0
-        self._next_try_s = 0.0
+        consequence = "without the book, pods are converted as ever; one pod stays as it is; tried again"
+        self._attempts = Attempts(self.state, log, "owners", consequence)
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
@@ -133,10 +133,8 @@ class OwnersKeeper:
 
     async def run(self) -> None:
         """Until cancelled. What was known before is read before anything is seen, or it would count twice."""
-        begun = False
-        while not begun:
-            begun = await self._begins()
-            await asyncio.sleep(0.0 if begun else pause_s(self._failures))
+        while not await self._begins():  # noqa: ASYNC110  # it asks each time
+            await asyncio.sleep(self._attempts.left_s)
         pods = Follower(
             self._client,
             OwnedPodResource,
@@ -159,7 +157,7 @@ class OwnersKeeper:
                 found: BookResource = await self._client.get(BookResource, BOOK)
             text = (found.data or {}).get(KEY, "")
         except Trouble as trouble:
-            self._failed(_in_words(trouble))
+            self._attempts.failed(_in_words(trouble))
             return False
         try:
             before = history.decoded(text) if text else Written()
@@ -175,37 +173,21 @@ class OwnersKeeper:
 
         While nothing is heard of pods, nothing is done, and the webhooks' book becomes old: who waited may run since.
         """
-        if not self._listed or self._pods.is_lost or time.monotonic() < self._next_try_s:
+        if not self._listed or self._pods.is_lost or self._attempts.left_s:
             return
         try:
             await self._act(time.monotonic(), time.time())
         except Exception as error:
-            self._failed(_in_words(error) if isinstance(error, Trouble) else repr(error))
+            self._attempts.failed(_in_words(error) if isinstance(error, Trouble) else error)
         else:
-            self._failures = 0
-            self._say(self._refusals.problem)
-
-    def _failed(self, problem: str) -> None:
-        self._failures += 1
-        self.state.failures += 1
-        self._next_try_s = time.monotonic() + pause_s(self._failures)
-        self._say(problem)
-
-    def _say(self, problem: str) -> None:
-        """Once."""
-        if problem and problem != self.state.problem:
-            consequence = "without the book, pods are converted as ever; one pod stays as it is; tried again"
-            self._log.warning("owners_trouble", error=problem, consequence=consequence)
-        elif self.state.problem and not problem:
-            self._log.info("owners_well_again")
-        self.state.problem = problem
+            self._attempts.done(self._refusals.problem)
 
     async def _act(self, now_s: float, wall_s: float) -> None:
         """Raises Trouble."""
         self._book.settle(self._rules, wall_s)
         counts = {"raised": self._book.count("raised"), "overflowed": self._book.count("overflowed")}
         waiting = self._book.waiting()
-        self._show(waiting, counts, wall_s)
+        self._show(waiting, counts)
         await self._write(now_s, wall_s)
         to_raise = raised(self._not_refused(RAISE, waiting), self._rules, counts["raised"], wall_s)
         for pod in to_raise[:MOST_TRIED]:
@@ -216,7 +198,7 @@ class OwnersKeeper:
     def _not_refused(self, what: str, pods: Sequence[OwnedPod]) -> list[OwnedPod]:
         return [pod for pod in pods if (what, pod.uid) not in self._refusals]
 
-    def _show(self, waiting: Sequence[OwnedPod], counts: Mapping[str, Mapping[str, int]], wall_s: float) -> None:
+    def _show(self, waiting: Sequence[OwnedPod], counts: Mapping[str, Mapping[str, int]]) -> None:
         self.state.owners, self.state.waiting = len(self._book), len(waiting)
         self.state.raised, self.state.overflowed = (sum(counts[what].values()) for what in ("raised", "overflowed"))
 
@@ -348,7 +330,7 @@ class OwnersKeeper:
         return True
 
 
-def _in_words(trouble: Trouble) -> str:
+def _in_words(trouble: Trouble) -> Trouble:
     if trouble.code in (FORBIDDEN, NOT_FOUND):
-        return f"{trouble}: have the component cluster/manifests/overflow (docs/overflow.md)"
-    return str(trouble)
+        return Trouble(f"{trouble}: have the component cluster/manifests/overflow (docs/overflow.md)", trouble.code)
+    return trouble

@@ -23,7 +23,7 @@ from criproxy_cluster.objects import CohortObject, FlavorSpec, Json, NodeObject,
 from criproxy_cluster.quota.law import Law
 from criproxy_cluster.quota.pool import NOTHING, Amounts, Pool, QuotaState, usage
 from criproxy_cluster.quota.surplus import Surplus, Workload, to_resume
-from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Refusals, Trouble, patch, pause_s, trouble_of
+from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Attempts, Refusals, Trouble, patch, trouble_of
 from criproxy_cluster.resources import KUEUE, CohortResource, FlavorResource, WorkloadResource, WorkloadsResource
 from criproxy_cluster.vocabulary.names import SUSPENDED, SUSPENDS
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
@@ -91,8 +91,8 @@ class QuotaKeeper:
         """Of Workloads."""
         self._written: tuple[Json, float] | None = None
         self._told: dict[str, Amounts] = {}
-        self._failures = 0
-        self._next_try_s = 0.0
+        consequence = "what it concerns stays as it is; tried again"
+        self._attempts = Attempts(self.state, log, "quota", consequence, cohort=settings.cohort)
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
@@ -156,17 +156,13 @@ class QuotaKeeper:
         now_s = time.monotonic()
         try:
             self._step(now_s)  # also in a pause: what is lent meanwhile counts
-            if now_s < self._next_try_s:
+            if self._attempts.left_s:
                 return
             await self._act(now_s)
         except Exception as error:  # whatever is wrong with the quota, nodes and policies go on
-            self._failures += 1
-            self.state.failures += 1
-            self._next_try_s = time.monotonic() + pause_s(self._failures)
-            self._say(str(error) if isinstance(error, Trouble) else repr(error))
+            self._attempts.failed(error)
         else:
-            self._failures = 0
-            self._say(self._missing() or self._refusals.problem)
+            self._attempts.done(self._missing() or self._refusals.problem)
 
     async def _act(self, now_s: float) -> None:
         """Raises Trouble. Neither Cohort nor Workloads wait for the other; nobody goes for a Cohort that can't fall."""
@@ -225,7 +221,7 @@ class QuotaKeeper:
         except Trouble as trouble:
             if trouble.code == NOT_FOUND:
                 return CohortObject()
-            raise _in_words(trouble, self._settings.cohort) from trouble
+            raise _in_words(trouble) from trouble
 
     async def _apply(self, now_s: float) -> None:
         """Raises Trouble."""
@@ -238,7 +234,7 @@ class QuotaKeeper:
         try:
             await patch(self._client, CohortResource, name, wanted, PatchType.APPLY, what=f"Cohort {name}")
         except Trouble as trouble:
-            raise _in_words(trouble, name) from trouble
+            raise _in_words(trouble) from trouble
         self._written = wanted, now_s
         self.state.writes += 1
         if any(_differ(quota, self._told.get(flavor)) for flavor, quota in quotas.items()):
@@ -288,15 +284,6 @@ class QuotaKeeper:
             return False
         self._refusals.done(one.key)
         return True
-
-    def _say(self, problem: str) -> None:
-        """Once."""
-        if problem and problem != self.state.problem:
-            consequence = "what it concerns stays as it is; tried again"
-            self._log.warning("quota_trouble", cohort=self._settings.cohort, error=problem, consequence=consequence)
-        elif self.state.problem and not problem:
-            self._log.info("quota_well_again", cohort=self._settings.cohort)
-        self.state.problem = problem
 
 
 async def _attempted(write: Awaitable[None]) -> Trouble | None:
@@ -396,6 +383,6 @@ _REMEDIES: Final = {
 }
 
 
-def _in_words(trouble: Trouble, cohort: str) -> Trouble:
+def _in_words(trouble: Trouble) -> Trouble:
     remedy: Any = _REMEDIES.get(trouble.code)
     return Trouble(f"{trouble}: {remedy}", trouble.code) if remedy else trouble

@@ -110,7 +110,7 @@ class ResourceManager:
                 continue
             self._addresses.remove(address)
             self._addresses.insert(0, address)
-            return _read(answer, text, kind, f"{address}: {method} {path}")
+            return _read(answer, text, kind, f"{address}: {method}")
         raise Trouble(f"the ResourceManager: {'; '.join(troubles)}")
 
     async def _asked(self, method: str, url: str, body: Any) -> tuple[httpx2.Response, bytes]:

@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy_cluster.controller.follower import Follower, Hearing
 from criproxy_cluster.ledger.desk import Seen
 from criproxy_cluster.ledger.law import Ledger
-from criproxy_cluster.requests import FORBIDDEN, Trouble, patch, pause_s
+from criproxy_cluster.requests import FORBIDDEN, Attempts, Trouble, patch
 from criproxy_cluster.vocabulary.gives_back import TOLD_S, Note, encoded
 from criproxy_cluster.vocabulary.names import GIVES_BACK, SWITCH
 from criproxy_cluster.vocabulary.presets import NAMES, ExtendedNames
@@ -138,8 +138,7 @@ class YarnOperator:
         self._known: list[str] = []
         """The ResourceManager's nodes, as they were at `_known_s`."""
         self._known_s = float("-inf")
-        self._failures = 0
-        self._next_try_s = 0.0
+        self._attempts = Attempts(self.state, log, "yarn", "sizes stay as they are; tried again")
         self._warned = False
 
     async def run(self) -> None:
@@ -198,24 +197,19 @@ class YarnOperator:
         """What another replica has sent since is not known here."""
         for one in self._nodes.values():
             one.law, one.note, one.asked_s = NodeLaw(), NodeNote(), float("-inf")
-        self._failures, self._next_try_s = 0, 0.0
-        self.state.problem = ""
+        self._attempts.forget()
         self._sum_up(())
 
     async def look(self) -> None:
         """All that is due now. A ResourceManager that fails has pauses that grow."""
         self._hold_unknown()
-        now_s = time.monotonic()
-        if now_s >= self._next_try_s:
+        if not self._attempts.left_s:
             try:
-                await self._ask_due(now_s)
-            except Trouble as trouble:
-                self._fail(str(trouble))
+                await self._ask_due(time.monotonic())
             except Exception as error:  # whatever is wrong with YARN, the ledger goes on
-                self._fail(repr(error))
+                self._attempts.failed(error)
             else:
-                self._failures = 0
-                self._say("")
+                self._attempts.done()
         self._sum_up([*self._nodes.values()])
 
     def _hold_unknown(self) -> None:
@@ -391,20 +385,6 @@ class YarnOperator:
             consequence = "pods may have that memory now; it is asked for again"
             self._log.warning("yarn_not_given_back", node=node.manager.node, consequence=consequence)
         node.was_overdue = node.law.overdue
-
-    def _fail(self, problem: str) -> None:
-        self._failures += 1
-        self.state.failures += 1
-        self._next_try_s = time.monotonic() + pause_s(self._failures)
-        self._say(problem)
-
-    def _say(self, problem: str) -> None:
-        """Once."""
-        if problem and not self.state.problem:
-            self._log.warning("yarn_trouble", error=problem, consequence="sizes stay as they are; tried again")
-        elif self.state.problem and not problem:
-            self._log.info("yarn_well_again")
-        self.state.problem = problem
 
     def _sum_up(self, nodes: Sequence[_Node]) -> None:
         state = self.state

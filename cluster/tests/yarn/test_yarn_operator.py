@@ -298,6 +298,27 @@ def test_a_resourcemanager_that_is_away_changes_nothing_and_is_asked_less_and_le
     assert len(said(lines, "yarn_trouble")) == len(said(lines, "yarn_well_again")) == 1
 
 
+def test_resourcemanager_that_fails_is_said_once_whichever_node_is_asked_first(kube, stepped, yarn, lines):
+    put_manager(kube)
+    put_manager(kube, "nm-2", "n2", annotations={NODE_ID: "nm-2:8041"})
+    yarn.node("nm-2:8041", 1024, 1)
+
+    async def scenario():
+        async with operating(kube, yarn, lines) as term:
+            term.lend(8, 8, "n2")
+            await until(lambda: yarn.sizes[ID] == yarn.sizes["nm-2:8041"] == [4096, 4])
+            yarn.fails = 503
+            for number in range(60):
+                term.lend(2 + number % 2, 2, ("n", "n2")[number % 2])
+                await asyncio.sleep(2.0)
+            yarn.fails = 401
+            await until(lambda: "Kerberos" in term.operator.state.problem, 60.0)
+
+    stepped(scenario())
+    first, second = (one["error"] for one in said(lines, "yarn_trouble"))
+    assert "503" in first and "401" in second
+
+
 def test_before_anything_is_known_all_that_it_may_have_is_held(kube, stepped, yarn, lines):
     put_manager(kube)
     yarn.fails = True
