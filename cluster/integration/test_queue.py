@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 import pytest
 import yaml
 
-from cluster.integration.objects import CPU, PODS, pod, put_node, until
+from cluster.integration.objects import CPU, MEMORY, PODS, pod, put_node, until
 from criproxy_cluster.vocabulary.names import SUSPENDED
 from integration.lab.cluster_side import WEBHOOKS, Replica, install_with
 from integration.lab.control_plane import ApiError
 from integration.lab.criproxy import CHECKOUT
-from integration.lab.kueue import Kueue
+from integration.lab.kueue import QUEUE_NAME, Kueue
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
@@ -120,7 +120,7 @@ def quota(plane):
 
 def make_job(plane, name, queue="team-b", requests=None):
     job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
-    job["metadata"] = {"name": name, "labels": {"kueue.x-k8s.io/queue-name": queue}}
+    job["metadata"] = {"name": name, "labels": {QUEUE_NAME: queue}}
     job["spec"] |= {"parallelism": 1, "completions": 1, "ttlSecondsAfterFinished": 1}
     if requests:
         job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] = requests
@@ -136,6 +136,11 @@ def holds_quota(workload):
     status = workload.get("status", {})
     finished = (one["type"] == "Finished" and one["status"] == "True" for one in status.get("conditions", ()))
     return "admission" in status and not any(finished)
+
+
+def bound(plane):
+    """The pods that have a node."""
+    return [one for one in plane.call("GET", PODS)["items"] if one["spec"].get("nodeName")]
 
 
 def job_s(workload):
@@ -301,7 +306,7 @@ def test_commands_of_the_page_as_they_are_written_have_a_job_admitted(plane, ser
                     until(lambda: answers(plane))
             until(lambda: quota(plane) == 4)
             until(lambda: len(admitted(plane)) == 1)
-            until(lambda: len([one for one in plane.call("GET", PODS)["items"] if one["spec"].get("nodeName")]) == 2)
+            until(lambda: len(bound(plane)) == 2)
     finally:
         delete_jobs(plane)
         plane.call("DELETE", "/api/v1/nodes/lends")
@@ -319,6 +324,31 @@ def test_template_that_asks_for_batch_cpu_is_counted_in_cores(plane, served, arg
         assert assignment["flavors"] == {"cpu": "lent", "memory": "lent"}
         assert assignment["resourceUsage"] == {"cpu": "3", "memory": "64Mi"}
         until(lambda: [one["spec"].get("nodeName") for one in plane.call("GET", PODS)["items"]])
+    plane.call("DELETE", COHORT)
+
+
+def test_plain_pods_wait_in_their_queue_until_nodes_lend_enough_and_take_what_is_lent(
+    plane, kueue, served, arguments, nodes
+):
+    """Kueue's integration `pod`, with its own webhook beside criproxy's."""
+    kueue.take_pods()
+    lend(plane, 4)
+    labels = {"colocation.criproxy.io/class": "offline", QUEUE_NAME: "team-b"}
+    with controlled(plane, served, arguments):
+        until(lambda: quota(plane) == 4)
+        for number in range(5):
+            plane.call("POST", PODS, pod(f"plain-{number}", {"cpu": "1", "memory": "64Mi"}, labels))
+        until(lambda: len(admitted(plane)) == 4 and len(bound(plane)) == 4)
+        assert len(plane.call("GET", WORKLOADS)["items"]) == 5
+        (assignment,) = next(iter(admitted(plane).values()))["status"]["admission"]["podSetAssignments"]
+        assert assignment["flavors"] == {"cpu": "lent", "memory": "lent"}
+        assert assignment["resourceUsage"] == {"cpu": "1", "memory": "64Mi"}
+        requests = [one["spec"]["containers"][0]["resources"]["requests"] for one in bound(plane)]
+        assert requests == [{CPU: "1k", MEMORY: str(64 << 20)}] * 4
+        (waits,) = [one for one in plane.call("GET", PODS)["items"] if not one["spec"].get("nodeName")]
+        assert {"name": "kueue.x-k8s.io/admission"} in waits["spec"]["schedulingGates"]
+        lend(plane, 8)
+        until(lambda: len(bound(plane)) == 5, 60.0)
     plane.call("DELETE", COHORT)
 
 

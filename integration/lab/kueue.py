@@ -1,8 +1,10 @@
 """Kueue, the real one, as a process of this machine beside a lab's control plane.
 
-Its webhooks are not installed: Jobs that are made with `suspend: true` are admitted without them.
+Of its webhooks, the one of plain pods alone can be installed: Jobs that are made with `suspend: true` are admitted
+without any.
 """
 
+import base64
 import json
 import os
 import shutil
@@ -17,6 +19,8 @@ from integration.lab.process import Process
 from integration.programs import build
 
 START_S = 120.0
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 CERTIFICATES = "etc/kueue/metrics/certs"
 """Kueue ends unless there is a certificate, whatever its configuration says. So it has a root of its own."""
 
@@ -28,14 +32,14 @@ class Kueue:
         """Its kinds are there once this returns. Raises LabError."""
         self._plane = plane
         self._root = plane.directory / "kueue"
-        self._health, webhook = free_ports(2)
+        self._health, self._webhook = free_ports(2)
         certificates = self._root / CERTIFICATES
         certificates.mkdir(parents=True)
         both = plane.authority.sign("kueue", "/CN=localhost", "subjectAltName=DNS:localhost").read_bytes()
         for name in ("tls.crt", "tls.key"):
             (certificates / name).write_bytes(both)
         (self._root / "tmp").mkdir()
-        configuration = {**_configuration(self._health, webhook), **(settings or {})}
+        configuration = {**_configuration(self._health, self._webhook), **(settings or {})}
         (self._root / "config.json").write_text(json.dumps(configuration))
         shutil.copyfile(self._account(), self._root / "kubeconfig")
         shutil.copyfile(build.find("kueue"), self._root / "program")
@@ -52,6 +56,20 @@ class Kueue:
         log = self._root / "log"
         self._process = process = Process("kueue", [*command, "--kubeconfig=/kubeconfig"], log)
         process.wait_until(self._is_ready, START_S, "Kueue's readiness", 0.1)
+
+    def take_pods(self) -> None:
+        """The API server asks it from now on of pods that name a queue, as by Kueue's own manifest."""
+        bundle = base64.b64encode(self._plane.authority.ca.read_bytes()).decode()
+        webhook = {
+            "name": "mpod.kb.io",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": f"https://localhost:{self._webhook}/mutate--v1-pod", "caBundle": bundle},
+            "objectSelector": {"matchExpressions": [{"key": QUEUE_NAME, "operator": "Exists"}]},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+            "sideEffects": "None",
+        }
+        metadata = {"name": "kueue-mutating-webhook-configuration"}
+        self._plane.call("POST", WEBHOOKS, {"metadata": metadata, "webhooks": [webhook]})
 
     def stop(self) -> None:
         if self._process is not None:
@@ -84,5 +102,5 @@ def _configuration(health: int, webhook: int) -> dict[str, Any]:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "featureGates": {"VisibilityOnDemand": False},
-        "integrations": {"frameworks": ["batch/job"]},
+        "integrations": {"frameworks": ["batch/job", "pod"]},
     }
