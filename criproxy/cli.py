@@ -376,10 +376,11 @@ def _upgrade(options: argparse.Namespace) -> int:
 def _withdraw(options: argparse.Namespace) -> int:
     from criproxy.commands.withdraw import NotWithdrawnError, withdraw
     from criproxy.config import OwnFiles
+    from criproxy.config.last_run import as_it_runs
     from criproxy.daemon.kubernetes import load_first, mark_file
 
     # As criproxy had it: the cluster's policy may say what is published, and by which names.
-    config = load_first(OwnFiles(options.config), dry_run=False).config
+    config = as_it_runs(load_first(OwnFiles(options.config), dry_run=False), options.config).config
     try:
         _print(withdraw(config, mark_file(config)))
     except NotWithdrawnError as error:

@@ -24,7 +24,11 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 def load_as_it_runs(path: Path) -> Loaded:
     """The config at `path`, for a command that asks the criproxy that runs by it. Never raises; blocks."""
-    loaded = load(path)
+    return as_it_runs(load(path), path)
+
+
+def as_it_runs(loaded: Loaded, path: Path) -> Loaded:
+    """What was loaded from `path`, with the sockets of the criproxy that runs by it. Blocks."""
     return with_last_sockets(loaded, _STATE) if path == _CONFIG else loaded
 
 

@@ -1,5 +1,7 @@
 """`criproxy withdraw` at a fake API server."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -7,7 +9,9 @@ from msgspec.structs import replace
 from criproxy.cli import main
 from criproxy.commands import withdraw as command
 from criproxy.commands.withdraw import NotWithdrawnError
+from criproxy.config import last_run
 from criproxy.config.settings import Config, Control, Kubernetes, Proxy
+from criproxy.daemon.bypass import Bypass
 from criproxy.daemon.kubernetes import MARK_FILE, POLICY_FILE, PublishedMark, mark_file
 from criproxy.kube.policy import InForce, PolicyFile
 from criproxy.observe import client
@@ -138,6 +142,24 @@ def test_criproxy_that_runs_is_left_to_publish(tmp_path, authority, api, monkeyp
     with pytest.raises(NotWithdrawnError, match=r"kubernetes\.publish = false"):
         withdraw(config(tmp_path, authority.kubeconfig(api.port)))
     assert api.requests == []
+
+
+def test_config_with_errors_has_the_criproxy_asked_that_runs_by_it(tmp_path, authority, api, monkeypatch, capsys):
+    """At the socket of the last run: nobody answers at the default one."""
+    file, listen = tmp_path / "config.toml", tmp_path / "own.sock"
+    file.write_text(f"""
+        proxy.listen = 3
+        kubernetes = {{ enabled = true, kubeconfig = "{authority.kubeconfig(api.port)}" }}
+        control.checkpoint = "{tmp_path}/checkpoint.json"
+    """)
+    assert Bypass((tmp_path,), listen, tmp_path / "runtime.sock", None).tell() == ""
+    monkeypatch.setattr(last_run, "_CONFIG", file)
+    monkeypatch.setattr(last_run, "_STATE", tmp_path)
+    asked: list[Path] = []
+    monkeypatch.setattr(client, "fetch", lambda socket, *_: asked.append(socket))
+    assert main(["withdraw", "--config", str(file)]) == 1
+    assert "criproxy runs" in capsys.readouterr().err
+    assert (asked, api.requests) == ([tmp_path / "own-status.sock"], [])
 
 
 def test_criproxy_that_runs_takes_back_by_itself_what_is_not_to_be_published(tmp_path, monkeypatch):
