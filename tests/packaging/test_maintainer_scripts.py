@@ -22,6 +22,10 @@ esac
 """
 CRIPROXY = """#!/bin/sh
 echo "$*" >>{0}/called
+if [ "$1" = upgrade ] && [ "$(grep -c upgrade {0}/called)" -gt "$(cat {0}/refusals 2>/dev/null || echo 9)" ]; then
+    echo "took over"
+    exit
+fi
 [ "$1" != upgrade ] || [ ! -e {0}/status ] || exit "$(cat {0}/status)"
 [ ! -e {0}/fails ]
 """
@@ -91,7 +95,8 @@ def run_script(directory: Path, name: str, *arguments: str, plugins: list[str]) 
     """On a machine in a directory, with these plugins of the runtime; `called` there has the calls of criproxy.
 
     `status` there is with what `criproxy upgrade` ends; `invoked` has what Debian's helper was asked for;
-    with `stopped`, no unit is active.
+    with `stopped`, no unit is active. `paused` has the seconds that the script would have slept. With `refusals`, an
+    upgrade that comes after so many takes over.
     """
     for made in ("bin", "plugins", "systemd/system", "cgroup"):
         (directory / made).mkdir(parents=True, exist_ok=True)
@@ -99,6 +104,7 @@ def run_script(directory: Path, name: str, *arguments: str, plugins: list[str]) 
         (directory / "plugins" / plugin).touch()
     (directory / "bin/systemctl").write_text(f"#!/bin/sh\n[ ! -e {directory}/stopped ]\n")
     (directory / "bin/deb-systemd-invoke").write_text(f'#!/bin/sh\necho "$*" >>{directory}/invoked\n')
+    (directory / "bin/sleep").write_text(f'#!/bin/sh\necho "$*" >>{directory}/paused\n')
     (directory / "bin/criproxy").write_text(CRIPROXY.format(directory))
     for file in (directory / "bin").iterdir():
         file.chmod(0o755)
@@ -165,6 +171,29 @@ def test_an_upgrade_restarts_the_service_only_where_no_version_goes_on(
     assert said in done.stderr.decode()
     if status == 6:
         assert all(remedy in done.stderr.decode() for remedy in ("'criproxy upgrade'", "'systemctl restart criproxy'"))
+
+
+@pytest.mark.parametrize(
+    ("refusals", "goes_on", "paused_s"),
+    [
+        pytest.param(0, False, [], id="hands-over-at-once"),
+        pytest.param(2, False, [5, 10], id="hands-over-then"),
+        pytest.param(4, True, [5, 10, 20], id="refused-to-the-end"),
+    ],
+)
+def test_an_upgrade_that_is_refused_is_tried_again_for_less_than_a_minute(
+    tmp_path: Path, refusals: int, goes_on: bool, paused_s: list[int]
+) -> None:
+    (tmp_path / "status").write_text("6")
+    (tmp_path / "refusals").write_text(str(refusals))
+    (tmp_path / "paused").touch()
+
+    done = run_script(tmp_path, "postinst", "configure", "0.0.1", plugins=[])
+
+    assert done.returncode == 0
+    assert (b"the version from before goes on" in done.stderr) is goes_on
+    assert (b"took over" in done.stdout) is not goes_on
+    assert [int(line) for line in (tmp_path / "paused").read_text().split()] == paused_s
 
 
 def test_a_removal_takes_the_sockets_of_the_last_run_and_leaves_what_else_is_remembered(tmp_path: Path) -> None:
