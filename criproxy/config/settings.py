@@ -905,14 +905,21 @@ class Config(Struct, frozen=True, kw_only=True):
     kubernetes: Kubernetes = Kubernetes()
     observe: Observe = Observe()
 
-    def hooks(self, *, child_quota: bool) -> HookSettings:
-        """What the hooks go by on a node whose kernel takes a CPU quota in the box, or does not."""
+    @property
+    def own_folders(self) -> tuple[str, ...]:
+        """Kubelet's, and those of the sockets: an offline pod may not mount them."""
+        sockets = self.proxy.runtime_path, self.proxy.listen_path
+        return self.kubelet.root_dir, *map(posixpath.dirname, sockets)
+
+    def hooks(self, *, child_quota: bool, own_folders: tuple[str, ...] = ()) -> HookSettings:
+        """What the hooks go by on a node whose kernel takes a CPU quota in the box, or does not. `own_folders`: those
+        of the criproxy that runs, also while a change of them waits for a restart.
+        """
         network = self.network
         most = Bandwidth(network.max_egress_bits_per_s, network.max_ingress_bits_per_s)
-        hardening, proxy = self.hardening.of_hooks(), self.proxy
+        hardening = self.hardening.of_hooks()
         if hardening.refuse_host_paths:
-            sockets = map(posixpath.dirname, (proxy.runtime_path, proxy.listen_path))
-            refused = dict.fromkeys((*hardening.refuse_host_paths, self.kubelet.root_dir, *sockets))
+            refused = dict.fromkeys((*hardening.refuse_host_paths, *self.own_folders, *own_folders))
             hardening = replace(hardening, refuse_host_paths=tuple(refused))
         return HookSettings(child_quota, most, hardening)
 

@@ -173,6 +173,7 @@ class Daemon:
             dry_run=dry_run,
             held_off=hold_offs.why_box(),
             front=config.proxy.front,
+            own_folders=config.own_folders,
         )
         predecessor = Predecessor.of_environment(os.environ)
 

@@ -69,7 +69,7 @@ def admission(now: NodeSettings) -> AdmissionSettings:
 
 
 def placing(now: NodeSettings, *, child_quota: bool) -> PlacingSettings:
-    hooks = now.config.hooks(child_quota=child_quota)
+    hooks = now.config.hooks(child_quota=child_quota, own_folders=now.own_folders)
     return PlacingSettings(admission(now), offline_chain(hooks), hooks.hardening)
 
 

@@ -58,7 +58,7 @@ class Stage(Struct, frozen=True):
 class NodeSettings(Struct, frozen=True):
     """What holds now, by config, schedule, operator and command line. `pass_through`: the config had errors at the
     start. `held_off`: who holds criproxy off the box and why, in words; "": nobody does. `front`: the one that
-    runs, also while a change of proxy.front waits for a restart.
+    runs, and `own_folders`: kubelet's and those of the sockets, also while a change of them waits for a restart.
     """
 
     config: Config
@@ -67,6 +67,7 @@ class NodeSettings(Struct, frozen=True):
     dry_run: bool
     held_off: str = ""
     front: str = "cri"
+    own_folders: tuple[str, ...] = ()
 
     @property
     def modes(self) -> Modes:

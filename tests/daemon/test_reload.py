@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from criproxy.config import Config, ConfigError, Loaded
-from criproxy.config.settings import Colocation, Proxy
+from criproxy.config.settings import Colocation, Kubelet, Proxy
 from criproxy.daemon.reload import FileWatch, Reload
-from criproxy.daemon.settings import Timetable
+from criproxy.daemon.settings import Timetable, placing
 from criproxy.pods.part import NodeSettings
 from tests.fakes.clock import FakeClock
 from tests.fakes.waiting import until
@@ -152,6 +152,16 @@ class Shown:
         return lambda *_, **__: None
 
 
+def taking(settings: NodeSettings) -> tuple[Reload, list[NodeSettings]]:
+    """A reload that takes configs up, and what it applies."""
+    shown, applied = Shown(), list[NodeSettings]()
+    watch = SimpleNamespace(file=Path("config.toml"))
+    others = dict.fromkeys(("socket", "hold_offs", "bypass"))
+    told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)
+    table = Timetable(settings.config)
+    return Reload(watch, settings, table, applied.append, clock=FakeClock(), **told, **others), applied  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("loaded", "enabled"),
     [
@@ -161,28 +171,35 @@ class Shown:
     ],
 )
 def test_config_that_is_taken(loaded: Loaded, enabled: bool) -> None:
-    shown, clock = Shown(), FakeClock()
-    applied: list[NodeSettings] = []
-    settings = NodeSettings(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False)
-    watch = SimpleNamespace(file=Path("config.toml"))
-    others = dict.fromkeys(("socket", "hold_offs", "bypass"))
-    told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)
-    reload = Reload(watch, settings, Timetable(ON), applied.append, clock=clock, **told, **others)  # type: ignore[arg-type]
+    reload, applied = taking(NodeSettings(ON, Timetable(ON).stage(0.0), pass_through=False, dry_run=False))
     reload._take_up(loaded)
     assert reload.settings.config.colocation.enabled is enabled
     assert [one.config.colocation.enabled for one in applied] == ([] if enabled else [False])
 
 
 def test_front_of_a_config_that_is_taken_waits_for_a_restart() -> None:
-    shown, clock, applied = Shown(), FakeClock(), list[NodeSettings]()
-    settings = NodeSettings(ON, Timetable(ON).stage(clock.wall_s()), pass_through=False, dry_run=False, front="cri")
-    watch = SimpleNamespace(file=Path("config.toml"))
-    others = dict.fromkeys(("socket", "hold_offs", "bypass"))
-    told = dict.fromkeys(("recorder", "metrics", "notifier", "log"), shown)
-    reload = Reload(watch, settings, Timetable(ON), applied.append, clock=clock, **told, **others)  # type: ignore[arg-type]
+    settings = NodeSettings(ON, Timetable(ON).stage(0.0), pass_through=False, dry_run=False, front="cri")
+    reload, applied = taking(settings)
     by_nri = Config(proxy=Proxy(front="nri"))
     reload._take_up(Loaded(by_nri, ()))
     assert [(one.config.proxy.front, one.front) for one in applied] == [("nri", "cri")]
+
+
+def test_folders_of_kubelet_and_the_sockets_stay_refused_beside_those_of_a_config_that_waits_for_a_restart() -> None:
+    """The kubelet and the runtime that run still have their files there."""
+    begun, other = (
+        Config(kubelet=Kubelet(root_dir=f"/{name}/kubelet"), proxy=Proxy(listen=f"/{name}/s/a", runtime=f"/{name}/r/b"))
+        for name in ("begun", "other")
+    )
+    settings = NodeSettings(
+        begun, Timetable(begun).stage(0.0), pass_through=False, dry_run=False, own_folders=begun.own_folders
+    )
+    reload, applied = taking(settings)
+    reload._take_up(Loaded(other, ()))
+    (now,) = applied
+    refused = placing(now, child_quota=True).hardening.refuse_host_paths
+    folders = [f"/{name}/{own}" for name in ("other", "begun") for own in ("kubelet", "r", "s")]
+    assert list(refused[-6:]) == folders
 
 
 # --- before anything acts -------------------------------------------------------------------------------
