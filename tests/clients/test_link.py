@@ -178,7 +178,7 @@ async def test_link_whose_runtime_goes_and_comes_reads_the_inventory_again(runti
             async with running(runtime):
                 await until(lambda: link.ready)
                 assert len(inventory.lists) == times
-            await until(lambda: not link.ready, 5)
+            await until(lambda: not link.ready)
 
 
 async def test_runtime_that_is_frozen_is_not_ready_until_it_goes_on(

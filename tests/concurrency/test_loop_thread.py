@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-from functools import partial
 
 import pytest
 
 from criproxy.concurrency.loop_thread import LoopThread
+from tests.fakes.waiting import LONG_S, until
 
 
 def test_job_runs_on_the_thread_and_its_result_or_exception_comes_back() -> None:
@@ -26,41 +26,50 @@ def test_job_runs_on_the_thread_and_its_result_or_exception_comes_back() -> None
     asyncio.run(test())
 
 
-async def sleep_long(ended: threading.Event) -> None:
-    try:
-        await asyncio.sleep(60)
-    finally:
-        ended.set()
+class LongJob:
+    """A job that has neither begun nor ended at first."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    async def sleep(self) -> None:
+        self.begun.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self.ended.set()
 
 
 def test_job_of_a_caller_that_is_cancelled_is_cancelled() -> None:
-    ended = threading.Event()
+    job = LongJob()
 
     async def test() -> None:
         thread = LoopThread("apart")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await thread.run(partial(sleep_long, ended))
-        assert ended.wait(5)
+        task = asyncio.create_task(thread.run(job.sleep))
+        await until(job.begun.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert job.ended.wait(LONG_S)
         thread.close()
 
     asyncio.run(test())
 
 
 def test_closing_ends_the_thread_and_what_is_under_way_there() -> None:
-    ended = threading.Event()
+    job = LongJob()
 
     async def test() -> None:
         thread = LoopThread("ends")
-        task = asyncio.create_task(thread.run(partial(sleep_long, ended)))
-        await asyncio.sleep(0.05)
+        task = asyncio.create_task(thread.run(job.sleep))
+        await until(job.begun.is_set)
         thread.close()
-        assert ended.wait(5)
+        assert job.ended.wait(LONG_S)
         with pytest.raises(asyncio.CancelledError):
             await task
         for one in threading.enumerate():
             if one.name == "ends":
-                one.join(5)
+                one.join(LONG_S)
         assert "ends" not in [one.name for one in threading.enumerate()]
 
     asyncio.run(test())

@@ -4,8 +4,9 @@ import asyncio
 import errno
 import os
 import posixpath
+import selectors
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from criproxy.hooks.hardening import Hardening
 from criproxy.model import AdmissionError, HostMount
 from criproxy.pods.host_paths import HostPaths, MountPoint, MountTable, NodePaths, names_of, parse_mount_table
 from criproxy.vocabulary.unboundable import WRITABLE_HOST_PATHS
-from tests.fakes.waiting import until
+from tests.fakes.waiting import LONG_S, POLL_S, until
 
 KUBELET = "/var/lib/kubelet"
 OWN = f"{KUBELET}/pods/u1"
@@ -636,7 +637,11 @@ def test_folders_of_a_server_that_may_be_gone_are_not_looked_at_for_the_list(dev
 
 
 class DeadServer:
-    """A node whose mount /mnt/dead does not answer, until it is back. /var is a mount, and /var/link leads there."""
+    """A node whose mount /mnt/dead does not answer, until it is back. /var is a mount, and /var/link leads there.
+
+    A scenario's time passes only while all threads wait for that mount: what a machine that is busy with something else
+    makes slow is on time.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.back = threading.Event()
@@ -670,6 +675,41 @@ class DeadServer:
             return str(error)
         return ""
 
+    def works(self) -> bool:
+        """Whether a thread is at work, and not at the mount."""
+        readers = self.node._readers
+        looking = sum(one.looking is not None or one.worker.stuck for one in readers)
+        return looking > (0 if self.back.is_set() else self.entered)
+
+    def run(self, scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+        with asyncio.Runner(loop_factory=lambda: _Loop(self.works)) as runner:
+            runner.run(scenario())
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Its time jumps to the next timer once nothing can be done and nobody works."""
+
+    def __init__(self, works: Callable[[], bool]) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+        self._works = works
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        works = self._works()  # what has been done since is found below
+        ready = super().select(POLL_S if timeout is None else min(timeout, POLL_S))
+        if not ready and timeout and not works:
+            self.now_s += timeout
+        return ready
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self, works: Callable[[], bool]) -> None:
+        self._jumping = _Jumping(works)
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now_s
+
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
@@ -677,6 +717,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServ
     yield server
     server.back.set()
     server.node.close()
+    for one in threading.enumerate():  # they would go on at the next test's mount
+        if one.name == "host-paths":
+            one.join(LONG_S)
 
 
 SAID = "/mnt/dead does not answer: no offline pod is let in that mounts a path of it"
@@ -701,7 +744,7 @@ def test_server_that_is_gone_keeps_out_the_pods_that_mount_something_of_it_and_n
         assert await server.refusal("d", "/mnt/dead/1") == ""
         await until(lambda: threading.active_count() < threads + 1)
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 def test_pods_that_come_while_a_look_hangs_do_not_wait_for_it(server: DeadServer) -> None:
@@ -711,10 +754,11 @@ def test_pods_that_come_while_a_look_hangs_do_not_wait_for_it(server: DeadServer
         assert first
         assert not any(refusals)
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 def test_pods_that_come_together_have_few_threads_hang_at_a_server_that_is_gone(server: DeadServer) -> None:
+    server.node.close()
     server.node = HostPaths(KUBELET, server.folder, timeout_s=2.0)
 
     async def scenario() -> None:
@@ -724,10 +768,11 @@ def test_pods_that_come_together_have_few_threads_hang_at_a_server_that_is_gone(
         assert server.entered <= 2
         assert await server.refusal("b", "/data/1") == ""
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 def test_pods_that_come_together_wait_for_a_server_that_is_slow(server: DeadServer) -> None:
+    server.node.close()
     server.node = HostPaths(KUBELET, server.folder, timeout_s=10.0)
 
     async def scenario() -> None:
@@ -738,20 +783,20 @@ def test_pods_that_come_together_wait_for_a_server_that_is_slow(server: DeadServ
         server.back.set()
         assert await asked == [""] * 16
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 def test_look_that_its_caller_has_left_keeps_out_no_pod_that_mounts_something_else(server: DeadServer) -> None:
     async def scenario() -> None:
         left = asyncio.create_task(server.refusal("a", "/mnt/dead/1"))
-        await asyncio.sleep(0.05)
+        await until(lambda: server.entered)
         left.cancel()
         assert await server.refusal("b", "/data/1") == ""
         (hanging,) = HostPaths.GAUGES
         await until(lambda: hanging.read(server.node.now()) == 1)
         assert list(server.node.problems()) == [SAID]
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 def test_mount_that_was_replaced_answers(server: DeadServer) -> None:
@@ -763,7 +808,7 @@ def test_mount_that_was_replaced_answers(server: DeadServer) -> None:
         server.links["/mnt/dead/1"] = "/data"  # as the new one says; `back` is the old one's
         assert "no answer" in await server.refusal("c", "/mnt/dead/1"), "it is asked, not known to be dead"
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 def test_threads_are_bounded_however_many_mounts_hang(server: DeadServer) -> None:
@@ -779,7 +824,7 @@ def test_threads_are_bounded_however_many_mounts_hang(server: DeadServer) -> Non
         assert await server.refusal("b", "/data/1") == ""
         await until(lambda: threading.active_count() <= before)
 
-    asyncio.run(scenario())
+    server.run(scenario)
 
 
 @pytest.mark.parametrize(

@@ -322,4 +322,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCluster.settings = settings(max_examples=60, stateful_step_count=40)
