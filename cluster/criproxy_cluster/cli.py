@@ -3,13 +3,14 @@
 import argparse
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from criproxy_cluster.vocabulary.presets import NAMES
-from criproxy_cluster.vocabulary.unboundable import WRITABLE_HOST_PATHS
+from criproxy_cluster.vocabulary.unboundable import FOLDER, WRITABLE_HOST_PATHS
 from criproxy_cluster.webhook.conversion import ConversionSettings
 from criproxy_cluster.webhook.hardening import HardeningSettings
 
@@ -199,8 +200,8 @@ def _ratio(text: str) -> float:
 
 
 def _folder(text: str) -> str:
-    if not text.startswith("/"):
-        raise argparse.ArgumentTypeError(f"{text} is not an absolute path")
+    if not re.search(FOLDER, text):
+        raise argparse.ArgumentTypeError(f"{text} is not an absolute path with * at the end of names alone")
     return text
 
 

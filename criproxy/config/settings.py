@@ -13,7 +13,7 @@ from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidt
 from criproxy.hooks.hardening import CAPABILITIES, Hardening
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.vocabulary.presets import MARKS, NAMES
-from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS, plain
+from criproxy.vocabulary.unboundable import FOLDER, HOST_PATHS, WRITABLE_HOST_PATHS, plain
 
 if TYPE_CHECKING:  # a type checker knows no Literal that is computed
     MarksName = str
@@ -379,6 +379,8 @@ class Network(Struct, frozen=True, kw_only=True):
 _Capability = Annotated[str, Meta(pattern=r"^[A-Za-z_]{1,40}$")]
 _FILE: Final = "an absolute path"
 _HostPath = Annotated[str, Meta(pattern=r"^/[^\x00]*$")]
+_Folder = Annotated[str, Meta(pattern=FOLDER)]
+_FOLDERS: Final = "a list of absolute paths; a * may stand at the end of a name alone"
 
 
 class HardeningTable(Struct, frozen=True, kw_only=True):
@@ -408,21 +410,21 @@ class HardeningTable(Struct, frozen=True, kw_only=True):
         doc("An offline pod with any of these of the node's namespaces (hostNetwork, hostPID, hostIPC) is refused."),
     ] = ("network", "pid", "ipc")
     refuse_host_paths: Annotated[
-        tuple[_HostPath, ...],
+        tuple[_Folder, ...],
         doc(
             "An offline container with a hostPath volume of one of these, in one, or above one is refused, also where "
             "a link or a bind mount leads there; unless the list is empty, kubelet.root_dir and the folders of "
             "proxy.runtime and proxy.listen are in it. Kubelet's own volumes for the pod always pass.",
-            expects="a list of absolute paths",
+            expects=_FOLDERS,
         ),
     ] = HOST_PATHS
     writable_host_paths: Annotated[
-        tuple[_HostPath, ...],
+        tuple[_Folder, ...],
         doc(
             "Folders for jobs' data. An offline container with a hostPath volume that is not mounted read-only, and "
             "is not one of these nor in one, wherever it leads, is refused: the node may run what is there. A name "
             'that ends with * stands for all that begin so. ["/"] lends all but refuse_host_paths.',
-            expects="a list of absolute paths",
+            expects=_FOLDERS,
         ),
     ] = WRITABLE_HOST_PATHS
     refuse_host_ports: Annotated[

@@ -37,6 +37,9 @@ HOST_PATHS: Final = (
 kops and GCE have the cluster's keys in srv.
 """
 
+FOLDER: Final = r"^(/[^/*\x00]*\*?)+$"
+"""A folder of these lists: an absolute path. A name that ends with `*` stands for all that begin so."""
+
 WRITABLE_HOST_PATHS: Final = (
     "/data*",
     "/disk*",

@@ -134,6 +134,16 @@ def test_unknown_key_is_an_error_that_names_the_nearest(text: str, key: str, nea
     assert (error.key, error.remedy) == (key, f"did you mean {near}?")
 
 
+@pytest.mark.parametrize("key", ["refuse_host_paths", "writable_host_paths"])
+def test_folder_whose_name_has_a_star_before_its_end_is_an_error_as_it_would_be_that_name_alone(key: str) -> None:
+    for value in ("/data*", "/", "//a/", "/var/lib/rancher/*/storage", "/a*/b*"):
+        assert read(f'[hardening]\n{key} = ["{value}"]').errors == ()
+    for value in ("/*a", "/a/*b", "/a**", "/a/b*c/d"):
+        (error,) = read(f'[hardening]\n{key} = ["{value}"]').errors
+        assert error.key == f"hardening.{key}[0]"
+        assert "a * may stand at the end of a name alone" in str(error)
+
+
 def test_kubelet_s_folder_and_those_of_the_sockets_are_refused_as_host_paths_unless_none_is() -> None:
     elsewhere = """
 [kubelet]

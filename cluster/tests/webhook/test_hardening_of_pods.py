@@ -133,10 +133,11 @@ def test_folder_that_nodes_lend_may_be_written_where_the_webhook_knows_of_it():
         assert "--writable-host-path" in said
 
 
-def test_lent_folder_that_is_no_absolute_path_is_an_error_that_names_it(capsys):
+@pytest.mark.parametrize("folder", ["opt/app", "/opt/*app"])
+def test_lent_folder_that_is_no_absolute_path_is_an_error_that_names_it(capsys, folder):
     with pytest.raises(SystemExit):
-        main(["webhook", "--writable-host-path", "opt/app"])
-    assert "--writable-host-path: opt/app is not an absolute path" in capsys.readouterr().err
+        main(["webhook", "--writable-host-path", folder])
+    assert f"--writable-host-path: {folder} is not an absolute path" in capsys.readouterr().err
 
 
 def host_users(spec, settings):
