@@ -23,7 +23,7 @@ from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.cgroup.pressure import PressureListener, online_pressure
 from criproxy.cgroup.tree import Tree
 from criproxy.concurrency.clock import Clock
-from criproxy.control.guard import CpuGuard, GuardSettings
+from criproxy.control.guard import CpuGuard
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from criproxy.model import UNLIMITED
 
@@ -114,12 +114,11 @@ async def guarded(node: Node, listener: PressureListener) -> AsyncIterator[CpuGu
     await node.box.apply(LIMITS)
     await node.box.pods.admit(place, 0)
     outlook = Outlook(float(CPUS), 0.9 * CPUS, 0.0)
-    law = GuardLaw(floor_cores=0.1, watermark_ratio=0.9)
     guard = CpuGuard(
         node,
         listener,
         Clock(),
-        GuardSettings(law),
+        GuardLaw(floor_cores=0.1, watermark_ratio=0.9),
         counters=Silent(),
         log=structlog.get_logger(),
     )

@@ -27,6 +27,10 @@ _STATEMENT: Final = re.compile(r"\s*(\[|[^\s#{=\[\]][^={]*=|#|$)")
 
 _GONE: Final[Mapping[str, tuple[object, str]]] = {
     "proxy.blind": (False, 'remove it (for another engine: proxy.engine = "grpc"; past criproxy: `criproxy detach`)'),
+    "guard.interval_ms": (50, "remove it (it is always 50)"),
+    "interference.open_after_most_s": (600.0, "remove it (it is always 600, or open_after_s where that is more)"),
+    "interference.evict_pause_s": (10.0, "remove it (it is always 10)"),
+    "interference.evict_owner_s": (60.0, "remove it (it is always 60)"),
 }
 """Keys that there were once. With the value that was the default, and asks for nothing, they do no harm: a package's
 upgrade leaves a config that somebody has edited as it is, and it must not refuse it. For other values, the remedy.
@@ -382,7 +386,7 @@ def _unknown_keys(document: Mapping[str, Any]) -> list[ConfigError]:
         else:
             for name, value in table.items():
                 gone = _GONE.get(f"{section}.{name}")
-                if name not in known[section] and (gone is None or value is not gone[0]):
+                if name not in known[section] and (gone is None or value != gone[0]):
                     guess = len(errors) < MAX_ERRORS
                     errors.append(_unknown(f"{section}.{name}", name, value, known[section], guess=guess))
     return errors

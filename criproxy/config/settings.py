@@ -603,9 +603,6 @@ class Guard(Struct, frozen=True, kw_only=True):
     """Squeezes the box between two decisions, as soon as online takes more CPU than was predicted or waits for it."""
 
     enabled: Annotated[bool, doc("Off: the box's limits change with the decisions only.")] = True
-    interval_ms: Annotated[
-        int, Meta(ge=10, le=1000), doc("Milliseconds from one look at online's CPU usage to the next.")
-    ] = 50
     hold_s: Annotated[
         float, Meta(ge=0.0, le=600.0), doc("Seconds for which a squeeze holds, before the CPU is given back by steps.")
     ] = 2.0
@@ -692,30 +689,25 @@ class Interference(Struct, frozen=True, kw_only=True):
         doc("Seconds of harm by the box, although it is at its floor, after which it takes no new offline pod."),
     ] = 10.0
     open_after_s: Annotated[
-        _Seconds, doc("Seconds of calm after which it does again; each time twice as long, up to open_after_most_s.")
+        _Seconds, doc("Seconds of calm after which it does again; each time twice as long, up to ten minutes.")
     ] = 60.0
-    open_after_most_s: Annotated[_Seconds, doc("See open_after_s.")] = 600.0
     evict_after_s: Annotated[
         _Seconds, doc("Seconds of further harm, but for a shortage of memory, after which a closed box loses a pod.")
     ] = 120.0
     evict_after_memory_s: Annotated[
         _Seconds, doc("The same for a shortage of memory. When it is nearly gone, nothing waits.")
     ] = 5.0
-    evict_pause_s: Annotated[
-        _Seconds, doc("Seconds from one pod that is stopped to the next; 2 at most when memory is nearly gone.")
-    ] = 10.0
     evict_most: Annotated[
         int,
         Meta(ge=1, le=100),
         doc(
             "Never more pods than this are stopped in ten minutes, whatever is measured; two of them (of 2: one) "
-            "only when memory is nearly gone. Those to be stopped by colocation.on_runtime_overload, or by "
-            "on_unbounded as rules match them outside the box, wait while as many have gone, whoever has stopped them."
+            "only when memory is nearly gone. From one to the next are 10 s, of one owner (a Job, as far as labels "
+            "say) 60; when memory is nearly gone, 2 for all. Those to be stopped by colocation.on_runtime_overload, or "
+            "by on_unbounded as rules match them outside the box, wait while as many have gone, whoever has stopped "
+            "them."
         ),
     ] = 6
-    evict_owner_s: Annotated[
-        _Seconds, doc("Seconds from one pod of an owner (a Job, as far as labels say) to the next of the same.")
-    ] = 60.0
 
     @property
     def prometheus_server(self) -> tuple[str, int] | None:

@@ -41,6 +41,7 @@ from criproxy.control.guardlaw import GuardLaw, GuardState, GuardStatus, Outlook
 from criproxy.model import UNLIMITED, Counters, GuardCeiling
 from criproxy.model.shown import Counter, Gauge, Shows
 
+_INTERVAL_S: Final = 0.05
 _HURRY: Final = 0.5
 """After an alarm the next looks come after this share of the interval: the first has seen the step's beginning only."""
 
@@ -95,19 +96,12 @@ class PressureReports(Protocol):
     def close(self) -> None: ...
 
 
-class GuardSettings(Struct, frozen=True):
-    """`law` None: switched off."""
-
-    law: GuardLaw | None
-    interval_s: float = 0.05
-
-
 _CounterReading = tuple[float, float, float]
 """When, and both counters at that moment: CPU seconds of the node and of the box."""
 
 
 class CpuGuard(Shows, Struct, eq=False):
-    """See the module. `run` is its task; everything else is safe to call at any time.
+    """See the module. `run` is its task; everything else is safe to call at any time. `law` None: it is switched off.
 
     `_costs_s`: CPU time of the last two looks. The lesser counts, as one alone may have met anything.
     """
@@ -127,7 +121,7 @@ class CpuGuard(Shows, Struct, eq=False):
     box: GuardedBox
     pressure: PressureReports
     clock: Clock
-    settings: GuardSettings
+    law: GuardLaw | None
     counters: Counters
     log: structlog.typing.FilteringBoundLogger
     _outlook: Outlook | None = None
@@ -142,9 +136,9 @@ class CpuGuard(Shows, Struct, eq=False):
     _innocent: bool = False
     _noted: str = ""
 
-    def configure(self, settings: GuardSettings) -> None:
-        """Take up new settings, from the next look on."""
-        self.settings = settings
+    def configure(self, law: GuardLaw | None) -> None:
+        """Go by another law from the next look on."""
+        self.law = law
         self.wake()
 
     def decided(self, outlook: Outlook) -> None:
@@ -168,7 +162,7 @@ class CpuGuard(Shows, Struct, eq=False):
         return self._state.ceiling
 
     def status(self) -> GuardStatus:
-        state, enabled = self._state, self.settings.law is not None
+        state, enabled = self._state, self.law is not None
         return GuardStatus(
             enabled=enabled,
             ceiling_cores=state.ceiling.cores if state.ceiling else None,
@@ -219,10 +213,9 @@ class CpuGuard(Shows, Struct, eq=False):
         return self._pause_s() if self._watching and self._state.squeezes == before else None
 
     def _pause_s(self) -> float:
-        interval_s = self.settings.interval_s
         if self._hurried:
-            return interval_s * _HURRY
-        return max(interval_s, min(min(self._costs_s) / _CPU_SHARE, _RAREST_S))
+            return _INTERVAL_S * _HURRY
+        return max(_INTERVAL_S, min(min(self._costs_s) / _CPU_SHARE, _RAREST_S))
 
     async def _squeeze(self) -> None:
         """Never raises, but for what cancels it."""
@@ -239,7 +232,7 @@ class CpuGuard(Shows, Struct, eq=False):
 
     def _judge(self) -> None:
         """One look: what it means for the ceiling. Raises what reading the counters does."""
-        law, outlook = self.settings.law, self._outlook
+        law, outlook = self.law, self._outlook
         if law is None or outlook is None:
             self._rest()
             return

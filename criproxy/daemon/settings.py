@@ -4,7 +4,6 @@ from typing import Final
 
 from criproxy.cgroup.box import BoxSettings
 from criproxy.config import Config
-from criproxy.control.guard import GuardSettings
 from criproxy.control.guardlaw import GuardLaw
 from criproxy.control.policy import safe_limits
 from criproxy.control.resources import SHARES
@@ -85,11 +84,11 @@ def box(now: NodeSettings) -> BoxSettings:
     )
 
 
-def guard(now: NodeSettings) -> GuardSettings:
-    config, interval_s = now.config, now.config.guard.interval_ms / 1000
+def guard(now: NodeSettings) -> GuardLaw | None:
+    """None: the guard is off."""
+    config = now.config
     if not (config.guard.enabled and now.writes):
-        return GuardSettings(None, interval_s)
+        return None
     # The first tick after a squeeze has seen only a part of the step.
     hold_s = max(config.guard.hold_s, _HOLD_TICKS * config.control.interval_s)
-    law = GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)
-    return GuardSettings(law, interval_s)
+    return GuardLaw(config.cpu.min_cores, config.cpu.watermark_ratio, config.cpu.reserve_cores, hold_s)

@@ -529,6 +529,22 @@ def test_key_that_is_gone_is_unknown_and_has_its_remedy() -> None:
     assert "`criproxy detach`" in error.remedy
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "default", "other"),
+    [
+        ("guard", "interval_ms", "50", "20"),
+        ("interference", "open_after_most_s", "600.0", "1200.0"),
+        ("interference", "evict_pause_s", "10.0", "30"),
+        ("interference", "evict_owner_s", "60", "5.0"),
+    ],
+)
+def test_setting_that_is_now_a_constant_may_say_just_that(section: str, name: str, default: str, other: str) -> None:
+    assert read(f"[{section}]\n{name} = {default}").errors == ()
+    (error,) = read(f"[{section}]\n{name} = {other}").errors
+    assert (error.key, error.problem) == (f"{section}.{name}", "there is no such key")
+    assert error.remedy.startswith("remove it (it is always ")
+
+
 def test_prometheus_is_host_and_port_or_nowhere() -> None:
     assert Config().interference.prometheus_server is None
     read_in = read('[interference]\nprometheus = "10.96.0.20:9090"').config

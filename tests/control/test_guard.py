@@ -5,16 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from msgspec.structs import replace
 
-from criproxy.control.guard import CpuGuard, GuardSettings
+from criproxy.control.guard import CpuGuard
 from criproxy.control.guardlaw import GuardLaw, Outlook
 from tests.fakes.clock import FakeClock, Stop
 from tests.fakes.control import FakeGuardedBox
 from tests.fakes.counters import FakeCounters
 from tests.fakes.log import FakeLog
 
-SETTINGS = GuardSettings(GuardLaw(floor_cores=0.1, watermark_ratio=0.9), interval_s=0.05)
+LAW = GuardLaw(floor_cores=0.1, watermark_ratio=0.9)
 OUTLOOK = Outlook(capacity_cores=4.0, limit_cores=3.0, predicted_cores=0.6)
 
 
@@ -41,14 +40,14 @@ class FakePressure:
 
 
 class Bench:
-    def __init__(self, settings=SETTINGS, outlook=OUTLOOK):
+    def __init__(self, law=LAW, outlook=OUTLOOK):
         self.clock, self.log, self.outlook = FakeClock(), FakeLog(), outlook
         self.node, self.pressure, self.counters = FakeGuardedBox(self.clock), FakePressure(), FakeCounters()
         self.guard = CpuGuard(
             self.node,
             self.pressure,
             self.clock,
-            settings,
+            law,
             counters=self.counters,
             log=self.log,
         )
@@ -236,7 +235,7 @@ def test_guard_that_has_nothing_to_guard_rests_without_a_timer(bench, how):
     bench.run(2)
     assert bench.guard.ceiling() is not None
     if how == "off":
-        bench.guard.configure(replace(SETTINGS, law=None))
+        bench.guard.configure(None)
     else:
         bench.node.has_box = False
     before = len(bench.node.squeezed)
@@ -248,7 +247,7 @@ def test_guard_that_has_nothing_to_guard_rests_without_a_timer(bench, how):
 
 def test_guard_before_the_first_decision_rests_without_a_timer():
     bench = Bench()
-    assert bench.sleeps_while(bench.guard.wake, lambda: bench.guard.configure(SETTINGS)) == [0, 0]
+    assert bench.sleeps_while(bench.guard.wake, lambda: bench.guard.configure(LAW)) == [0, 0]
 
 
 @pytest.mark.parametrize("wake", ["a decision", "a pod starts"])
@@ -268,11 +267,11 @@ def test_guard_looks_at_once_when_a_box_has_appeared(bench, wake):
 
 
 def test_guard_switched_on_again_does_not_judge_the_time_between(bench):
-    bench.guard.configure(replace(SETTINGS, law=None))
+    bench.guard.configure(None)
     bench.node.online_cores = 4.0
     bench.clock.advance(3.0)
     bench.sleeps_while(bench.guard.wake)
-    bench.guard.configure(SETTINGS)
+    bench.guard.configure(LAW)
     bench.node.online_cores = 0.6
     bench.run(1)
     bench.run(20)

@@ -48,7 +48,7 @@ GIB = 1 << 30
 
 def guard(config: Config) -> GuardLaw | None:
     config = replace(config, colocation=Colocation(enabled=True))
-    return of.guard(NodeSettings(config, Stage(policy(config)), False, False)).law
+    return of.guard(NodeSettings(config, Stage(policy(config)), False, False))
 
 
 def settings(colocation: Colocation, pass_through: bool = False, dry_run: bool = False) -> NodeSettings:
@@ -85,7 +85,7 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     assert loop_settings(bad).policy.resources == safe.resources
     assert (loop_settings(bad).dry_run, bad.adopts, when_off(bad)) == (False, True, None)
     assert not bad.modes.writes
-    assert of.guard(bad).law is None
+    assert of.guard(bad) is None
     dry = replace(bad, dry_run=True)
     assert (loop_settings(dry).dry_run, dry.adopts) == (True, False)
 
@@ -160,7 +160,7 @@ def test_parts_do_what_the_table_of_modes_says(
     config, stage, pass_through, dry_run = given
     parts = NodeSettings(config, stage, pass_through, dry_run)
     assert set(parts.modes.why) == modes
-    owners = {bool(one) for one in (of.guard(parts).law, parts.relieves, parts.modes.writes)}
+    owners = {bool(one) for one in (of.guard(parts), parts.relieves, parts.modes.writes)}
     intercept, (writes,) = of.admission(parts), owners
     applies = not loop_settings(parts).dry_run
     found = (intercept.enabled, intercept.dry_run, applies, writes, when_off(parts), parts.adopts)
@@ -240,7 +240,7 @@ def test_numbers_of_the_ladder_are_the_issues_by_default_and_those_of_the_config
 
 
 def test_box_is_closed_for_as_long_as_is_asked_for_also_where_the_most_is_less() -> None:
-    config = Config(interference=Interference(open_after_s=1800.0, open_after_most_s=600.0))
+    config = Config(interference=Interference(open_after_s=1800.0))
     ladder = answer_asked(NodeSettings(config, Timetable(config).stage(0.0), False, False)).ladder
 
     assert doubled_s(ladder.closed_calm_s, 1, ladder.longest_calm_s) == 1800.0
@@ -287,7 +287,7 @@ def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evictin
     assert (admission.enabled, admission.dry_run, admission.closed) == (True, False, held_off.held_off)
     assert of.box(held_off).hands_off
     assert loop_settings(held_off).dry_run
-    assert of.guard(held_off).law is None
+    assert of.guard(held_off) is None
     assert held_off.stops_by == {ON_OVER_LIMIT}
     assert held_off.relieves
     assert (when_off(held_off), held_off.adopts) == (None, True)

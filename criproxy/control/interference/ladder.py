@@ -125,6 +125,7 @@ class Rung(enum.StrEnum):
 _CONVICTED: Final = (Rung.SQUEEZED, Rung.CLOSED, Rung.EVICTING)
 _SHUT: Final = (Rung.CLOSED, Rung.EVICTING)
 
+LONGEST_CALM_S: Final = 600.0
 ALL: Final = 2.0
 """The level at which nothing is restricted; 1 is the prediction."""
 
@@ -234,7 +235,7 @@ class LadderSettings(Struct, frozen=True):
     shortage_evict_after_s: float = 5.0
     squeezed_calm_s: float = 10.0
     closed_calm_s: float = 60.0
-    longest_calm_s: float = 600.0
+    longest_calm_s: float = LONGEST_CALM_S
     forget_s: float = 1800.0
     lost_s: float = 30.0
     emergency_blocks_s: float = 15.0
