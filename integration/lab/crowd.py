@@ -66,9 +66,7 @@ class Crowd:
     `failed` has the reasons of kubelet's refusals, with when each was; `placed` how many were admitted.
     """
 
-    def __init__(
-        self, plane: ControlPlane, nodes: int, names: tuple[str, ...], life_s: float, waiting: int = 20
-    ) -> None:
+    def __init__(self, plane: ControlPlane, nodes: int, names: tuple[str, ...], life_s: float) -> None:
         self._plane = plane
         self._nodes = [f"node-{number}" for number in range(nodes)]
         self._names = names
@@ -130,11 +128,6 @@ class Crowd:
     @property
     def schedulers(self) -> list[Process]:
         return self._schedulers
-
-    def most_on_a_node(self) -> int:
-        """Of pods that kubelet has admitted, now."""
-        with self._lock:
-            return max(map(len, self._on_node.values()))
 
     # --- kubelets -----------------------------------------------------------------------------------------------------
 

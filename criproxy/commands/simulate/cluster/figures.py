@@ -1,6 +1,5 @@
 """What is counted while a law is replayed, and what that comes to. Pure: sums of several parts of a cluster add up."""
 
-import math
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -112,7 +111,3 @@ def _step(counts: list[int], quantile: float) -> int | None:
         if count and below >= quantile * total:
             return step
     return None
-
-
-def slowdown_step(slowdown: float) -> int:
-    return min(SLOWDOWN_STEPS - 1, round(math.log(max(slowdown, 1.0)) / math.log(SLOWDOWN_RATIO)))
