@@ -211,9 +211,9 @@ class Tuned(Struct, frozen=True):
 def comparison(ours: Summary, tuned: Sequence[Tuned], plan: Plan) -> Iterator[str]:
     """Ours beside the baselines, the best share first."""
     rows: list[tuple[str, ...]] = [("predictor", *report.SCORE_TITLES[:5], "churn %", "nodes that hold")]
-    rows.append((f"criproxy, {plan.kind}", *_compared(ours), report.holding(ours.overall, plan)))
+    rows.append((f"criproxy, {plan.kind}", *_compared(ours), report.holding(ours.overall)))
     for one in sorted(tuned, key=lambda one: -one.share_ratio):
-        rows.append((one.name, *_compared(one.summary), report.holding(one.summary.overall, plan)))
+        rows.append((one.name, *_compared(one.summary), report.holding(one.summary.overall)))
     yield from report.aligned(rows)
 
 

@@ -414,15 +414,15 @@ def _convert(tables: Mapping[str, Mapping[str, Any]]) -> tuple[Config, list[Conf
         given = table[setting.name]
         try:
             value = msgspec.convert(given, setting.type)
-        except (msgspec.ValidationError, RecursionError) as error:
-            value, problems = _convert_bad(setting, given, error)
+        except (msgspec.ValidationError, RecursionError):
+            value, problems = _convert_bad(setting, given)
             errors += problems
         found.setdefault(setting.section, {})[setting.name] = value
     sections = {s.name: s.type(**found.get(s.name, {})) for s in msgspec.structs.fields(Config)}
     return Config(**sections), errors
 
 
-def _convert_bad(setting: Setting, given: object, error: Exception) -> tuple[Any, list[ConfigError]]:
+def _convert_bad(setting: Setting, given: object) -> tuple[Any, list[ConfigError]]:
     """The default, or of a list its good items, with what is wrong."""
     if setting.item_type is None or not isinstance(given, list):
         return setting.default, [_expected(setting, setting.key, given)]

@@ -225,7 +225,7 @@ class Daemon:
         outside = Listener(TcpAddress(*config.observe.host_port), self._log)
         self._remote = _remote(config.observe, self._log)
         remote = () if self._remote is None else (self._remote,)
-        self._reporter = self._make_reporter(config, driver, (inside, outside, *remote, log_writer))
+        self._reporter = self._make_reporter(driver, (inside, outside, *remote, log_writer))
         self._active = ActiveParts(self._tasks, self._running, self._make_listeners(config, inside, outside))
         self._upgrades = self._make_upgrades(predecessor)
         self._reload.begin(loaded)
@@ -336,7 +336,7 @@ class Daemon:
         nri.configure(config)
         return nri
 
-    def _make_reporter(self, config: Config, driver: CgroupDriver, answering: Sequence[Shows]) -> Reporter:
+    def _make_reporter(self, driver: CgroupDriver, answering: Sequence[Shows]) -> Reporter:
         """What knows the state of all parts; `answering`: what shows how calls are answered."""
         shared, harm = self._ports.shared, self._loop.harm
         return Reporter(

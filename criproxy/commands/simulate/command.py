@@ -229,7 +229,7 @@ def _sweep(traces: Sequence[Trace], chosen: Options, sweep: Sweep, bar: Bar) -> 
         for i, (value, plan) in enumerate(zip(sweep.values, plans, strict=True))
     ]
     best = recommended(points, chosen.plan)
-    tell(report.swept(sweep, points, chosen.plan), [""], advice(sweep, points, chosen.plan))
+    tell(report.swept(sweep, points), [""], advice(sweep, points, chosen.plan))
     if chosen.plot:
         plot.draw_sweep(chosen.plot, sweep, points, best, chosen.plan)
     return [{"value": one.value, "recommended": one is best, **report.summed(one.summary)} for one in points]

@@ -62,17 +62,18 @@ def words(traces: Sequence[Trace], summary: Summary, plan: Plan, unit: str) -> I
         f"Online wanted more than predicted {ahead} in {score.violation_ratio:.2%} of samples{target}, and more than "
         f"the slack above the watermark as well in {score.hard_ratio:.2%}."
     )
-    yield f"{holding(group, plan)} nodes were violated in at most {HOLDS * plan.alpha_ratio:.2%} of their samples."
+    yield f"{holding(group)} nodes were violated in at most {HOLDS * plan.alpha_ratio:.2%} of their samples."
 
 
-def holding(group: Group, plan: Plan) -> str:
+def holding(group: Group) -> str:
     return f"{group.holding} of {group.nodes} ({group.holding / group.nodes:.1%})"
 
 
-def swept(sweep: Sweep, points: Sequence[Point], plan: Plan) -> Iterator[str]:
+def swept(sweep: Sweep, points: Sequence[Point]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [(sweep.setting, *SCORE_TITLES, "nodes that hold")]
-    for point, tried in zip(points, sweep.plans(plan), strict=True):
-        rows.append((f"{point.value:g}", *cells_of(point.summary.overall.score), holding(point.summary.overall, tried)))
+    for point in points:
+        overall = point.summary.overall
+        rows.append((f"{point.value:g}", *cells_of(overall.score), holding(overall)))
     yield from aligned(rows)
 
 

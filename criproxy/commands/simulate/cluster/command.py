@@ -74,7 +74,7 @@ def simulate(arguments: Sequence[str], bar: Bar) -> None:
     counted = _replayed(nodes, cluster, grid, (*LAWS, *ABLATIONS) if given.without else LAWS, bar)
     content = _content(counted, cluster, grid)
     content["machine"] = machine(time.monotonic() - begun_s)
-    sys.stdout.writelines(f"{line}\n" for line in text.told(content, cluster))
+    sys.stdout.writelines(f"{line}\n" for line in text.told(content))
     if given.json:
         write_json(given.json, content)
     if given.html:

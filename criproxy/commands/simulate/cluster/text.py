@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from criproxy.commands.simulate.cluster.folder import RecordedCluster
 from criproxy.commands.simulate.cluster.laws import BY_NAME
 from criproxy.commands.simulate.report import aligned
 
@@ -50,7 +49,7 @@ def columns(content: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
     return COLUMNS if content["jobs"] is None else COLUMNS + WAITING
 
 
-def told(content: dict[str, Any], cluster: RecordedCluster) -> Iterator[str]:
+def told(content: dict[str, Any]) -> Iterator[str]:
     shown = columns(content)
     yield from aligned(
         [
