@@ -36,7 +36,7 @@ from integration.lab.containerd import (
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, Config, merged, static
 from integration.lab.kubelet import PodStatus, static_pod
 from integration.lab.node import CLASS, KubeletNode, Node
-from integration.lab.process import LabError, wait_until
+from integration.lab.process import LabError, timed, wait_until
 from integration.lab.throwaway import SLOWER, is_throwaway
 from integration.lab.usage import Cgroup
 from integration.lab.watch import Watch
@@ -135,12 +135,6 @@ def test_a_frozen_daemon_delays_online_once_and_is_told(node: Node) -> None:
 
 SLACK_S = 0.4 * SLOWER
 """What making the container takes by itself, on a busy machine."""
-
-
-def timed(call: Callable[[], object]) -> float:
-    began_s = time.monotonic()
-    call()
-    return time.monotonic() - began_s
 
 
 def test_what_started_while_we_were_away_is_found_and_its_next_container_is_in_the_box(node: Node) -> None:

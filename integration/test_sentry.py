@@ -27,7 +27,7 @@ from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import FIRST_VALIDATOR, Containerd, containerd_version, programs
 from integration.lab.criproxy import LETS_THE_LAB, UNJUDGED, static
 from integration.lab.node import Node
-from integration.lab.process import argv_of, descendants, wait_until
+from integration.lab.process import argv_of, descendants, timed, wait_until
 from integration.lab.throwaway import SLOWER, is_throwaway
 
 RESTARTS = int(os.environ.get("RESTARTS", "50"))
@@ -131,12 +131,6 @@ def _where(client: CriClient, container: Container) -> str:
 
 def words(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
-
-
-def timed(job: Callable[[], object]) -> float:
-    began_s = time.monotonic()
-    job()
-    return time.monotonic() - began_s
 
 
 def creates_s(client: CriClient, pod: Pod, times: int) -> list[float]:

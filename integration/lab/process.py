@@ -144,6 +144,13 @@ def wait_until(
     return result
 
 
+def timed(call: Callable[[], object]) -> float:
+    """How long it takes, in s."""
+    began_s = time.monotonic()
+    call()
+    return time.monotonic() - began_s
+
+
 def tail(log: Path | None) -> str:
     """The last lines of a log, led by its name, to end an error message with; "" when there is none."""
     if log is None or not log.exists():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
 from grpc import aio
 
@@ -90,6 +91,13 @@ class Rig:
         return aio.insecure_channel(
             f"unix:{self.path}", options=(*OPTIONS, *((f"grpc.{key}", value) for key, value in options.items()))
         )
+
+
+async def outcome(call: Any) -> aio.AioRpcError:
+    """The error that a call ends with."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    return caught.value
 
 
 async def ignore(_info: RuntimeInfo) -> None:

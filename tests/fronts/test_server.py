@@ -13,7 +13,7 @@ from grpc import aio
 
 from tests.fakes.runtime import FakeRuntime, Seen, answer, fail, never, receive, receive_all
 from tests.fakes.waiting import until
-from tests.fronts.rig import Rig
+from tests.fronts.rig import Rig, outcome
 
 MIB = 1024 * 1024
 VERSION = "/runtime.v1.RuntimeService/Version"
@@ -70,12 +70,6 @@ ALL_UNARY = [("RuntimeService", name) for name in RUNTIME_UNARY] + [("ImageServi
 ALL_STREAMING = [("RuntimeService", name) for name in RUNTIME_STREAMING] + [
     ("ImageService", name) for name in IMAGE_STREAMING
 ]
-
-
-async def outcome(call: Any) -> aio.AioRpcError:
-    with pytest.raises(aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 async def collect(call: Any) -> list[bytes]:

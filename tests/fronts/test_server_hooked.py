@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +12,7 @@ from criproxy.fronts.engine import AnswerError, Forward
 from tests.fakes.runtime import OPTIONS, fail, never, receive_all
 from tests.fakes.waiting import until
 from tests.fronts.handmade import connect
-from tests.fronts.rig import Rig
+from tests.fronts.rig import Rig, outcome
 
 RUN = "/runtime.v1.RuntimeService/RunPodSandbox"
 RESTORE = "/runtime.v9.RuntimeService/RestorePod"
@@ -22,12 +21,6 @@ RESIZE = "/runtime.v1.RuntimeService/UpdatePodSandboxResources"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
 GZIP = 2  # gRPC core, GRPC_COMPRESS_GZIP
 HOOKED = pytest.mark.parametrize("method", [RUN, RESTORE], ids=["known", "unknown"])
-
-
-async def outcome(call: Any) -> aio.AioRpcError:
-    with pytest.raises(aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 @HOOKED

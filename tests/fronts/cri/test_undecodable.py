@@ -1,7 +1,6 @@
 """Requests that we and the runtime's protobuf could read differently: no offline pod passes as an online one."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import structlog
@@ -237,10 +236,6 @@ def test_undecodable_request_that_could_be_of_a_pod_in_the_box_is_refused_after_
 
 HIDDEN = text(1, b"k") + text(2, b"\x1a\x01x", kind=0)
 """A map's entry whose value only gogo sees."""
-
-
-def _in_unified(prefix: Callable[[bytes], bytes]) -> bytes:
-    return prefix(text(9, HIDDEN))
 
 
 @pytest.mark.parametrize(
