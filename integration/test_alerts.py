@@ -133,6 +133,13 @@ CASES: Mapping[str, tuple[Series, Series]] = {
             f"criproxy_cluster_yarn_overdue{{{CLUSTER}}}": "0x150",
         },
     ),
+    "CriproxyWebhookDown": (
+        {f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='converted'}}": "0x50 stale"},
+        {
+            f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='converted'}}": "0x20 stale",
+            "criproxy_cluster_reviews_total{job='criproxy-cluster', instance='d', outcome='converted'}": "0x150",
+        },
+    ),
     "CriproxyWebhookFailing": (
         {f"criproxy_cluster_reviews_total{{{CLUSTER}, outcome='failed'}}": "0x20 0+1x150"},
         {
@@ -156,6 +163,7 @@ OF_A_JOB = (
     "CriproxyLedgerNoLeader",
     "CriproxyLedgerAbstains",
     "CriproxyYarnTrouble",
+    "CriproxyWebhookDown",
     "CriproxyWebhookFailing",
 )
 """The others are of an instance."""
@@ -170,12 +178,12 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_rules_are_well_formed() -> None:
     said = promtool("check", "rules", MADE / "prometheus.yaml")
-    assert "SUCCESS: 31 rules found" in said
+    assert "SUCCESS: 32 rules found" in said
 
 
 def labels(name: str, series: Series) -> dict[str, str]:
     found = dict(re.findall(r"(\w+)=['\"]([^'\"]*)['\"]", [*series][-1]))
-    kept = ("job",) if name in OF_A_JOB else ("job", "instance", "resource")
+    kept = ("cluster", "job") if name in OF_A_JOB else ("cluster", "job", "instance", "resource")
     return {one: found[one] for one in kept if one in found}
 
 
@@ -222,6 +230,48 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [one.name for one in ALERTS])
 def test_alert_is_silent(name: str, tmp_path: Path) -> None:
     tried(tmp_path, name, CASES[name][1], ends=False)
+
+
+def of_cluster(cluster: str, series: Series) -> Series:
+    return {one.replace("{", f"{{cluster='{cluster}', ", 1): values for one, values in series.items()}
+
+
+@pytest.mark.parametrize("name", [one.name for one in ALERTS])
+def test_alert_of_one_cluster_fires_whatever_the_same_job_and_instance_of_another_say(
+    name: str, tmp_path: Path
+) -> None:
+    fires, silent = CASES[name]
+    tried(tmp_path, name, {**of_cluster("b", silent), **of_cluster("a", fires)}, ends=True)
+
+
+@pytest.mark.parametrize("name", ["CriproxyClusterNoLeader", "CriproxyLedgerNoLeader", "CriproxyWebhookDown"])
+def test_what_is_gone_is_told_of_for_hours(name: str, tmp_path: Path) -> None:
+    tried(tmp_path, name, CASES[name][0], ends=True, end=240)
+
+
+def test_webhook_that_was_never_seen_is_down_where_no_target_is_up(tmp_path: Path) -> None:
+    tried(tmp_path, "CriproxyWebhookDown", {f"up{{{CLUSTER}}}": "0x150"}, ends=True)
+
+
+def test_loop_whose_readings_are_no_measurements_does_not_stand_still(tmp_path: Path) -> None:
+    """Such a reading ends no tick."""
+    series = {
+        f"criproxy_tick_duration_seconds_count{{{NODE}}}": "0+60x10 600x150",
+        f"criproxy_samples_discarded_total{{{NODE}}}": "0x10 0+60x150",
+    }
+    tried(tmp_path, "CriproxyLoopStalled", series, ends=False)
+
+
+@pytest.mark.parametrize(("written", "ends"), [("0+60x10 600x150", True), ("0+60x150", False)], ids=["old", "new"])
+def test_text_file_that_nobody_writes_any_more_is_a_criproxy_that_is_down(
+    written: str, ends: bool, tmp_path: Path
+) -> None:
+    series = {
+        f"node_textfile_mtime_seconds{{{EXPORTER}, file='/var/lib/prometheus/node-exporter/criproxy.prom'}}": written,
+        f"up{{{EXPORTER}}}": "1x150",
+        f"criproxy_info{{{EXPORTER}, version='1'}}": "1x150",
+    }
+    tried(tmp_path, "CriproxyDown", series, ends=ends)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Recording rules (`level:metric:operation`) and alerts. Each alert's runbook is a section of docs/monitoring.md.
 
 Figures of nodes are taken from whatever job scrapes them: criproxy itself, or node_exporter with criproxy's textfile.
+Where one Prometheus has several clusters, the label `cluster` says of which a series is; for one, none is needed.
 """
 
 from typing import Final, Literal
@@ -47,28 +48,28 @@ RECORDED: Final = (
     Recorded("instance:criproxy_box_cpu_seconds:rate5m", f"rate(criproxy_box_cpu_seconds_total{{{NODES}}}[5m])"),
     Recorded(
         "instance:criproxy_node_cpu:ratio",
-        f'sum by (job, instance) (criproxy_usage_cores{{{NODES}, scope="node"}})'
-        f" / sum by (job, instance) (criproxy_capacity_cores{{{NODES}}})",
+        f'sum by (cluster, job, instance) (criproxy_usage_cores{{{NODES}, scope="node"}})'
+        f" / sum by (cluster, job, instance) (criproxy_capacity_cores{{{NODES}}})",
     ),
     Recorded(
         "instance:criproxy_online_cpu:ratio",
-        f'sum by (job, instance) (criproxy_usage_cores{{{NODES}, scope="online"}})'
-        f" / sum by (job, instance) (criproxy_capacity_cores{{{NODES}}})",
+        f'sum by (cluster, job, instance) (criproxy_usage_cores{{{NODES}, scope="online"}})'
+        f" / sum by (cluster, job, instance) (criproxy_capacity_cores{{{NODES}}})",
     ),
     Recorded(
         "instance:criproxy_node_memory:ratio",
-        f'sum by (job, instance) (criproxy_usage_bytes{{{NODES}, scope="node"}})'
-        f" / sum by (job, instance) (criproxy_capacity_bytes{{{NODES}}})",
+        f'sum by (cluster, job, instance) (criproxy_usage_bytes{{{NODES}, scope="node"}})'
+        f" / sum by (cluster, job, instance) (criproxy_capacity_bytes{{{NODES}}})",
     ),
     Recorded(
         "instance:criproxy_prediction_exceeded:ratio_rate1h",
-        f"sum by (job, instance, resource) (rate(criproxy_prediction_exceeded_total{{{NODES}}}[1h]))"
-        " / on (job, instance) group_left ()"
-        f" sum by (job, instance) (rate(criproxy_tick_duration_seconds_count{{{NODES}}}[1h]))",
+        f"sum by (cluster, job, instance, resource) (rate(criproxy_prediction_exceeded_total{{{NODES}}}[1h]))"
+        " / on (cluster, job, instance) group_left ()"
+        f" sum by (cluster, job, instance) (rate(criproxy_tick_duration_seconds_count{{{NODES}}}[1h]))",
     ),
     Recorded(
         "instance:criproxy_call_duration_seconds:p99_rate5m",
-        "histogram_quantile(0.99, sum by (job, instance, le) "
+        "histogram_quantile(0.99, sum by (cluster, job, instance, le) "
         f"(rate(criproxy_call_duration_seconds_bucket{{{NODES}}}[5m])))",
     ),
     Recorded("fleet:criproxy_box_cpu_seconds:sum_rate5m", "sum (instance:criproxy_box_cpu_seconds:rate5m)"),
@@ -88,7 +89,7 @@ RECORDED: Final = (
     ),
     Recorded(
         "job:criproxy_cluster_review_duration_seconds:p99_rate5m",
-        "histogram_quantile(0.99, sum by (job, le) "
+        "histogram_quantile(0.99, sum by (cluster, job, le) "
         f"(rate(criproxy_cluster_review_duration_seconds_bucket{{{CLUSTER}}}[5m])))",
     ),
 )
@@ -97,12 +98,15 @@ ALERTS: Final = (
     Alert(
         "CriproxyDown",
         # Where node_exporter goes on without criproxy's file, a node that has left the cluster is told by `up`.
-        f"max by (job, instance) (up{{{UP}}} == 0)"
-        f" or (max by (job, instance) (max_over_time(criproxy_info{{{NODES}}}[15m]))"
-        f" unless max by (job, instance) (criproxy_info{{{NODES}}}))"
-        f" or ((max by (job, instance) (up{{{NODES}}} == 1)"
-        f" and max by (job, instance) (max_over_time(criproxy_info{{{NODES}}}[1d])))"
-        f" unless max by (job, instance) (criproxy_info{{{NODES}}}))",
+        f"max by (cluster, job, instance) (up{{{UP}}} == 0)"
+        f" or (max by (cluster, job, instance) (max_over_time(criproxy_info{{{NODES}}}[15m]))"
+        f" unless max by (cluster, job, instance) (criproxy_info{{{NODES}}}))"
+        f" or ((max by (cluster, job, instance) (up{{{NODES}}} == 1)"
+        f" and max by (cluster, job, instance) (max_over_time(criproxy_info{{{NODES}}}[1d])))"
+        f" unless max by (cluster, job, instance) (criproxy_info{{{NODES}}}))"
+        # Nobody replaces node_exporter's file any more: it shows old figures for ever.
+        " or max by (cluster, job, instance)"
+        f' (time() - node_textfile_mtime_seconds{{{NODES}, file=~".*criproxy.*"}} > 300)',
         "",
         "5m",
         "critical",
@@ -175,7 +179,8 @@ ALERTS: Final = (
     Alert(
         "CriproxyLoopStalled",
         f"rate(criproxy_tick_duration_seconds_count{{{NODES}}}[5m])",
-        "== 0",
+        # A reading that is no measurement ends no tick; the loop goes on, and the status has the problem.
+        f"== 0 unless rate(criproxy_samples_discarded_total{{{NODES}}}[5m]) > 0",
         "5m",
         "critical",
         "the control loop of criproxy on {{ $labels.instance }} stands still",
@@ -205,9 +210,9 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyPredictionExceeded",
-        f"sum by (job, instance, resource) (rate(criproxy_prediction_exceeded_total{{{NODES}}}[1h]))"
-        " / on (job, instance) group_left ()"
-        f" sum by (job, instance) (rate(criproxy_tick_duration_seconds_count{{{NODES}}}[1h]))",
+        f"sum by (cluster, job, instance, resource) (rate(criproxy_prediction_exceeded_total{{{NODES}}}[1h]))"
+        " / on (cluster, job, instance) group_left ()"
+        f" sum by (cluster, job, instance) (rate(criproxy_tick_duration_seconds_count{{{NODES}}}[1h]))",
         "> 0.1",
         "30m",
         "info",
@@ -227,8 +232,8 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyClusterNoLeader",
-        f"(sum by (job) (criproxy_cluster_leads{{{CLUSTER}}})"
-        f" or 0 * sum by (job) (max_over_time(criproxy_cluster_leads{{{CLUSTER}}}[1h])))",
+        f"(sum by (cluster, job) (criproxy_cluster_leads{{{CLUSTER}}})"
+        f" or 0 * sum by (cluster, job) (max_over_time(criproxy_cluster_leads{{{CLUSTER}}}[1d])))",
         "== 0",
         "5m",
         "critical",
@@ -238,7 +243,8 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyClusterTrouble",
-        f"sum by (job) (criproxy_cluster_quota_trouble{{{CLUSTER}}} + criproxy_cluster_owners_trouble{{{CLUSTER}}})",
+        "sum by (cluster, job)"
+        f" (criproxy_cluster_quota_trouble{{{CLUSTER}}} + criproxy_cluster_owners_trouble{{{CLUSTER}}})",
         "> 0",
         "15m",
         "warning",
@@ -248,8 +254,8 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyLedgerNoLeader",
-        f"(sum by (job) (criproxy_cluster_ledger_leads{{{CLUSTER}}})"
-        f" or 0 * sum by (job) (max_over_time(criproxy_cluster_ledger_leads{{{CLUSTER}}}[1h])))",
+        f"(sum by (cluster, job) (criproxy_cluster_ledger_leads{{{CLUSTER}}})"
+        f" or 0 * sum by (cluster, job) (max_over_time(criproxy_cluster_ledger_leads{{{CLUSTER}}}[1d])))",
         "== 0",
         "5m",
         "warning",
@@ -259,7 +265,7 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyLedgerAbstains",
-        f"min by (job) (criproxy_cluster_ledger_abstains{{{CLUSTER}}})",
+        f"min by (cluster, job) (criproxy_cluster_ledger_abstains{{{CLUSTER}}})",
         "== 1",
         "10m",
         "warning",
@@ -269,8 +275,8 @@ ALERTS: Final = (
     ),
     Alert(
         "CriproxyYarnTrouble",
-        f"max by (job) (criproxy_cluster_yarn_trouble{{{CLUSTER}}})"
-        f" + max by (job) (criproxy_cluster_yarn_overdue{{{CLUSTER}}})",
+        f"max by (cluster, job) (criproxy_cluster_yarn_trouble{{{CLUSTER}}})"
+        f" + max by (cluster, job) (criproxy_cluster_yarn_overdue{{{CLUSTER}}})",
         "> 0",
         "15m",
         "warning",
@@ -279,8 +285,20 @@ ALERTS: Final = (
         "were told to: YARN keeps what it holds.",
     ),
     Alert(
+        "CriproxyWebhookDown",
+        f"(count by (cluster, job) (criproxy_cluster_reviews_total{{{CLUSTER}}})"
+        f" or 0 * max by (cluster, job) (max_over_time(criproxy_cluster_reviews_total{{{CLUSTER}}}[1d]))"
+        f" or max by (cluster, job) (up{{{CLUSTER}}}))",
+        "== 0",
+        "5m",
+        "critical",
+        "no replica of the webhook of criproxy-cluster says anything",
+        "Prometheus has had no metrics of any replica of the webhook for 5 minutes. Where none runs, each pod that is "
+        "marked as offline is refused.",
+    ),
+    Alert(
         "CriproxyWebhookFailing",
-        f'sum by (job) (rate(criproxy_cluster_reviews_total{{{CLUSTER}, outcome=~"failed|unreadable"}}[5m]))',
+        f'sum by (cluster, job) (rate(criproxy_cluster_reviews_total{{{CLUSTER}, outcome=~"failed|unreadable"}}[5m]))',
         "> 0",
         "5m",
         "critical",

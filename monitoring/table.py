@@ -14,8 +14,8 @@ sys.path.append(str(ROOT / "cluster"))  # criproxy_cluster is a distribution of 
 
 from criproxy_cluster.metrics import ControllerMetrics, LedgerMetrics, WebhookMetrics  # noqa: E402
 
-TARGETS: Final = frozenset({"job", "instance", "node"})
-"""Labels that Prometheus gives to whatever it scrapes; `node`: where a relabelling gives it."""
+TARGETS: Final = frozenset({"cluster", "job", "instance", "node"})
+"""Labels that Prometheus gives to whatever it scrapes; `cluster` and `node`: where a relabelling gives them."""
 
 _NAME: Final = re.compile(r"(?<![\w:])(criproxy_[a-z0-9_]+)(\{[^}]*\})?")
 _LABEL: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from criproxy.config.schema import settings
 from criproxy.control.interference.detectors import DETECTORS
@@ -91,6 +92,17 @@ def test_what_has_criproxy_speak_to_other_machines_says_how_its_service_is_let()
         "observe.remote_address": next(one.description for one in settings() if one.key == "observe.remote_address"),
     }
     assert [name for name, text in texts.items() if "IPAddressAllow" not in text] == []
+
+
+def test_what_scrapes_the_loopback_address_says_which_node_it_is() -> None:
+    """Else all nodes have one `instance`."""
+    text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```yaml\n(scrape_configs:.*?)^```", text, re.MULTILINE | re.DOTALL)
+    statics = [one for snippet in found for job in yaml.safe_load(snippet)["scrape_configs"]
+               for one in job.get("static_configs", ())]  # fmt: skip
+    of_loopback = [one for one in statics if any(target.startswith("127.") for target in one["targets"])]
+    assert of_loopback
+    assert [one for one in of_loopback if "instance" not in one.get("labels", {})] == []
 
 
 def test_lines_for_cron_have_no_percent_sign_that_ends_the_command() -> None:

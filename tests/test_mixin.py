@@ -51,7 +51,7 @@ def test_rules_are_named_level_metric_operation() -> None:
 
 
 def test_alerts_have_what_a_mixin_s_alerts_have() -> None:
-    assert len(ALERTS) == len({one.name for one in ALERTS}) == 19
+    assert len(ALERTS) == len({one.name for one in ALERTS}) == 20
     page = (ROOT / "docs/monitoring.md").read_text()
     for group in yaml.safe_load((MADE / "prometheusrule.yaml").read_text())["spec"]["groups"]:
         for one in group["rules"]:
@@ -168,6 +168,7 @@ FIRED_BY = {
     "CriproxyLedgerNoLeader": "cluster/integration/test_monitoring.py",
     "CriproxyLedgerAbstains": "cluster/integration/test_monitoring.py",
     "CriproxyYarnTrouble": "cluster/integration/test_monitoring.py",
+    "CriproxyWebhookDown": "cluster/integration/test_monitoring.py",
     "CriproxyWebhookFailing": "cluster/integration/test_monitoring.py",
     "CriproxyWebhookCertificateExpires": "cluster/integration/test_monitoring.py",
 }

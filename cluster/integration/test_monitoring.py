@@ -130,6 +130,9 @@ def test_each_expression_has_an_answer_and_alerts_fire_in_faults(plane, replica,
     replica.process.controller.kill()
     until(lambda: "CriproxyClusterNoLeader" in prometheus.firing(), 60)
 
+    replica.process.webhook.kill()
+    until(lambda: "CriproxyWebhookDown" in prometheus.firing(), 60)
+
 
 def spoils(plane, replica):
     """Sends the webhook what is no review."""
