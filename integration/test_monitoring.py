@@ -36,6 +36,7 @@ ELSEWHERE: Mapping[str, str] = {"criproxy_kubernetes_published": "integration/co
 
 EMPTY: Mapping[str, str] = {
     **ELSEWHERE,
+    "criproxy_ladder_rung{…}) > 0": "the box is open",
     "criproxy_part_failing{…} > 0": "no part fails",
     "criproxy_thread_stuck{…} > 0": "no thread hangs",
     "criproxy_refusals_total": "no request of an offline pod was refused",
@@ -172,7 +173,7 @@ def _scrape(job: str, target: str, **more: Any) -> Mapping[str, Any]:
 
 def filled(expr: str, instance: str) -> str:
     """As Grafana fills it in."""
-    return expr.replace("$instance", instance).replace("$__rate_interval", "15s")
+    return expr.replace("$cluster", "").replace("$instance", instance).replace("$__rate_interval", "15s")
 
 
 def unanswered(prometheus: Prometheus, wanted: Sequence[str], instance: str) -> list[str]:

@@ -9,11 +9,13 @@ from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacem
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
 from msgspec import Struct
 
+from criproxy.vocabulary.presets import MILLICORES, NAMES
 from monitoring.rules import CLUSTER, NODES, UP
 
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-NODE: Final = f'{NODES}, instance=~"$instance"'
-PROCESS: Final = f'{UP}, instance=~"$instance"'
+_CHOSEN: Final = 'cluster="$cluster", instance=~"$instance"'
+NODE: Final = f"{NODES}, {_CHOSEN}"
+PROCESS: Final = f"{UP}, {_CHOSEN}"
 """node_exporter has metrics of its own process by the same names."""
 
 PANELS_A_ROW: Final = 3
@@ -40,6 +42,34 @@ class Row(Struct, frozen=True):
     graphs: tuple[Graph, ...]
 
 
+_THOUSANDTHS: Final = "|".join(one.cpu for one in NAMES.values() if one.per_core == MILLICORES)
+
+
+def _lent(title: str, selector: str) -> tuple[Graph, Graph]:
+    """What of CPU and memory is published by nodes, each on an axis of its own."""
+    published = f"criproxy_kubernetes_published{{{selector}, resource"
+    return (
+        Graph(
+            f"{title}: CPU",
+            "Cores that are published, by the name of the extended resource; one of your own in its unit.",
+            "short",
+            (
+                Query(
+                    f'sum by (resource) ({published}=~"{_THOUSANDTHS}"}}) / {MILLICORES}'
+                    f' or sum by (resource) ({published}!~"{_THOUSANDTHS}|.*memory.*"}})',
+                    "{{resource}}",
+                ),
+            ),
+        ),
+        Graph(
+            f"{title}: memory",
+            "Likewise.",
+            "bytes",
+            (Query(f'sum by (resource) ({published}=~".*memory.*"}})', "{{resource}}"),),
+        ),
+    )
+
+
 FLEET: Final = (
     Row(
         "What is gained",
@@ -62,12 +92,7 @@ FLEET: Final = (
                     Query(f"sum (criproxy_offline_sandboxes{{{NODES}}})", "pods"),
                 ),
             ),
-            Graph(
-                "What nodes lend",
-                "What is published of each extended resource, in its unit.",
-                "short",
-                (Query(f"sum by (resource) (criproxy_kubernetes_published{{{NODES}}})", "{{resource}}"),),
-            ),
+            *_lent("What nodes lend", NODES),
         ),
     ),
     Row(
@@ -102,9 +127,15 @@ FLEET: Final = (
             ),
             Graph(
                 "Harm to online pods",
-                "How many boxes stand on a rung of the ladder: 1 tried, 2 squeezed, 3 closed, 4 evicting.",
+                "How many boxes stand on a rung of the ladder by their worst resource: 1 tried, 2 squeezed, 3 closed, "
+                "4 evicting.",
                 "short",
-                (Query(f'count_values ("rung", criproxy_ladder_rung{{{NODES}}})', "{{rung}}"),),
+                (
+                    Query(
+                        f'count_values ("rung", max by (cluster, job, instance) (criproxy_ladder_rung{{{NODES}}}) > 0)',
+                        "{{rung}}",
+                    ),
+                ),
             ),
             Graph(
                 "Online above its prediction",
@@ -303,12 +334,7 @@ ONE_NODE: Final = (
                     Query(f"criproxy_capacity_bytes{{{NODE}}}", "the node's"),
                 ),
             ),
-            Graph(
-                "What it lends",
-                "What is published of each extended resource, in its unit.",
-                "short",
-                (Query(f"criproxy_kubernetes_published{{{NODE}}}", "{{resource}}"),),
-            ),
+            *_lent("What it lends", NODE),
             Graph(
                 "Squeezed pod-time",
                 "Share of the time of offline pods that want CPU in which they get less than this share of what they "
@@ -368,11 +394,7 @@ ONE_NODE: Final = (
                 "Signals, as a share of their bars",
                 "Above 1 a signal counts as harm.",
                 "percentunit",
-                (
-                    Query(
-                        f"criproxy_signal{{{NODE}}} / on (instance, signal) criproxy_signal_bar{{{NODE}}}", "{{signal}}"
-                    ),
-                ),
+                (Query(f"criproxy_signal{{{NODE}}} / criproxy_signal_bar{{{NODE}}}", "{{signal}}"),),
             ),
             Graph(
                 "Offline pods stopped",
@@ -457,13 +479,18 @@ ONE_NODE: Final = (
 def boards() -> dict[str, str]:
     """JSON by the name of its file."""
     fleet = _board("criproxy / Fleet", "criproxy-fleet", FLEET)
-    node = _board("criproxy / Node", "criproxy-node", ONE_NODE).with_variable(
-        dashboard.QueryVariable("instance")
-        .label("Node")
-        .query(f"label_values(criproxy_info{{{NODES}}}, instance)")
-        .datasource(SOURCE)
-        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-    )
+    node = _board("criproxy / Node", "criproxy-node", ONE_NODE)
+    for name, label, selector in (
+        ("cluster", "Cluster", NODES),
+        ("instance", "Node", f'{NODES}, cluster="$cluster"'),
+    ):
+        node.with_variable(
+            dashboard.QueryVariable(name)
+            .label(label)
+            .query(f"label_values(criproxy_info{{{selector}}}, {name})")
+            .datasource(SOURCE)
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        )
     return {
         f"{name}.json": JSONEncoder(sort_keys=True, indent=2).encode(made.build()) + "\n"
         for name, made in (("fleet", fleet), ("node", node))

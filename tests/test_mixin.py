@@ -8,7 +8,8 @@ import _jsonnet  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from monitoring.dashboards import FLEET, ONE_NODE, boards, expressions
+from criproxy.vocabulary.presets import NAMES
+from monitoring.dashboards import FLEET, ONE_NODE, Row, boards, expressions
 from monitoring.generate import MADE, amiss, files, recorded_names
 from monitoring.rules import ALERTS, CLUSTER, RECORDED, UP
 from monitoring.table import ROOT, controllers, daemons, labels_by_name, ledgers, webhooks, wrong_names
@@ -77,6 +78,29 @@ def test_dashboards_have_all_expressions_and_no_panel_lies_on_another() -> None:
             cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
             assert not cells & taken and at["x"] + at["w"] <= 24, one["title"]
             taken |= cells
+
+
+@pytest.mark.parametrize("rows", [FLEET, ONE_NODE], ids=["fleet", "node"])
+def test_cores_and_bytes_that_are_lent_have_a_panel_each(rows: tuple[Row, ...]) -> None:
+    found: dict[str, dict[str, float]] = {"short": {}, "bytes": {}}
+    names = [name for one in NAMES.values() for name, *_ in one.rows]
+    for graph in (graph for row in rows for graph in row.graphs):
+        for term in (term for query in graph.queries for term in query.expr.split(" or ")):
+            if selected := re.search(r'criproxy_kubernetes_published\{.*, resource(=~|!~)"(.*?)"\}', term):
+                is_in = selected[1] == "=~"
+                unit = 1000.0 if term.endswith("/ 1000") else 1.0
+                found[graph.unit] |= {name: unit for name in names if bool(re.fullmatch(selected[2], name)) == is_in}
+            assert bool(selected) == ("criproxy_kubernetes_published" in term), term
+    rows_of = [row for one in NAMES.values() for row in one.rows]
+    assert found["short"] == {name: per_unit for name, of, per_unit in rows_of if of == "cpu"}
+    assert found["bytes"] == {name: per_unit for name, of, per_unit in rows_of if of == "memory"}
+
+
+def test_a_box_stands_on_the_highest_rung_of_its_resources_and_one_that_is_open_on_none() -> None:
+    (panel,) = [one for row in FLEET for one in row.graphs if one.title == "Harm to online pods"]
+    assert re.sub(r"\{.*?\}", "", panel.queries[0].expr) == (
+        'count_values ("rung", max by (cluster, job, instance) (criproxy_ladder_rung) > 0)'
+    )
 
 
 def test_metrics_of_the_process_are_asked_of_criproxy_alone() -> None:
