@@ -40,7 +40,6 @@ EMPTY: Mapping[str, str] = {
     "criproxy_part_failing{…} > 0": "no part fails",
     "criproxy_thread_stuck{…} > 0": "no thread hangs",
     "criproxy_refusals_total": "no request of an offline pod was refused",
-    "criproxy_evictions_total": "no offline pod was stopped",
 }
 """What expressions have that a node like this has no answer to while all is well, and why."""
 

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -29,6 +29,8 @@ class Shown(Protocol):
     text: str
     kind: str
     labels: tuple[str, ...]
+
+    def samples(self) -> Sequence[object]: ...
 
 
 def daemons() -> list[Shown]:

@@ -103,6 +103,19 @@ def test_a_box_stands_on_the_highest_rung_of_its_resources_and_one_that_is_open_
     )
 
 
+REPEATED = {"criproxy_calls_total", "criproxy_refusals_total"}
+"""Of calls, by a method and an answer each: whoever calls does so again."""
+
+
+def test_counters_whose_rate_is_taken_begin_with_0() -> None:
+    """The first increase of one that begins with 1 is not seen."""
+    asked = "\n".join([*expressions(FLEET), *expressions(ONE_NODE), *(one.expr for one in (*RECORDED, *ALERTS))])
+    wanted = {*re.findall(r"(?:rate|increase)\((criproxy_\w+_total)\b", asked)} - REPEATED
+    shown = {one.name: one for one in (*daemons(), *webhooks(), *controllers()) if one.name in wanted}
+    assert "criproxy_evictions_total" in shown
+    assert [one.name for one in shown.values() if not one.samples()] == []
+
+
 def test_metrics_of_the_process_are_asked_of_criproxy_alone() -> None:
     """node_exporter has its own by the same names."""
     asked = [one for one in (*expressions(FLEET), *expressions(ONE_NODE)) if "process_" in one]

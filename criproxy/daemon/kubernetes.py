@@ -155,7 +155,7 @@ class KubernetesPart(Shows):
         Counter(
             "kubernetes_evictions",
             "Offline pods that were to be evicted through the API, by what came of it",
-            ("outcome",),
+            {"outcome": ()},
         ),
     )
 

@@ -47,7 +47,7 @@ class Round(Shows, Struct, frozen=True):
         ),
     )
 
-    COUNTERS = (Counter("part_looks_failed", "Looks of a part that failed", ("part",)),)
+    COUNTERS = (Counter("part_looks_failed", "Looks of a part that failed", {"part": ()}),)
 
     parts: Sequence[Part]
     counters: Counters

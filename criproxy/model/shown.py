@@ -22,11 +22,15 @@ class Gauge(Struct, frozen=True):
 
 
 class Counter(Struct, frozen=True):
-    """What is counted by `Counters.count`; the metric's name is `criproxy_<name>_total`."""
+    """What is counted by `Counters.count`; the metric's name is `criproxy_<name>_total`.
+
+    `labels`: the values of each label, by its name; (): they are not known before they are counted. Where all are
+    known, each series is 0 from the start, as Prometheus sees no increase in one that begins with 1.
+    """
 
     name: str
     text: str
-    labels: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = {}
 
 
 SHOWN: Final = 50

@@ -1,5 +1,6 @@
 """What criproxy counts and measures, for Prometheus, in a registry of its own."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -7,29 +8,32 @@ from typing import Final
 from criproxy.cgroup.driver import HeldLimit
 from criproxy.control.resources import RESOURCES, SHARES
 from criproxy.model import CPU, UNLIMITED, Decision, LimitChange, Limits, Snapshot, Unlimited
-from criproxy.model.shown import Shows
+from criproxy.model.shown import Counter, Shows
 from criproxy.observe.exposition import Histogram, Reading, Registry, Value, add_process_metrics
 
 _CALL_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _TICK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _SCOPES: Final = ("box", "node", "online")
 
-_COUNTERS: Final = {
-    "calls": ("CRI calls that ended, by gRPC status", "method", "code", "hooked"),
-    "connections_broken": ("Connections that the relay closed, as what a peer sent could not be followed",),
-    "rewrites": ("Requests of offline pods that were rewritten", "method"),
-    "refusals": ("Requests of offline pods that were refused", "method", "reason"),
-    "box_drift": ("Files of the box that somebody else had changed",),
-    "box_cpu_seconds": ("CPU time that the box has had while criproxy looked",),
-    "tick_failures": ("Ticks that failed",),
-    "ticks_missed": ("Ticks left out for lateness",),
-    "samples_discarded": ("Readings that said more than the machine has",),
-    "prediction_exceeded": ("Samples in which online used more than was predicted the tick before", "resource"),
-    "config_reloads": ("Config files taken up",),
-    "config_reload_failures": ("Config files refused",),
-    "upgrade_failures": ("New processes that could not take over from this one",),
-}
-"""The words and the labels of each, by its name without "criproxy_" and "_total"."""
+_COUNTERS: Final = (
+    Counter("calls", "CRI calls that ended, by gRPC status", {"method": (), "code": (), "hooked": ()}),
+    Counter("connections_broken", "Connections that the relay closed, as what a peer sent could not be followed"),
+    Counter("rewrites", "Requests of offline pods that were rewritten", {"method": ()}),
+    Counter("refusals", "Requests of offline pods that were refused", {"method": (), "reason": ()}),
+    Counter("box_drift", "Files of the box that somebody else had changed"),
+    Counter("box_cpu_seconds", "CPU time that the box has had while criproxy looked"),
+    Counter("tick_failures", "Ticks that failed"),
+    Counter("ticks_missed", "Ticks left out for lateness"),
+    Counter("samples_discarded", "Readings that said more than the machine has"),
+    Counter(
+        "prediction_exceeded",
+        "Samples in which online used more than was predicted the tick before",
+        {"resource": tuple(name for name, row in RESOURCES.items() if row.sampling is not None)},
+    ),
+    Counter("config_reloads", "Config files taken up"),
+    Counter("config_reload_failures", "Config files refused"),
+    Counter("upgrade_failures", "New processes that could not take over from this one"),
+)
 
 _GAUGES: Final = {
     "relay_given_up": (
@@ -68,11 +72,11 @@ class Metrics:
         usages = {f"usage_{unit}": (sampling.usage_help, "scope") for unit, sampling in sampled}
         shown = tuple(shown)
         shown_gauges = {one.name: (one.text, *filter(None, (one.label,))) for kind in shown for one in kind.GAUGES}
-        counted = {one.name: (one.text, *one.labels) for kind in shown for one in kind.COUNTERS}
+        counters = (*_COUNTERS, *(one for kind in shown for one in kind.COUNTERS))
         unknown, gauges = _UNKNOWN | _of_resources(), _GAUGES | usages | shown_gauges
         self._counters = {
-            name: Value("counter", f"criproxy_{name}_total", text, labels, registry=self.registry)
-            for name, (text, *labels) in (_COUNTERS | counted).items()
+            one.name: Value("counter", f"criproxy_{one.name}_total", one.text, [*one.labels], registry=self.registry)
+            for one in counters
         }
         self._gauges = {
             name: Value("gauge", f"criproxy_{name}", text, labels, registry=self.registry)
@@ -95,9 +99,9 @@ class Metrics:
         Reading("gauge", "criproxy_calls_in_flight", words, lambda: self._in_flight, registry=self.registry)
         Reading("counter", "criproxy_log_lines_dropped_total", dropped, log_lines_dropped, registry=self.registry)
         add_process_metrics(self.registry)
-        for name in RESOURCES:
-            if RESOURCES[name].sampling is not None:
-                self.count("prediction_exceeded", name, by=0)
+        for one in counters:
+            for values in itertools.product(*one.labels.values()):
+                self.count(one.name, *values, by=0)
 
     def set(self, **values: float | Unlimited | Mapping[str, float] | None) -> None:
         """Gauges, by the name without "criproxy_": one value, or one for each value of the label; None: not known."""

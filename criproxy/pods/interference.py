@@ -33,7 +33,7 @@ from criproxy.control.interference.cpi import Usual
 from criproxy.control.interference.detectors import DETECTORS, IO, Detector
 from criproxy.control.interference.disks import DisksState
 from criproxy.control.interference.judge import Accusers, Judge, JudgedLook, Look
-from criproxy.control.interference.ladder import EvictionOrder, LadderSettings, Rung
+from criproxy.control.interference.ladder import RESOURCES_IN_TURN, EvictionOrder, LadderSettings, Rung
 from criproxy.control.interference.responder import (
     DiskBound,
     InterferenceStatus,
@@ -62,6 +62,7 @@ SHORTAGE: Final = "memory_shortage"
 
 _MOVES: Final = 20
 _RUNGS: Final = tuple(rung.value for rung in Rung)
+_RESOURCES: Final = tuple(one.name for one in RESOURCES_IN_TURN)
 
 NO_HIGH: Final = (
     "no experiment is made of it, as cgroup v1 has no memory.high, and a lower limit would kill: it is judged by "
@@ -159,10 +160,18 @@ class InterferenceWatch(Shows, Struct, eq=False):
             "evictions",
             "Offline pods that were stopped as online ones were harmed, or as the box could not be brought within its "
             "limit, by what was scarce",
-            ("resource",),
+            {"resource": _RESOURCES},
         ),
-        Counter("ladder_transitions", "Moves of a resource of the box to a rung of the ladder", ("resource", "rung")),
-        Counter("exonerations", "Alarms of a signal of which the box proved not to be the cause", ("signal",)),
+        Counter(
+            "ladder_transitions",
+            "Moves of a resource of the box to a rung of the ladder",
+            {"resource": _RESOURCES, "rung": _RUNGS},
+        ),
+        Counter(
+            "exonerations",
+            "Alarms of a signal of which the box proved not to be the cause",
+            {"signal": tuple(one.name for one in DETECTORS)},
+        ),
     )
 
     shared: PodsShared

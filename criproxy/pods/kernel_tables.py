@@ -139,7 +139,9 @@ class KernelTablesWatch(Part, Struct):
         ),
     )
     COUNTERS = (
-        Counter("kernel_tables_full", "How often a table of the kernel's was found to be nearly full", ("table",)),
+        Counter(
+            "kernel_tables_full", "How often a table of the kernel's was found to be nearly full", {"table": (*ROWS,)}
+        ),
     )
 
     shared: PodsShared

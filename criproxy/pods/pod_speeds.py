@@ -63,7 +63,11 @@ class PodSpeeds(Part, Struct, eq=False):
     )
     COUNTERS = (
         Counter("pod_seconds", "Seconds of offline pods that wanted CPU, of what nodes lend"),
-        Counter("slow_pod_seconds", "Those below a share of the CPU that they asked for, and wanted", ("below",)),
+        Counter(
+            "slow_pod_seconds",
+            "Those below a share of the CPU that they asked for, and wanted",
+            {"below": tuple(f"{ratio:g}" for ratio in SLOW_RATIOS)},
+        ),
     )
 
     shared: PodsShared
