@@ -46,6 +46,7 @@ from criproxy.model import (
     Snapshot,
     UsageReading,
 )
+from criproxy.model.modes import Mode
 
 _HOUR: Final = "_hour"
 """Ends the name of a resource's predictor that looks an hour ahead."""
@@ -57,12 +58,14 @@ HOUR_COLD_START_PROBES: Final = 288
 
 
 class LoopSettings(Struct, frozen=True):
-    """`dry_run` computes and reports all, and applies nothing. `cpu_by_evidence`: see `control.evidence`."""
+    """`kept_by`: the mode in which all is computed and reported, and nothing applied; None: it is applied.
+    `cpu_by_evidence`: see `control.evidence`.
+    """
 
     policy: PolicySettings
     predictor: PredictorSettings
     interval_s: float = 1.0
-    dry_run: bool = False
+    kept_by: Mode | None = None
     cpu_by_evidence: bool = False
 
 

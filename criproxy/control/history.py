@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from criproxy.model import Decision, Snapshot
+from criproxy.model.modes import Mode
 
 SPAN_S: Final = 3600.0
 EVERY_S: Final = 10.0
@@ -20,13 +21,17 @@ MAX_RECORDS: Final = 4000
 class DecisionRecord(Struct, frozen=True):
     """One decision, the snapshot that it was made from, and when, by wall time (UTC).
 
-    `applied` False: the kernel's limits were left alone (a dry run, or colocation is off).
+    `kept_by`: the mode in which the kernel's limits were left alone; None: they were not.
     """
 
     wall_s: float
     snapshot: Snapshot
     decision: Decision
-    applied: bool = True
+    kept_by: Mode | None = None
+
+    @property
+    def applied(self) -> bool:
+        return self.kept_by is None
 
 
 class Past(Struct, frozen=True):
@@ -49,8 +54,8 @@ class History:
     def add(self, record: DecisionRecord) -> None:
         records, t_s = self._records, record.decision.t_s
         if records:
-            last, applied = records[-1].decision, records[-1].applied
-            now, before = (record.decision.asked_of_box, record.applied), (last.asked_of_box, applied)
+            last, kept_by = records[-1].decision, records[-1].kept_by
+            now, before = (record.decision.asked_of_box, record.kept_by), (last.asked_of_box, kept_by)
             if now == before and t_s - last.t_s < EVERY_S:
                 return
             if len(records) > 1 and t_s - records[-2].decision.t_s < THREE_SPAN_S:

@@ -12,6 +12,7 @@ from criproxy.control.history import History, Past
 from criproxy.control.interference.responder import Move
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import Bounds, GuardCeiling, Limit, Limits
+from criproxy.model.modes import TABLE, Mode
 from criproxy.observe.client import read_json
 from criproxy.observe.status_text import printable
 
@@ -40,13 +41,14 @@ class ResourceWhy(Struct, frozen=True):
 
 
 class DecisionWhy(Struct, frozen=True):
-    """The decision that held. `applied` False: it was not put in force (a dry run, or colocation is off)."""
+    """The decision that held. `applied` False: it was not put in force, in the mode `kept_by`."""
 
     decided_s: float
     applied: bool
     window: str
     guard: GuardCeiling | None
     resources: Mapping[str, ResourceWhy]
+    kept_by: Mode | None = None
 
 
 class Why(Struct, frozen=True):
@@ -107,7 +109,7 @@ def _decision(past: Past, held: Limits, used: Mapping[str, float | None]) -> Dec
             in_force=held.get(name),
             used=used.get(name),
         )
-    return DecisionWhy(record.wall_s, record.applied, decision.window, decision.guard, resources)
+    return DecisionWhy(record.wall_s, record.applied, decision.window, decision.guard, resources, record.kept_by)
 
 
 def to_json(why: Why) -> str:
@@ -157,8 +159,8 @@ def _lines(why: Why) -> Iterator[str]:
         return
     asked = "now" if why.asked_s is None else f"at {_clock(why.asked_s)}"
     yield f"{asked}, by the decision of {_clock(decision.decided_s)}"
-    if not decision.applied:
-        yield "not applied: this is a dry run, or colocation is off"
+    if (mode := decision.kept_by) is not None:
+        yield f"not applied ({mode.value}): {TABLE[mode].when}"
     if decision.window:
         yield _row("schedule", decision.window)
     guard = decision.guard

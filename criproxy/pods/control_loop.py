@@ -200,10 +200,10 @@ class ControlLoop(Part, Struct, eq=False):
         self.guard.decided(outlook)
         limits = self._allowed(decision.asked_of_box)
         decider.applied(decision.limits if limits is None else limits)
-        dry_run = decider.settings.dry_run
-        changes = () if dry_run or limits is None else await self.box.apply(limits)
+        kept_by = decider.settings.kept_by
+        changes = () if kept_by or limits is None else await self.box.apply(limits)
         self._tell_drift(changes)
-        self.history.add(DecisionRecord(self.shared.clock.wall_s(), snapshot, decision, applied=not dry_run))
+        self.history.add(DecisionRecord(self.shared.clock.wall_s(), snapshot, decision, kept_by))
         return decision, changes
 
     def _allowed(self, limits: Limits) -> Limits | None:

@@ -10,7 +10,7 @@ from criproxy.control.resources import RESOURCES, Resource
 from criproxy.control.schedule import WindowMode
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED
-from criproxy.model.modes import LimitsUse
+from criproxy.model.modes import TABLE, LimitsUse, Mode
 from criproxy.pods.part import NodeSettings
 
 _UNKNOWN: Final = "the config has errors: never more than the box had at the start"
@@ -22,15 +22,15 @@ def loop_settings(now: NodeSettings) -> LoopSettings:
     """Limits that the last process has left in the kernel may be those of a night. So in a pass-through they are only
     lowered, to what the dynamic policy at its defaults says.
     """
-    limits, law = now.modes.limits, now.stage.policy
+    modes, law = now.modes, now.stage.policy
     if now.pass_through:
         law = policy(Config(), "dynamic", words=_UNKNOWN)
-    applied = limits in (LimitsUse.WRITTEN, LimitsUse.LOWERED)
+    applied = (LimitsUse.WRITTEN, LimitsUse.LOWERED)
     return LoopSettings(
         law,
         predictor(now.config),
         now.config.control.interval_s,
-        dry_run=not applied,
+        kept_by=next((mode for mode in Mode if mode in modes and TABLE[mode].limits not in applied), None),
         cpu_by_evidence=now.config.cpu.bound == "evidence" and now.writes,
     )
 

@@ -83,11 +83,11 @@ def test_limits_of_a_bad_config_are_those_of_the_dynamic_policy_at_its_defaults_
     bad = NodeSettings(config, Timetable(config).stage(0.0), pass_through=True, dry_run=False)
     safe = policy(Config())
     assert loop_settings(bad).policy.resources == safe.resources
-    assert (loop_settings(bad).dry_run, bad.adopts, when_off(bad)) == (False, True, None)
+    assert (loop_settings(bad).kept_by, bad.adopts, when_off(bad)) == (None, True, None)
     assert not bad.modes.writes
     assert of.guard(bad) is None
     dry = replace(bad, dry_run=True)
-    assert (loop_settings(dry).dry_run, dry.adopts) == (True, False)
+    assert (loop_settings(dry).kept_by, dry.adopts) == (Mode.DRY_RUN, False)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_parts_do_what_the_table_of_modes_says(
     assert set(parts.modes.why) == modes
     owners = {bool(one) for one in (of.guard(parts), parts.relieves, parts.modes.writes)}
     intercept, (writes,) = of.admission(parts), owners
-    applies = not loop_settings(parts).dry_run
+    applies = loop_settings(parts).kept_by is None
     found = (intercept.enabled, intercept.dry_run, applies, writes, when_off(parts), parts.adopts)
     assert found == expected
     assert (parts.modes.new_pod is NewPod.REFUSED) == (intercept.enabled and not dry_run and stage is CLOSED)
@@ -286,7 +286,7 @@ def test_while_criproxy_is_held_off_the_box_only_what_keeps_kubelet_from_evictin
     admission = of.admission(held_off)
     assert (admission.enabled, admission.dry_run, admission.closed) == (True, False, held_off.held_off)
     assert of.box(held_off).hands_off
-    assert loop_settings(held_off).dry_run
+    assert loop_settings(held_off).kept_by is Mode.HELD_OFF
     assert of.guard(held_off) is None
     assert held_off.stops_by == {ON_OVER_LIMIT}
     assert held_off.relieves

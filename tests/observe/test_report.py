@@ -402,8 +402,8 @@ def test_status_right_after_colocation_is_switched_tells_one_thing() -> None:
 
 def test_status_of_decisions_tells_when_the_same_limits_came_into_force() -> None:
     bench = Bench()
-    for t_s, applied in enumerate([False, False, True, True]):
-        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), applied=applied))
+    for t_s, kept_by in enumerate([Mode.DRY_RUN, Mode.DRY_RUN, None, None]):
+        bench.history.add(DecisionRecord(1000.0 + t_s, SNAPSHOT, replace(decision(), t_s=float(t_s)), kept_by))
     told = bench.status().decisions
     assert [(one.decided_s, one.applied) for one in told] == [(1002.0, True), (1000.0, False)]
     assert bench.endpoints.why(None).decision.applied
@@ -756,7 +756,7 @@ def test_hold_offs_are_told_with_their_end_by_the_wall_clock_and_what_the_kernel
 
 def test_why_says_what_is_published_now_and_not_what_was() -> None:
     bench = Bench()
-    bench.history.add(DecisionRecord(100.0, SNAPSHOT, decision(), applied=True))
+    bench.history.add(DecisionRecord(100.0, SNAPSHOT, decision()))
     without = why.render(bench.endpoints.why(None))
     bench.kubernetes.told = KubernetesStatus(why="kubernetes.io/batch-cpu 1500: the floor; held: memory")
     shown = why.render(bench.endpoints.why(None))

@@ -12,6 +12,7 @@ from criproxy.control.history import DecisionRecord, History
 from criproxy.control.interference.ladder import Rung, Transition
 from criproxy.control.interference.responder import Move
 from criproxy.model import GuardCeiling, ResourcePrediction
+from criproxy.model.modes import Mode
 from criproxy.observe.why import Why, answer, from_json, parse_moment, render, to_json
 from tests.observe.status_samples import DECISION, GIB, SNAPSHOT
 
@@ -31,12 +32,12 @@ def berlin() -> Iterator[None]:
 
 
 def record(
-    after_s: float, *, applied: bool = True, of: dict[str, dict[str, object]] | None = None, **changes: object
+    after_s: float, *, kept_by: Mode | None = None, of: dict[str, dict[str, object]] | None = None, **changes: object
 ) -> DecisionRecord:
     """`of`: what is else of a resource."""
     resources = {name: replace(one, **(of or {}).get(name, {})) for name, one in DECISION.resources.items()}
     decision = replace(DECISION, t_s=after_s, resources=resources, **changes)
-    return DecisionRecord(WALL + after_s, SNAPSHOT, decision, applied)
+    return DecisionRecord(WALL + after_s, SNAPSHOT, decision, kept_by)
 
 
 def history(*records: DecisionRecord) -> History:
@@ -135,7 +136,18 @@ memory limit unlimited, since 2026-03-09 14:00:00 CET
         pytest.param(KEPT, None, "  schedule   window night (dynamic)\n", id="window"),
         pytest.param(KEPT, WALL - 60.0, "record begins at 2026-03-09 14:00:00 CET\n", id="before-the-record"),
         pytest.param(History(), None, "no decision is on record\nnothing was decided yet\n", id="empty"),
-        pytest.param(history(record(0.0, applied=False)), None, "\nnot applied: this is a dry run", id="dry-run"),
+        pytest.param(
+            history(record(0.0, kept_by=Mode.DRY_RUN)),
+            None,
+            "\nnot applied (dry run): criproxy runs with --dry-run\n",
+            id="dry-run",
+        ),
+        pytest.param(
+            history(record(0.0, kept_by=Mode.HELD_OFF)),
+            None,
+            "\nnot applied (held off): an operator holds criproxy off the box (`criproxy hold-off`)\n",
+            id="held-off",
+        ),
         pytest.param(history(record(0.0)), None, "1.50 cores, since before the record begins\n", id="older"),
         pytest.param(
             history(record(0.0, of={"cpu": {"prediction": ResourcePrediction(4.0, "cold start\x1b[2J")}})),

@@ -18,6 +18,7 @@ from criproxy.control.policy import DynamicSettings, StaticSettings
 from criproxy.control.predictor import CalibratedPredictor
 from criproxy.control.series import PredictorSettings
 from criproxy.model import UNLIMITED, Capacity, GivingBack, GuardCeiling
+from criproxy.model.modes import Mode
 from criproxy.pods.control_loop import ControlLoop
 from tests.control.predictor_helpers import level_of
 from tests.fakes.clock import FakeClock
@@ -315,11 +316,11 @@ def test_tick_pods_that_start_get_more_than_the_floor_while_they_do(node):
 
 
 def test_tick_dry_run_decides_and_writes_nothing():
-    node = Node(replace(SETTINGS, dry_run=True))
+    node = Node(replace(SETTINGS, kept_by=Mode.DRY_RUN))
     node.ticks(10)
     assert node.box.applied == []
     assert node.observer.seen[-1][1].limits["cpu"] > 2.0
-    assert not any(record.applied for record in node.loop.history.records())
+    assert {record.kept_by for record in node.loop.history.records()} == {Mode.DRY_RUN}
 
 
 def test_tick_static_policy_applies_what_is_configured():

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from criproxy.control.resources import RESOURCES
 from criproxy.model import Limit
+from criproxy.model.modes import Mode, in_words
 from criproxy.observe.status import OfflinePod, ResourceStatus, Status
 from criproxy.observe.status_text import printable
 from criproxy.pods.words import duration
@@ -63,7 +64,7 @@ def size(size_bytes: float | None) -> str:
     if size_bytes is None:
         return UNKNOWN
     for unit in ("", "K", "M", "G"):
-        if abs(size_bytes) < 1000:
+        if abs(size_bytes) < 999.5:  # which three digits show as 1e+03
             return f"{size_bytes:.3g}{unit}"
         size_bytes /= 1024
     return f"{size_bytes:.3g}T"
@@ -204,9 +205,17 @@ def _state(status: Status, failure: str) -> Line:
     if failure:
         return Line(f"no answer: {failure}", "bad")
     if status.problems:
-        more = f" (and {len(status.problems) - 1} more: `criproxy status`)" if len(status.problems) > 1 else ""
-        return Line(f"not well: {status.problems[0]}{more}", "bad")
-    return Line("closed: " + status.schedule.closed if status.schedule.closed else f"colocation {status.colocation}")
+        return Line(f"not well: {_first(status.problems)}", "bad")
+    modes = {mode: in_words(mode) for mode in Mode if mode.value in status.modes}
+    if status.schedule.closed:
+        modes[Mode.CLOSED] = f"closed: {status.schedule.closed}"
+    return Line(_first([*modes.values()]) if modes else f"colocation {status.colocation}")
+
+
+def _first(words: Sequence[str]) -> str:
+    """Of those that there are, and how many there are beside."""
+    more = f" (and {len(words) - 1} more: `criproxy status`)" if len(words) > 1 else ""
+    return f"{words[0]}{more}"
 
 
 class _Missized(Struct, frozen=True):

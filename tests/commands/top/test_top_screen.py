@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.commands.top.screen import HELP, KEYS, View, age, drawn, ordered, pressed, size, whole
+from criproxy.model.modes import Mode, in_words
 from criproxy.observe.status import OfflinePod, ScheduleStatus, Status
 from tests.observe.status_samples import STATUS
 
@@ -77,6 +78,16 @@ def test_state_comes_first(changed: dict[str, object], failure: str, line: str) 
     assert texts(status(**changed), failure=failure)[3] == line
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_mode_in_force_is_said(mode: Mode) -> None:
+    assert texts(status(problems=(), modes=(mode.value,)), width=200)[3] == in_words(mode)
+
+
+def test_several_modes_are_counted_and_the_schedule_says_why_it_is_closed() -> None:
+    both = {"problems": (), "modes": ("closed", "held off"), "schedule": ScheduleStatus("", "it is night")}
+    assert texts(status(**both))[3] == "closed: it is night (and 1 more: `criproxy status`)"
+
+
 def test_pods_that_lie_have_a_line() -> None:
     lie = {"uid": "u", "resource": "cpu"}
     shown = texts(status(sections={"missized": [lie, {**lie, "resource": "memory"}]}))
@@ -145,6 +156,7 @@ def test_all_pods_are_printed_for_who_reads_no_live_screen() -> None:
         (999, "999"),
         (1023, "0.999K"),
         (1 << 20, "1M"),
+        (999.7 * (1 << 20), "0.976G"),
         (1.5 * (1 << 30), "1.5G"),
         (5 << 40, "5T"),
     ],
