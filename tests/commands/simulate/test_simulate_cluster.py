@@ -552,6 +552,25 @@ def test_gap_lends_nothing_and_counts_nothing():
     assert counted.course[-1] == (0.0, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("law", ["criproxy", "koordinator", "tke", "without_ladder"])
+def test_pods_go_with_their_node_and_do_not_end_on_it(law):
+    """Two nodes on record for five hours each, one after the other, and jobs of six."""
+    nan = math.nan
+    first = flat(law, cpu=(2.0,) * 60 + (nan,), lent=(3.0,), cells=120)
+    second = flat(law, cpu=(nan,) * 60 + (2.0,), lent=(3.0,), cells=120)
+    jobs = (job(count=6, duration_s=6 * 3600.0),)
+    counted = replay(NodesByLaw(law, Grid(0.0, 300.0, 120), (first, second), jobs, (1,)))
+    assert (counted.ended, counted.evictions, counted.starved) == (0, 3, 0)
+    assert counted.lost == pytest.approx(3 * 5 * 3600.0, rel=0.05)
+    assert counted.waiting == 3  # the others are on the second node
+
+
+def test_pods_stay_on_their_node_through_a_gap_of_its_record():
+    cpu = (2.0,) * 15 + (math.nan,) * 10 + (2.0,)
+    counted = replayed("criproxy", flat("criproxy", cpu=cpu), jobs=(job(count=4, duration_s=9e3),))
+    assert (counted.ended, counted.evictions) == (4, 0)
+
+
 def test_replay_of_parts_adds_up_and_repeats():
     one, other = flat("criproxy"), flat("criproxy", cpu=(5.0,), lent=(2.0,))
     total = Counted()

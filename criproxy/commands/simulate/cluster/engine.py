@@ -4,6 +4,7 @@ One step
 --------
     report   what differs enough, or is due, is what the scheduler knows from now on
     end      pods that have done their work leave; of what they did beyond it in their last step, nothing counts
+    go       pods of a node whose record is over are evicted: the node has left
     evict    by criproxy's law the youngest of a node where pods starve for CPU; then pods that memory has no room
               for, the youngest first; their work is lost, and the node takes no others for 5 minutes
     place    the scheduler looks (`queue`)
@@ -15,7 +16,7 @@ Pods use all the CPU that they asked for, and all the memory, from their beginni
 its node, which is the sum of speed x time since the record began, so that a step costs the same however many end.
 
 A law knows online's use of the cells before the present one. Where a node's use is not on record, nothing is lent and
-nothing is counted.
+no time is counted; in a gap of its record its pods run on at full speed.
 """
 
 import math
@@ -121,6 +122,8 @@ class _Replay:
         self.queue = Endless(self.rng) if part.jobs is None else Backlog(part.jobs, self.rng)
         self.cores = np.array([node.capacity_cores for node in nodes])
         self.cpu = _by_cell([node.cpu for node in nodes])
+        self.last_cell = len(self.cpu) - 1 - np.argmax(~np.isnan(self.cpu[::-1]), axis=0)
+        """On record, of each node."""
         self.lent_cpu = _by_cell([node.lent_cpu[self.law.amounts] for node in nodes])
         self.has_memory = all(node.memory is not None for node in nodes)
         self.bytes = np.array([node.capacity_bytes for node in nodes])
@@ -175,6 +178,7 @@ class _Replay:
                 t_s = number * self.step_s
                 self._report(t_s, want_cpu, want_memory, known, counts=counts)
                 self._end(t_s, counts=counts)
+                self._go_with_nodes(cell, counts=counts)
                 self.gone[number % len(self.gone)] = 0.0
                 before = self.pods_of.copy()
                 if self.law.relieves:
@@ -266,6 +270,11 @@ class _Replay:
             self.counted.ended += len(node)
         self._leave(ended)
         pods.keep(~ended)
+
+    def _go_with_nodes(self, cell: int, *, counts: bool) -> None:
+        left = (self.last_cell < cell) & (self.pods_of > 0.0)
+        if left.any():
+            self._gone(np.flatnonzero(left[self.pods.node]), counts=counts)
 
     def _leave(self, chosen: Bools) -> None:
         pods, count = self.pods, len(self.cores)
