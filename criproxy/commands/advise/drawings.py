@@ -10,20 +10,22 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 14, 42
 _HEIGHT: Final = 250
 
 
-def by_hour(hours: Sequence[HourOfDay], capacity: float, factor: float, unit: str) -> str:
-    """A bar an hour: the mean, and within it what is guaranteed. Amounts are shown in `unit`, of `factor` each."""
+def by_hour(hours: Sequence[HourOfDay], most: float, factor: float, unit: str) -> str:
+    """A bar an hour: the mean, and within it what is guaranteed. Amounts are shown in `unit`, of `factor` each, up to
+    `most`.
+    """
     base, room = _HEIGHT - _BOTTOM, _HEIGHT - _BOTTOM - _TOP
     step = (_WIDTH - _LEFT - _RIGHT) / len(hours)
     parts = [_open()]
     for i in range(5):
         y = base - room * i / 4
         parts.append(f'<path class="axis" d="M{_LEFT},{y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{capacity / factor * i / 4:.4g}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{most / factor * i / 4:.4g}</text>')
     for i, hour in enumerate(hours):
         x = _LEFT + i * step
         for kind, value, inset in (("mean", hour.mean, 0.12), ("sure", hour.guaranteed, 0.3)):
             if value is not None:
-                height = room * value / capacity
+                height = room * value / most
                 parts.append(
                     f'<rect class="{kind}" x="{x + inset * step:.1f}" y="{base - height:.1f}" '
                     f'width="{(1 - 2 * inset) * step:.1f}" height="{height:.1f}"/>'

@@ -1,6 +1,7 @@
 """What recorded nodes would have lent and risked: `simulate`'s own replays, summed up for a page.
 
-scores, curve    `simulate --resource cpu` (memory) `--sweep watermark=0.6..0.95`: the box's limit by the second
+scores, curve    `simulate --resource cpu` (memory) `--sweep watermark=0.6..0.95`: the box's limit by the second; over
+                 all, a node counts as much as another, as a group may be a single node of an odd size
 lent             `simulate --cluster`'s forecast: what the law would have published, cell by cell
 lives            `simulate --cluster`'s replay of jobs of one length that never end to come
 """
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from criproxy.commands.simulate.cluster import laws
 from criproxy.commands.simulate.cluster.command import SEED
@@ -20,7 +22,7 @@ from criproxy.commands.simulate.cluster.record import Grid, PodsToCome, Recorded
 from criproxy.commands.simulate.command import replay
 from criproxy.commands.simulate.parallel import Bar, available_cpus, spread
 from criproxy.commands.simulate.replay import Plan
-from criproxy.commands.simulate.score import Score, Summary, summarise
+from criproxy.commands.simulate.score import Score, Summary, mean_score, summarise
 from criproxy.commands.simulate.sweep import Point, Sweep, hard_budget, parse_sweep, recommended
 from criproxy.commands.simulate.trace import Trace
 from criproxy.config.settings import Config
@@ -84,6 +86,7 @@ class ResourceAdvice(Struct, frozen=True):
 
     resource: str
     capacity: float
+    """Of the nodes that are on record at a moment, on average."""
     lent: GroupLent
     score: Score
 
@@ -96,6 +99,8 @@ class GroupAdvice(Struct, frozen=True):
     days: float
     resources: tuple[ResourceAdvice, ...]
     lives: tuple[Life, ...]
+    at_once: float
+    """How many of the nodes are on record at a moment, on average: nodes come and go."""
     largest_pod_bytes: float | None = None
 
 
@@ -108,7 +113,7 @@ class CurvePoint(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """Of all groups. `recommended`: what `simulate --sweep` says; None: none of them keeps within the budget."""
+    """Of all nodes. `recommended`: by the rule of `simulate --sweep`; None: none of them keeps within the budget."""
 
     resource: str
     points: tuple[CurvePoint, ...]
@@ -124,11 +129,12 @@ class Curve(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """`overall`: `simulate`'s mean over groups, by resource."""
+    """`overall`: the mean over nodes, by resource. `cpu`: that of all groups together."""
 
     groups: tuple[GroupAdvice, ...]
     curves: tuple[Curve, ...]
     overall: Mapping[str, Score]
+    cpu: ResourceAdvice
     step_s: float
     first_s: float
     last_s: float
@@ -154,19 +160,24 @@ def study(nodes: Sequence[RecordedNode], largest: Mapping[str, float], bar: Bar,
     memories = [node.memory for node in nodes if node.memory is not None]
     if len(memories) == len(nodes):
         swept["memory"] = _swept(memories, "memory", bar)
-    by_group: dict[str, list[RecordedNode]] = {}
-    for node in nodes:
-        by_group.setdefault(node.cpu.family, []).append(node)
+    grid = grid_of(nodes)
+    foreseen = spread("forecasting", foresee, [NodeOnGrid(node, grid) for node in nodes], available_cpus(), bar)
+    by_group: dict[str, list[_ForeseenNode]] = {}
+    for node, found in zip(nodes, foreseen, strict=True):
+        if all(node.cpu.family in one.summary.families for one in swept.values()):
+            by_group.setdefault(node.cpu.family, []).append(_ForeseenNode(node.id, found))
+    summaries = {of: one.summary for of, one in swept.items()}
     groups = tuple(
-        _group(name, members, {of: one.summary for of, one in swept.items()}, largest, bar, lives=lives)
-        for name, members in by_group.items()
-        if all(name in one.summary.families for one in swept.values())
+        _group(name, members, grid, summaries, largest, bar=bar, lives=lives) for name, members in by_group.items()
     )
+    judged = [one.foreseen for members in by_group.values() for one in members]
+    overall = {name: one.summary.overall.score for name, one in swept.items()}
     steps = sorted(node.cpu.step_s for node in nodes)
     return Advice(
         groups,
         tuple(one.curve for one in swept.values()),
-        {name: one.summary.overall.score for name, one in swept.items()},
+        overall,
+        _resource("cpu", judged, grid, overall["cpu"]),
         steps[len(steps) // 2],
         min(node.cpu.times_s[0] for node in nodes),
         max(node.cpu.times_s[-1] for node in nodes),
@@ -188,7 +199,7 @@ def _swept(traces: Sequence[Trace], resource: str, bar: Bar) -> _SweptResource:
     plans = Sweep("watermark", values).plans(plan)
     replayed = replay(traces, plans, bar)
     points = [
-        Point(value, summarise(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
+        Point(value, by_node(traces, [one.scores[i] for one in replayed], plan.alpha_ratio))
         for i, value in enumerate(values)
     ]
     best = recommended(points, plan)
@@ -201,25 +212,35 @@ def _swept(traces: Sequence[Trace], resource: str, bar: Bar) -> _SweptResource:
     return _SweptResource(points[at].summary, curve)
 
 
+def by_node(traces: Sequence[Trace], scores: Sequence[Score | None], alpha_ratio: float) -> Summary:
+    """As `summarise`, but that each node counts as much as another over all. Raises SimulateError without any score."""
+    summary = summarise(traces, scores, alpha_ratio)
+    overall = replace(summary.overall, score=mean_score(score for score in scores if score is not None))
+    return replace(summary, overall=overall)
+
+
 # --- what is lent -----------------------------------------------------------------------------------------------------
+
+
+class _ForeseenNode(Struct, frozen=True):
+    id: str
+    foreseen: Foreseen
 
 
 def _group(
     name: str,
-    members: Sequence[RecordedNode],
+    members: Sequence[_ForeseenNode],
+    grid: Grid,
     summaries: Mapping[str, Summary],
     largest: Mapping[str, float],
-    bar: Bar,
     *,
+    bar: Bar,
     lives: bool,
 ) -> GroupAdvice:
-    grid = grid_of(members)
-    foreseen = spread("forecasting", foresee, [NodeOnGrid(node, grid) for node in members], available_cpus(), bar)
-    resources = []
-    for resource, summary in summaries.items():
-        capacities = [one.capacity_cores if resource == "cpu" else one.capacity_bytes for one in foreseen]
-        score = summary.families[name].score
-        resources.append(ResourceAdvice(resource, sum(capacities), _lent(foreseen, capacities, grid, resource), score))
+    foreseen = [one.foreseen for one in members]
+    resources = [
+        _resource(resource, foreseen, grid, summary.families[name].score) for resource, summary in summaries.items()
+    ]
     scored = min(summary.families[name].nodes for summary in summaries.values())
     pods = [largest[node.id] for node in members if node.id in largest] or [*largest.values()]
     return GroupAdvice(
@@ -229,28 +250,47 @@ def _group(
         grid.duration_s / 86400,
         tuple(resources),
         _lives(foreseen, grid, bar) if lives else (),
+        mean_there([one.lent_cpu["criproxy"] for one in foreseen], [1.0] * len(foreseen), grid),
         max(pods, default=None),
     )
 
 
-def _lent(foreseen: Sequence[Foreseen], capacities: Sequence[float], grid: Grid, resource: str) -> GroupLent:
-    def amounts(law: str) -> "array[float]":
-        columns = [one.lent_cpu[law] if resource == "cpu" else one.lent_memory[law] for one in foreseen]
-        return together(columns, capacities)
-
-    ours = amounts("criproxy")
-    return lent(ours, amounts("criproxy_former"), grid)
+def _resource(resource: str, foreseen: Sequence[Foreseen], grid: Grid, score: Score) -> ResourceAdvice:
+    capacities = [one.capacity_cores if resource == "cpu" else one.capacity_bytes for one in foreseen]
+    ours, bounded = (
+        [one.lent_cpu[law] if resource == "cpu" else one.lent_memory[law] for one in foreseen]
+        for law in ("criproxy", "criproxy_former")
+    )
+    amounts = lent(together(ours, capacities), together(bounded, capacities), grid)
+    return ResourceAdvice(resource, mean_there(ours, capacities, grid), amounts, score)
 
 
 def together(columns: Sequence[Sequence[float]], capacities: Sequence[float]) -> "array[float]":
-    """Per cell: the sum over nodes; of those that are not known there, as of the others; NaN where none is known."""
-    total = sum(capacities)
+    """Per cell: the sum over the nodes that are there; one in a gap counts as the others do; NaN: none is known."""
     sums = array("d")
-    for cell in zip(*columns, strict=True):
+    for cell, total in zip(zip(*columns, strict=True), there(columns, capacities), strict=True):
         known = [(value, capacity) for value, capacity in zip(cell, capacities, strict=True) if not math.isnan(value)]
         of = sum(capacity for _, capacity in known)
         sums.append(sum(value for value, _ in known) / of * total if of else math.nan)
     return sums
+
+
+def there(columns: Sequence[Sequence[float]], capacities: Sequence[float]) -> "array[float]":
+    """Per cell: the capacity of the nodes that are there, from their first value to their last."""
+    cells = range(len(columns[0]))
+    totals = array("d", bytes(8 * len(cells)))
+    for column, capacity in zip(columns, capacities, strict=True):
+        first = next((cell for cell in cells if not math.isnan(column[cell])), len(cells))
+        last = next((cell for cell in reversed(cells) if not math.isnan(column[cell])), -1)
+        for cell in cells[first : last + 1]:
+            totals[cell] += capacity
+    return totals
+
+
+def mean_there(columns: Sequence[Sequence[float]], capacities: Sequence[float], grid: Grid) -> float:
+    """The mean of what is there, after the warm-up, over the cells in which a node is; that of all if none ever is."""
+    totals = [total for total in there(columns, capacities)[grid.warm_cells :] if total]
+    return sum(totals) / len(totals) if totals else sum(capacities)
 
 
 def lent(ours: Sequence[float], bounded: Sequence[float], grid: Grid) -> GroupLent:

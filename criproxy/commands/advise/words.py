@@ -89,8 +89,8 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
     yield Paragraph(
         "Lent is what the node would have published for offline pods. Wide bars: the mean of that hour. Narrow bars: "
         "what was there at every moment of it, on all days. A squeeze is online taking back CPU from pods that run: "
-        "they slow down, and go on. An eviction is a pod that leaves, as memory got short or pods starved for CPU; its "
-        "work is lost.",
+        "they slow down, and go on. An eviction is a pod that leaves, as memory got short, pods starved for CPU, or "
+        "its node left; its work is lost.",
         "quiet",
     )
     for group in advice.groups:
@@ -127,18 +127,17 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
 
 def verdict(advice: Advice) -> tuple[bool, str]:
     """Whether to begin, and one sentence of why."""
-    cpu = [_of(group, "cpu") for group in advice.groups]
-    capacity, mean = sum(one.capacity for one in cpu), sum(one.lent.mean for one in cpu)
-    sure, days = sum(one.lent.guaranteed for one in cpu), (advice.last_s - advice.first_s + advice.step_s) / 86400
+    capacity, mean, sure = advice.cpu.capacity, advice.cpu.lent.mean, advice.cpu.lent.guaranteed
+    days = (advice.last_s - advice.first_s + advice.step_s) / 86400
     worst, score = max(advice.overall.items(), key=lambda item: item[1].hard_ratio)
     hard, named = score.hard_ratio, "CPU" if worst == "cpu" else "memory"
     lends = (
-        f"would have lent {mean:.1f} of {capacity:g} cores on average ({mean / capacity:.0%}), and never less "
-        f"than {sure:.1f}"
+        f"would have lent {mean:.1f} of {round(capacity, 1):g} cores on average ({mean / capacity:.0%}), and never "
+        f"less than {sure:.1f}"
     )
     risk = (
         f"online would have found less {named} than it wanted {_share(hard)} of the time "
-        f"({hard * _MINUTES_A_DAY:.1f} min a day)"
+        f"({hard * _MINUTES_A_DAY:.1f} min a day{_most_on(advice, worst)})"
     )
     if days < ENOUGH_DAYS:
         return (
@@ -168,15 +167,22 @@ def verdict(advice: Advice) -> tuple[bool, str]:
     return True, f"Yes, begin with a dry run: these nodes {lends}, and {risk}."
 
 
-def _of(group: GroupAdvice, resource: str) -> ResourceAdvice:
-    return next(one for one in group.resources if one.resource == resource)
+def _most_on(advice: Advice, resource: str) -> str:
+    """The group that is short of it most often, and how often, where there are several."""
+    if len(advice.groups) == 1:
+        return ""
+    ratios = {group.name: one.score.hard_ratio for group in advice.groups for one in group.resources
+              if one.resource == resource}  # fmt: skip
+    name = max(ratios, key=ratios.__getitem__)
+    return f", most on {name} ({_share(ratios[name])})" if ratios[name] else ""
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
 def _group(group: GroupAdvice) -> Iterator[PageBlock]:
-    yield Heading(f"{group.name}: {_nodes(group.nodes)}", 3)
+    at_once = "" if round(group.at_once, 1) == group.nodes else f", {round(group.at_once, 1):g} at a time"
+    yield Heading(f"{group.name}: {_nodes(group.nodes)}{at_once}", 3)
     if group.unscored:
         yield Paragraph(
             f"{_nodes(group.unscored)} too young to be scored: a record counts after its first hours.", "quiet"
@@ -197,7 +203,8 @@ def _group(group: GroupAdvice) -> Iterator[PageBlock]:
             )
         )
         shows = f"{named} lent by hour of the day, of {_nodes(group.nodes)}: the mean, and what was there at any moment"
-        yield Drawing(drawings.by_hour(lent.hours, one.capacity, factor, unit), shows)
+        most = max(one.capacity, *(hour.mean or 0.0 for hour in lent.hours))
+        yield Drawing(drawings.by_hour(lent.hours, most, factor, unit), shows)
         yield FactTable(
             f"{named} lent by the hour of the day (UTC), in {unit}: guaranteed is the least at any moment of all days",
             ("hour", "guaranteed", "mean"),
@@ -277,7 +284,7 @@ def _largest(group: GroupAdvice, pods: LargestPods) -> str:
     head = f"{group.name}: the largest pod {pods.what} {size / GIB:.1f} GiB."
     if memory is None:
         return head
-    node = memory.capacity / group.nodes
+    node = memory.capacity / group.at_once
     slack = (1.0 - Config().memory.watermark_ratio) * node
     if size <= slack:
         return f"{head} On a node that is full, that fits into what is kept free ({slack / GIB:.1f} GiB)."

@@ -1,5 +1,6 @@
 """The page: its verdict, its two forms, and that nothing that a node is called does anything."""
 
+import io
 import json
 import math
 import re
@@ -24,12 +25,15 @@ from criproxy.commands.advise.study import (
     HourOfDay,
     Life,
     ResourceAdvice,
+    by_node,
     endless_jobs,
     lent,
+    study,
     together,
 )
-from criproxy.commands.simulate.cluster.record import Grid
-from tests.commands.simulate.simulate_helpers import score
+from criproxy.commands.simulate.cluster.record import Grid, RecordedNode
+from criproxy.commands.simulate.parallel import Bar
+from tests.commands.simulate.simulate_helpers import score, trace
 
 GIB = float(1 << 30)
 EVIL = "</title><script>alert(1)</script> | `x` [a](http://evil) "
@@ -49,11 +53,12 @@ def an_advice(*, name="4 cores, 16 GiB", mean=3.0, hard=0.001, days=7.0, life=LI
             ResourceAdvice("memory", 32 * GIB, replace(found, mean=8 * GIB, guaranteed=4 * GIB), score()),
         ),
         (life,),
+        2.0,
         6.0 * GIB,
     )
     curve = Curve("cpu", (CurvePoint(0.85, 0.4, 0.001), CurvePoint(0.9, 0.41, 0.002)), chosen, 0.9, 0.002)
     overall = {"cpu": score(hard_ratio=hard), "memory": score(hard_ratio=hard_memory)}
-    return Advice((group,), (curve,), overall, 60.0, 0.0, days * 86400 - 60, True)
+    return Advice((group,), (curve,), overall, group.resources[0], 60.0, 0.0, days * 86400 - 60, True)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -162,10 +167,59 @@ def test_nobody_begins_with_more_than_the_default():
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
-def test_node_that_is_not_on_record_is_taken_to_lend_as_the_others_do():
-    sums = together([[1.0, math.nan, math.nan], [2.0, 3.0, math.nan]], [4.0, 8.0])
+def test_node_in_a_gap_of_its_record_is_taken_to_lend_as_the_others_do():
+    sums = together([[1.0, math.nan, math.nan, 1.0], [2.0, 3.0, math.nan, 3.0]], [4.0, 8.0])
     assert sums[:2] == array("d", [3.0, 4.5])
     assert math.isnan(sums[2])
+    assert sums[3] == 4.0
+
+
+def test_node_lends_nothing_before_its_first_sample_and_after_its_last():
+    sums = together([[1.0, 1.0, math.nan, math.nan], [math.nan, 2.0, 2.0, math.nan]], [4.0, 8.0])
+    assert sums[:3] == array("d", [1.0, 3.0, 2.0])
+    assert math.isnan(sums[3])
+
+
+STEP_S = 300.0
+
+
+def recorded(name, first_day, last_day, family="16 cores", peak=0.0):
+    """Of 16 cores it uses 2 or a little more, and in each 97th sample `peak` more, which no forecast knows."""
+    times = [first_day * 86400.0 + i * STEP_S for i in range(round((last_day - first_day) * 288))]
+    usages = [2.0 + 0.2 * math.sin(t / 9000) + (0.0 if i % 97 else peak) for i, t in enumerate(times)]
+    return RecordedNode(trace(usages, times, capacity=16.0, name=name, family=family), None)
+
+
+def studied(*nodes):
+    return study(nodes, {}, Bar(io.StringIO()), lives=False)
+
+
+def test_nodes_that_came_one_after_the_other_are_not_added_up():
+    steady = studied(recorded("a", 0, 7), recorded("b", 0, 7))
+    rolled = studied(*(recorded(f"{name}{k}", 3.5 * k, 3.5 * k + 3.5) for name in "ab" for k in (0, 1)))
+    (group,) = rolled.groups
+    assert (group.nodes, group.at_once) == (4, pytest.approx(2.0, rel=0.01))
+    assert "of 32 cores on average" in words.verdict(rolled)[1]
+    assert rolled.cpu.lent.mean == pytest.approx(steady.cpu.lent.mean, rel=0.03)
+    page = blocks.markdown("t", [*words.blocks(rolled, words.Origin("by a test"))])
+    assert "### 16 cores: 4 nodes, 2 at a time" in page
+    assert "CPU: " in page and " of 32.0 cores on average" in page
+
+
+def test_group_that_takes_anothers_place_is_not_added_to_it():
+    found = studied(recorded("a", 0, 3.5), recorded("b", 3.5, 7, "16 cores, new"))
+    assert [group.resources[0].capacity for group in found.groups] == [16.0, 16.0]
+    assert "of 16 cores on average" in words.verdict(found)[1]
+    assert found.cpu.lent.guaranteed > 0.0
+
+
+def test_hours_with_more_nodes_than_on_average_stay_within_the_drawing():
+    hours = tuple(HourOfDay(1.0, 16.0 if hour == 12 else 4.0) for hour in range(24))
+    advice = an_advice()
+    cpu = replace(advice.groups[0].resources[0], lent=replace(advice.cpu.lent, hours=hours))
+    group = replace(advice.groups[0], resources=(cpu, advice.groups[0].resources[1]))
+    html = blocks.html("t", [*words.blocks(replace(advice, groups=(group,)), words.Origin("by a test"))])
+    assert all(float(y) >= 0.0 for y in re.findall(r'<rect[^>]* y="([^"]*)"', html))
 
 
 def test_guaranteed_is_the_least_of_an_hour_on_all_days_and_the_warm_up_does_not_count():
@@ -177,6 +231,24 @@ def test_guaranteed_is_the_least_of_an_hour_on_all_days_and_the_warm_up_does_not
     assert found.hours[0] == HourOfDay(100.0, 100.5)
     assert found.hours[6] == HourOfDay(12.0, (12 + 13 + 112 + 113) / 4)
     assert found.guaranteed == 12.0
+
+
+def test_node_counts_as_much_as_another_in_whatever_group_it_is():
+    scores = [score(hard_ratio=0.003)] * 100 + [score(hard_ratio=0.0)]
+    traces = [trace([1.0], family="small")] * 100 + [trace([1.0], family="odd")]
+    overall = by_node(traces, scores, 0.01).overall.score
+    assert overall.hard_ratio == pytest.approx(0.3 / 101)
+    assert words.verdict(an_advice(hard=overall.hard_ratio))[1].startswith("Not with these settings")
+
+
+def test_verdict_and_curve_go_by_all_nodes_and_the_worst_group_is_named():
+    risky = [recorded(name, 0, 3, peak=13.0) for name in "ab"]
+    found = studied(*risky, recorded("c", 0, 3, "calm"))
+    (hard,) = (group.resources[0].score.hard_ratio for group in found.groups if group.name == "16 cores")
+    assert 0.002 < found.overall["cpu"].hard_ratio == pytest.approx(2 / 3 * hard)
+    (curve,) = found.curves
+    assert {one.watermark_ratio: one.hard_ratio for one in curve.points}[curve.present] == pytest.approx(2 / 3 * hard)
+    assert f"most on 16 cores ({hard:.2%})" in words.verdict(found)[1]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
