@@ -50,6 +50,7 @@ class Recorded(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     pods: questions.LargestPods | None = None
     dry_runs: tuple[dryrun.DryRun, ...] = ()
+    mean_s: float = 0.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("what", metavar="WHAT", nargs="*", help="recorded usage, see below")
     add("--example", action="store_true", help="use two days of twelve made-up nodes")
     add("--prometheus", metavar="URL", help="ask this Prometheus (or Thanos, Mimir, VictoriaMetrics) instead")
-    add("--selector", metavar="MATCHERS", default="", help='which nodes, in PromQL: \'cluster="a",job="node"\'')
+    add("--selector", metavar="MATCHERS", default="", help="which nodes, in PromQL: 'cluster=\"a\"'")
     add("--days", metavar="N", type=_days, default=7.0, help="how far back (%(default)g)")
     add("--step", metavar="S", type=_step, default=60, help="seconds from sample to sample (%(default)s)")
     add("--until", metavar="T", type=float, help="the last moment, in unix seconds (now)")
@@ -130,7 +131,8 @@ def _advise(given: argparse.Namespace) -> None:
     advice = study(found.nodes, {} if found.pods is None else found.pods.of, bar, lives=not left_out)
     comparisons = [one for run in found.dry_runs for one in dryrun.compared(run)]
     notes = (*found.notes, *_left(found.nodes, advice))
-    page = [*words.blocks(advice, words.Origin(found.source, notes, found.pods, comparisons, left_out))]
+    origin = words.Origin(found.source, notes, found.pods, comparisons, left_out, found.mean_s)
+    page = [*words.blocks(advice, origin)]
     in_html = given.format == "html" or (given.format is None and given.output.endswith((".html", ".htm")))
     text = (blocks.html if in_html else blocks.markdown)(words.TITLE, page)
     if given.output:
@@ -206,7 +208,7 @@ def _of_prometheus(given: argparse.Namespace) -> Recorded:
         found = questions.ask(prometheus, asked, tell)
     finally:
         tell("")
-    return Recorded(found.nodes, f"as {prometheus.url} recorded them", found.notes, found.pods)
+    return Recorded(found.nodes, f"as {prometheus.url} recorded them", found.notes, found.pods, mean_s=found.mean_s)
 
 
 def _line(url: str) -> Callable[[str], None]:

@@ -39,8 +39,10 @@ PIECE_SAMPLES: Final = 200_000
 
 LENGTHS_S: Final = (86400, 21600, 3600)
 
-SETTLED_S: Final = 600.0
-"""What is older does not change any more, and may be kept."""
+SETTLED_S: Final = 7200.0
+"""What is older does not change any more, and may be kept. After an outage, Prometheus sends by remote write what its
+write-ahead log still has, which is two hours. Source: Prometheus, practices/remote_write.
+"""
 
 KEPT_S: Final = 14 * 86400.0
 

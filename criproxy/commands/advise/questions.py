@@ -97,11 +97,15 @@ class LargestPods(Struct, frozen=True):
 
 
 class Recording(Struct, frozen=True):
-    """What a Prometheus knew. `notes`: what was found out, what is missing and what was mended, in sentences."""
+    """What a Prometheus knew. `notes`: what was found out, what is missing and what was mended, in sentences.
+
+    `mean_s`: of how many seconds each value of CPU is the mean; 0: a query of one's own says it.
+    """
 
     nodes: tuple[RecordedNode, ...]
     pods: LargestPods | None
     notes: tuple[str, ...]
+    mean_s: float
 
 
 class RecordQuery(Struct, frozen=True):
@@ -131,12 +135,17 @@ class Identity(Struct, frozen=True):
         return template.format(
             s=f",{selector}" if selector else "",
             t=selector,
-            w=step_s + _SCRAPES_S,
+            w=window_s(step_s),
             by=f"by ({self.label})",
             label=self.label,
             one=without,
             end=")" if without else "",
         )
+
+
+def window_s(step_s: int) -> int:
+    """Of a rate."""
+    return step_s + _SCRAPES_S
 
 
 def parse_queries(given: Sequence[str]) -> dict[str, str]:
@@ -164,6 +173,7 @@ def ask(prometheus: Prometheus, asked: RecordQuery, tell: Callable[[str], None])
     findings = Findings()
     series = _NodeAnswers(prometheus, asked, identity, findings, tell)
     names = _names(prometheus, asked, identity)
+    labels = _labels_of_groups(prometheus, identity, names, asked.family)
     queries = {name: identity.fill(getattr(exporter, name), asked.selector, asked.step_s) for name in _FIELDS}
     queries |= {name.replace("-", "_"): query for name, query in asked.queries.items()}
     cores = series.last(queries["cpu_capacity"], "what CPU nodes have") or _capacities(series, "cpu", notes)
@@ -198,9 +208,16 @@ def ask(prometheus: Prometheus, asked: RecordQuery, tell: Callable[[str], None])
                 f"{prometheus.url}: CPU and memory have no node in common; let both queries name nodes alike"
             )
     pods = _pods(prometheus, asked, series, names, notes)
-    nodes = tuple(_grouped(one, memory.get(one.id), identity, asked.family) for one in cpu)
+    nodes = tuple(_grouped(one, memory.get(one.id), labels.get(one.id, "")) for one in cpu)
+    if asked.family and (without := [one.id for one in nodes if one.id not in labels]):
+        notes.append(f"{_few(without)} have no label {asked.family}: they are grouped by what they have.")
+    notes.append(
+        "Every host on record counts as a node that could lend, those of the control plane and others that offline "
+        "pods can't run on, too: leave them out with --selector."
+    )
     warned = [f"It warned that its answers may not be whole or right: {one}" for one in prometheus.warnings]
-    return Recording(nodes, pods, (*notes, *warned, *_of_time(nodes, asked), *_mended(findings)))
+    mean_s = 0.0 if "cpu" in asked.queries else float(window_s(asked.step_s))
+    return Recording(nodes, pods, (*notes, *warned, *_of_time(nodes, asked), *_mended(findings)), mean_s)
 
 
 _FIELDS: Final = ("cpu", "memory", "cpu_capacity", "memory_capacity")
@@ -227,11 +244,10 @@ def _exporter(prometheus: Prometheus, asked: RecordQuery, notes: list[str]) -> t
         return exporter, identity
     if own:
         raise SimulateError(f"{prometheus.url}: --query cpu has no series now: {own}")
-    where = f" with {{{asked.selector}}}" if asked.selector else ""
     raise SimulateError(
         f"{prometheus.url}: has neither node_exporter's node_cpu_seconds_total nor cAdvisor's "
-        f"container_cpu_usage_seconds_total{{id=\"/\"}}{where} now; check --selector, or give --query cpu='…' and "
-        "cpu-capacity='…', with a label node"
+        f'container_cpu_usage_seconds_total{{id="/"}}{_with(asked.selector)} now; check --selector, or give '
+        "--query cpu='…' and cpu-capacity='…', with a label node"
     )
 
 
@@ -262,6 +278,10 @@ def identify(found: Sequence[Mapping[str, str]], replica_labels: Sequence[str] =
     return Identity(label, tuple(sorted(replicas)), {node_id: several[0] for node_id, several in by_node.items()})
 
 
+def _with(selector: str) -> str:
+    return f" with {{{selector}}}" if selector else ""
+
+
 def _labels(series: Mapping[str, Any]) -> dict[str, str]:
     metric = series.get("metric")
     return {str(key): str(value) for key, value in metric.items()} if isinstance(metric, dict) else {}
@@ -274,6 +294,20 @@ def _names(prometheus: Prometheus, asked: RecordQuery, identity: Identity) -> di
     found = [_labels(one) for one in prometheus.instant(f"node_uname_info{{{asked.selector}}}", asked.end_s)]
     names = {one["instance"]: one["nodename"] for one in found if one.get("instance") and one.get("nodename")}
     return names if len({*names.values()}) == len(names) else {}
+
+
+def _labels_of_groups(
+    prometheus: Prometheus, identity: Identity, names: Mapping[str, str], label: str
+) -> Mapping[str, str]:
+    """What groups nodes, by their own names; empty where no label is to. Raises SimulateError where none has it."""
+    found = {names.get(key, key): labels[label] for key, labels in identity.nodes.items() if labels.get(label)}
+    if label and not found:
+        shown = ", ".join(sorted({key for labels in identity.nodes.values() for key in labels})[:10])
+        raise SimulateError(
+            f"{prometheus.url}: no series has the label {label} that is to group nodes; give --family one of {shown}, "
+            "or leave it out"
+        )
+    return found
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
@@ -354,11 +388,15 @@ def _pods(
     replicas = "".join(f", {label}" for label in series.identity.replicas)
     of = series.most(_PODS_ASK.format(s=selector, replicas=replicas), "largest pods", "node")
     if of:
-        notes.append("cAdvisor's numbers of pods are not here: the largest pod is the one that asks for most memory.")
+        notes.append(
+            f"cAdvisor's numbers of pods are not here{_with(asked.selector)}: the largest pod is the one that asks for "
+            "most memory."
+        )
         return LargestPods(of, "asks for")
+    hidden = "; a selector that names a job leaves them out" if asked.selector else ""
     notes.append(
         "The largest pod is not known: neither cAdvisor (container_memory_working_set_bytes) nor kube-state-metrics "
-        "(kube_pod_container_resource_requests) is here."
+        f"(kube_pod_container_resource_requests) is here{_with(asked.selector)}{hidden}."
     )
     return None
 
@@ -367,11 +405,10 @@ def _renamed(trace: Trace, node_id: str) -> Trace:
     return Trace(node_id, trace.family, trace.capacity, trace.times_s, trace.usages)
 
 
-def _grouped(cpu: Trace, memory: Trace | None, identity: Identity, family: str) -> RecordedNode:
+def _grouped(cpu: Trace, memory: Trace | None, label: str) -> RecordedNode:
     """In a group by the label, or else of nodes that have as much."""
-    labels = identity.nodes.get(cpu.id, {})
     size = "" if memory is None else f", {memory.capacity / GIB:.0f} GiB"
-    name = labels.get(family) or f"{cpu.capacity:g} cores{size}"
+    name = label or f"{cpu.capacity:g} cores{size}"
     return RecordedNode(_in_group(cpu, name), None if memory is None else _in_group(memory, name))
 
 

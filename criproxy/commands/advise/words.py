@@ -47,22 +47,24 @@ _NOT_PROMISED: Final = (
     "Caches of the CPU, memory bandwidth and kernel threads are shared: they are measured where the "
     "machine can, and answered, "
     "but not bounded beforehand.",
-    "Peaks shorter than the record's step of {step}: the record does not have them. The daemon looks each "
-    "second, and each 50 ms "
-    "where it bounds CPU.",
+    "{peaks}: the record does not have them. The daemon looks each second, and each 50 ms where it bounds CPU.",
     "That the coming week is like the recorded one. The forecast learns from its errors, and lends less "
     "when it was wrong.",
 )
 
 
 class Origin(Struct, frozen=True):
-    """Where the record is from, in words, and what else is known. `left_out`: why the lives of jobs are not."""
+    """Where the record is from, in words, and what else is known. `left_out`: why the lives of jobs are not.
+
+    `mean_s`: of how many seconds each value of CPU is the mean, where that is known.
+    """
 
     source: str
     notes: Sequence[str] = ()
     pods: LargestPods | None = None
     compared: Sequence[Comparison] = ()
     left_out: str = ""
+    mean_s: float = 0.0
 
 
 def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
@@ -71,11 +73,12 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
     first, last = (
         datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%d %H:%M") for t_s in (advice.first_s, advice.last_s)
     )
+    mean = f", of CPU the mean of the {origin.mean_s:g} s before it" if origin.mean_s else ""
     yield Paragraph(sentence, "yes" if well else "no")
     yield Paragraph(
-        f"Of {_nodes(nodes)}, {origin.source}, from {first} to {last} UTC, a sample each {advice.step_s:g} s; replayed "
-        "by criproxy's own code, with its defaults. Online is what runs on the nodes now; offline are batch pods that "
-        "may wait, be slowed down, or be moved.",
+        f"Of {_nodes(nodes)}, {origin.source}, from {first} to {last} UTC, a sample each {advice.step_s:g} s{mean}; "
+        "replayed by criproxy's own code, with its defaults. Online is what runs on the nodes now; offline are "
+        "batch pods that may wait, be slowed down, or be moved.",
         "quiet",
     )
     if origin.compared:
@@ -84,7 +87,7 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
     yield Heading("What is promised")
     yield Items(_PROMISED)
     yield Heading("What is not promised")
-    yield Items(tuple(one.format(step=_length(advice.step_s)) for one in _NOT_PROMISED))
+    yield Items(tuple(one.format(peaks=_hidden_peaks(advice.step_s, origin.mean_s)) for one in _NOT_PROMISED))
     yield Heading("What would have been lent")
     yield Paragraph(
         "Lent is what the node would have published for offline pods. Wide bars: the mean of that hour. Narrow bars: "
@@ -120,6 +123,15 @@ def blocks(advice: Advice, origin: Origin) -> Iterator[PageBlock]:
     if origin.notes:
         yield Heading("What is known of the record")
         yield Items(tuple(origin.notes))
+
+
+def _hidden_peaks(step_s: float, mean_s: float) -> str:
+    if not mean_s:
+        return f"Peaks shorter than the record's step of {_length(step_s)}"
+    return (
+        f"Peaks of CPU shorter than the {mean_s:g} s of which each value is the mean, and of memory shorter than the "
+        f"record's step of {_length(step_s)}"
+    )
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------

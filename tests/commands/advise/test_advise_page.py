@@ -251,6 +251,15 @@ def test_verdict_and_curve_go_by_all_nodes_and_the_worst_group_is_named():
     assert f"most on 16 cores ({hard:.2%})" in words.verdict(found)[1]
 
 
+def test_page_says_of_how_long_its_values_are_means():
+    text = blocks.markdown("t", [*words.blocks(replace(an_advice(), step_s=15.0), words.Origin("by a test"))])
+    assert "Peaks shorter than the record's step of 15 s" in text
+    origin = words.Origin("by a test", mean_s=75.0)
+    text = blocks.markdown("t", [*words.blocks(replace(an_advice(), step_s=15.0), origin)])
+    assert "a sample each 15 s, of CPU the mean of the 75 s before it" in text
+    assert "Peaks of CPU shorter than the 75 s of which each value is the mean" in text
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

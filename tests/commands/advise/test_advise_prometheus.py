@@ -134,6 +134,15 @@ def test_what_may_still_change_is_not_kept(server, tmp_path, monkeypatch):
     assert len(list((tmp_path / "c").iterdir())) == 0
 
 
+def test_what_remote_write_may_still_send_after_an_outage_is_not_kept(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 86400.0 * 100)
+    end_s = 86400 * 100 - 3600
+    times_of(Prometheus(PrometheusAddress(server.url), tmp_path / "c"), end_s - 7200, end_s, 15, 800)
+    first = {json.loads(gzip.decompress(file.read_bytes()))["data"]["result"][0]["values"][0][0]
+             for file in (tmp_path / "c").iterdir()}  # fmt: skip
+    assert first == {end_s - 7200}  # of three hours the one that ended two hours ago
+
+
 def test_answer_that_may_lack_a_part_is_refused_or_warned_of_and_not_kept(server, tmp_path):
     cache, at_s = tmp_path / "c", 86400 * 100
     server.warnings = ["no store   matches", "x" * 1000]
@@ -267,6 +276,65 @@ def test_replicas_are_one_node_and_others_are_refused():
     assert identify(own, ("dc",)).replicas == ("dc",)
     with pytest.raises(SimulateError, match="no label node or instance"):
         identify([{"host": "a"}])
+
+
+class ScrapedNodes:
+    """A Prometheus that scrapes node_exporter on two nodes, of which one has the label nodepool."""
+
+    url = "http://prometheus.example"
+    warnings = ()
+
+    def __init__(self, labels=({"nodepool": "web"}, {})):
+        self.labels = [
+            {"instance": f"10.0.0.{i}:9100", "nodename": f"node-{i}", **more} for i, more in enumerate(labels)
+        ]
+        self.asked = []
+
+    def instant(self, query, at_s):
+        there = query.startswith(("node_cpu_seconds_total", "node_uname_info"))
+        return [{"metric": metric, "value": [at_s, "1"]} for metric in self.labels] if there else []
+
+    def pieces(self, query, start_s, end_s, step_s, series):
+        self.asked.append(query)
+        if "kube_" in query:
+            return
+        value = str(8 * 2**30) if "MemTotal" in query else "4"
+        if "rate" in query or "MemAvailable" in query:
+            value = str(float(value) / 4)
+        values = [[t, value] for t in range(int(start_s), int(end_s), step_s)]
+        yield [{"metric": {"instance": metric["instance"]}, "values": values} for metric in self.labels]
+
+
+def asked_of(prometheus, **more):
+    return ask(prometheus, RecordQuery(86400.0 * 100, 86400.0 * 101, 60, **more), lambda _: None)
+
+
+def test_label_groups_nodes_that_have_names_of_their_own():
+    found = asked_of(ScrapedNodes(), family="nodepool")
+    assert [(node.id, node.cpu.family) for node in found.nodes] == [
+        ("node-0", "web"),
+        ("node-1", "4 cores, 8 GiB"),
+    ]
+    assert "1 nodes (node-1) have no label nodepool: they are grouped by what they have." in found.notes
+
+
+def test_label_that_no_node_has_is_refused():
+    with pytest.raises(SimulateError, match="no series has the label nodepol that is to group nodes"):
+        asked_of(ScrapedNodes(), family="nodepol")
+
+
+def test_values_are_means_of_the_step_and_a_minute_but_for_a_query_of_ones_own():
+    scraped = ScrapedNodes()
+    assert asked_of(scraped).mean_s == 120.0
+    assert any("[120s]" in query for query in scraped.asked)
+    assert asked_of(ScrapedNodes(), queries={"cpu": "node_cpu_seconds_total:rate5m"}).mean_s == 0.0
+
+
+def test_page_says_that_all_hosts_count_and_that_the_selector_may_hide_pods():
+    notes = asked_of(ScrapedNodes(), selector='job="node"').notes
+    assert any("control plane" in note and "--selector" in note for note in notes)
+    (pods,) = (note for note in notes if note.startswith("The largest pod is not known"))
+    assert 'with {job="node"}' in pods and "a selector that names a job" in pods
 
 
 @pytest.mark.parametrize("unit, words", [("cores", "millicores"), ("bytes", "KiB")])
