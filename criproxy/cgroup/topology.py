@@ -1,6 +1,6 @@
-"""The machine's physical cores, as the kernel tells them, and the box's choice of whole ones.
+"""The machine's physical cores and NUMA nodes, as the kernel tells them, and the box's choice of whole cores.
 
-Source: Documentation/ABI/stable/sysfs-devices-system-cpu (topology/thread_siblings_list).
+Source: Documentation/ABI/stable/sysfs-devices-system-cpu (topology/thread_siblings_list), sysfs-devices-node.
 """
 
 import contextlib
@@ -11,12 +11,13 @@ from msgspec import Struct
 
 from criproxy.cgroup.driver import CgroupDriver, CgroupError
 from criproxy.cgroup.kernel_files import EFFECTIVE_CPUS
-from criproxy.cgroup.tree import Tree
+from criproxy.cgroup.tree import Tree, if_there
 from criproxy.cgroup.whole_cores import choose, spared
 from criproxy.model import UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 
 SYS_CPU: Final = "/sys/devices/system/cpu"
+SYS_NODE: Final = "/sys/devices/system/node"
 
 
 def root_cpuset(driver: CgroupDriver) -> str | None:
@@ -42,14 +43,17 @@ def isolated_cpus(tree: Tree, directory: str = SYS_CPU) -> Cpus:
 class Topology(Struct):
     """For any thread. `root_cpuset`: the file of the CPUs that cgroups may have; None: there is none.
 
-    The cores are read anew when other CPUs are online.
+    Cores and nodes are read anew when other CPUs are online.
     """
 
     tree: Tree
     root_cpuset: str | None
     directory: str = SYS_CPU
+    node_directory: str = SYS_NODE
     _known: tuple[str, tuple[Cpus, ...]] = ("", ())
     """The cores, and the list of CPUs that were online then; replaced as a whole."""
+    _known_nodes: tuple[str, tuple[Cpus, ...]] = ("", ())
+    """The same for the nodes."""
 
     def cores(self) -> tuple[Cpus, ...]:
         """Each by its CPUs that are online. Raises CgroupError."""
@@ -65,6 +69,24 @@ class Topology(Struct):
         except ValueError as error:
             raise CgroupError(f"{self.directory} does not say which CPUs are one core: {error}") from error
         return tuple(core for core in cores if core <= there)
+
+    def nodes(self) -> tuple[Cpus, ...]:
+        """Those of NUMA that have CPUs, each by those that are online; none on a kernel without. Raises CgroupError."""
+        online = self.tree.read(f"{self.directory}/online")
+        then, nodes = self._known_nodes
+        if online != then:
+            nodes = ()
+            with if_there():
+                try:
+                    numbers = parse_cpus(self.tree.read(f"{self.node_directory}/has_cpu"))
+                    nodes = tuple(
+                        parse_cpus(self.tree.read(f"{self.node_directory}/node{number}/cpulist"))
+                        for number in sorted(numbers)
+                    )
+                except ValueError as error:
+                    raise CgroupError(f"{self.node_directory} does not say which CPUs a node has: {error}") from error
+            self._known_nodes = online, nodes
+        return nodes
 
     def isolated(self) -> Cpus:
         return isolated_cpus(self.tree, self.directory)

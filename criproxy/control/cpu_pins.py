@@ -22,11 +22,21 @@ are, has all of them: nothing says that it could not use them.
     in vain  a pod that never used more since its last change waits twice as long for its next (FIRST_PAUSE_S to
              MOST_PAUSE_S): it has little to do, or there is nothing to be had
 
+Two hyperthreads share a core. A busy thread beside a CPU takes a third of its speed, and one of online (of all that no
+pod uses that has its place) counts twice, as online loses as much. Of the CPUs on which as little may run, a new pod
+gets those that are worth most by that: beside idle threads first, and threads of several cores before those of one. A
+move must give a fifth more of CPU time, and be worth a fifth more, so that siblings alone have nobody move.
+
+A pod's CPUs are of one NUMA node: of the one that it was on, or else of that with most room, which is what is idle
+there without what pods may use. Where those of several nodes are worth a fifth more, or a fifth less may run on them,
+it gets these; and one that has more CPUs than a node is on as few nodes as have them.
+
 So no CPU stays idle for long while a pod waits elsewhere; and on a node that is full, where moves hurt, there are few.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct
@@ -49,6 +59,12 @@ _SATISFIED_RATIO: Final = 0.9
 _GAIN_RATIO: Final = 1.2
 _GAIN_CORES: Final = 0.05
 """Of each CPU that a pod stays on."""
+
+_SIBLING_SLOWS: Final = 0.5
+"""Beside one busy thread, work takes half as long again: it has two thirds of the core's speed."""
+
+_ONLINE_LOAD: Final = 2.0
+"""A thread of online counts twice: not only the pod is slowed, but online, too."""
 
 
 class PodCpu(Struct, frozen=True):
@@ -78,12 +94,20 @@ class Pin(Struct, frozen=True):
 
 
 def step(
-    pods: Mapping[str, PodCpu], cpus: Cpus, idle: Mapping[int, float], pins: Mapping[str, Pin], now_s: float
+    pods: Mapping[str, PodCpu],
+    cpus: Cpus,
+    idle: Mapping[int, float],
+    pins: Mapping[str, Pin],
+    now_s: float,
+    *,
+    cores: Sequence[Cpus] = (),
+    nodes: Sequence[Cpus] = (),
 ) -> dict[str, Pin]:
     """Where the pods stay from now on, by name; of those with a limit below the number of `cpus`.
 
-    `cpus`: the box's. `idle`: for which part of the time since the last look each of them was idle (0-1). `pins`: what
-    this returned the last time.
+    `cpus`: the box's. `idle`: for which part of the time since the last look each of the machine's was idle (0-1).
+    `pins`: what this returned the last time. `cores` and `nodes`: the machine's physical cores and its NUMA nodes, each
+    by its CPUs; a CPU of no core is one by itself, those of no node are one together.
     """
     sized = {name: pod for name, pod in pods.items() if pod.size < len(cpus)}
     new = {
@@ -95,27 +119,39 @@ def step(
     for name, pin in new.items():
         for cpu in pin.cpus:
             allowed[cpu] += sized[name].limit_cores / len(pin.cpus)
+    neighbours = _Neighbours.of(cores, nodes, allowed, idle)
+    there = {cpu: idle.get(cpu, 0.0) for cpu in cpus}
     for name, pod in sorted(sized.items(), key=lambda item: (-item[1].size, item[0])):
         if name not in new:
-            chosen = sorted(cpus, key=lambda cpu: (allowed[cpu], -idle.get(cpu, 0.0), -cpu))[: pod.size]
-            new[name] = Pin(frozenset(chosen), now_s)
-            for cpu in chosen:
-                allowed[cpu] += pod.limit_cores / pod.size
-    return {**new, **_changed(sized, cpus, idle, new, now_s)}
+            before = pins[name].cpus if name in pins else frozenset[int]()
+            chosen = neighbours.chosen(pod.size, cpus, allowed, there, before)
+            new[name] = Pin(chosen, now_s)
+            neighbours.add(chosen, pod.limit_cores / pod.size)
+    return {**new, **_changed(sized, cpus, idle, new, now_s, cores=cores, nodes=nodes)}
 
 
 def _changed(
-    pods: Mapping[str, PodCpu], cpus: Cpus, idle: Mapping[int, float], pins: Mapping[str, Pin], now_s: float
+    pods: Mapping[str, PodCpu],
+    cpus: Cpus,
+    idle: Mapping[int, float],
+    pins: Mapping[str, Pin],
+    now_s: float,
+    *,
+    cores: Sequence[Cpus],
+    nodes: Sequence[Cpus],
 ) -> dict[str, Pin]:
     """The pins of those that move, or get more CPUs or fewer. The pods that use most go first."""
     used = {name: pod.used_cores for name, pod in pods.items() if pod.used_cores is not None}
     room = {cpu: idle.get(cpu, 0.0) for cpu in cpus}
+    offline = dict.fromkeys(cpus, 0.0)
     busy = dict.fromkeys(cpus, 0)
-    for name, cores in used.items():
-        each = cores / len(pins[name].cpus)
+    for name, has in used.items():
+        each = has / len(pins[name].cpus)
         for cpu in pins[name].cpus:
             room[cpu] += each
+            offline[cpu] += each
             busy[cpu] += each >= _BUSY_RATIO
+    neighbours = _Neighbours.of(cores, nodes, offline, idle)
     spare = dict(idle)
     changed = {}
     for name in sorted(used, key=lambda name: -used[name]):
@@ -125,17 +161,24 @@ def _changed(
         waits = has < _SATISFIED_RATIO * pod.limit_cores and stayed_s >= pin.pause_s and not _has_room(pin.cpus, spare)
         if not (may_shrink or waits):
             continue
-        counts = has / len(pin.cpus) >= _BUSY_RATIO
+        each = has / len(pin.cpus)
+        counts = each >= _BUSY_RATIO
         others = {cpu: number - (counts and cpu in pin.cpus) for cpu, number in busy.items()}
         promise = {cpu: room[cpu] / (others[cpu] + 1) for cpu in cpus}
-        if may_shrink and (fewer := _fewer(pod.size, pin.cpus, others, idle)) != pin.cpus:
+        neighbours.add(pin.cpus, -each)
+        if may_shrink and (fewer := _fewer(pod.size, pin.cpus, others, idle, neighbours)) != pin.cpus:
             changed[name] = Pin(fewer, now_s, keeps_s=min(MOST_PAUSE_S, 2 * pin.keeps_s))
-        elif waits and (better := _better(pod.size, pin.cpus, has, promise, spare)) != pin.cpus:
+        elif (
+            waits
+            and (better := _better(pod.size, pin.cpus, has, promise, idle=spare, neighbours=neighbours)) != pin.cpus
+        ):
             helped = pin.before_cores is None or pin.most_cores >= _GAIN_RATIO * pin.before_cores + _GAIN_CORES
             pause_s = FIRST_PAUSE_S if helped else min(MOST_PAUSE_S, 2 * pin.pause_s)
             changed[name] = Pin(better, now_s, pause_s, has, keeps_s=pin.keeps_s)
         else:
+            neighbours.add(pin.cpus, each)
             continue
+        neighbours.add(changed[name].cpus, pod.limit_cores / len(changed[name].cpus))
         for cpu in pin.cpus:
             busy[cpu] -= counts
         for cpu in changed[name].cpus - pin.cpus:
@@ -145,9 +188,11 @@ def _changed(
     return changed
 
 
-def _fewer(size: int, held: Cpus, others: Mapping[int, int], idle: Mapping[int, float]) -> Cpus:
+def _fewer(
+    size: int, held: Cpus, others: Mapping[int, int], idle: Mapping[int, float], neighbours: "_Neighbours"
+) -> Cpus:
     """Without the CPUs beyond `size` where a pod is crowded. `others`: how many others are busy on each CPU."""
-    kept = frozenset(sorted(held, key=lambda cpu: (others[cpu], -cpu))[:size])
+    kept = neighbours.chosen(size, held, others, dict.fromkeys(held, 1.0))
     is_crowded = all(idle.get(cpu, 0.0) < CROWDED_RATIO for cpu in held) and all(others[cpu] for cpu in held - kept)
     return kept if is_crowded else held
 
@@ -156,14 +201,124 @@ def _has_room(cpus: Cpus, idle: Mapping[int, float]) -> bool:
     return any(idle.get(cpu, 0.0) > IDLE_RATIO for cpu in cpus)
 
 
-def _better(size: int, held: Cpus, has_cores: float, promise: Mapping[int, float], idle: Mapping[int, float]) -> Cpus:
+def _better(
+    size: int,
+    held: Cpus,
+    has_cores: float,
+    promise: Mapping[int, float],
+    *,
+    idle: Mapping[int, float],
+    neighbours: "_Neighbours",
+) -> Cpus:
     """Where a pod that waits gets more than it has. `promise`: what it would get on each of the box's CPUs.
 
-    `idle`: but for CPUs that another pod comes to at this look.
+    `idle`: but for CPUs that another pod comes to at this look. `neighbours`: without what the pod itself uses.
     """
-    best = frozenset(sorted(promise, key=lambda cpu: (-promise[cpu], -cpu))[:size])
+    nobody, each = dict.fromkeys(promise, 0), has_cores / len(held)
+    best = neighbours.chosen(size, frozenset(promise), nobody, promise, held)
     stays_cores = max(has_cores, sum(promise[cpu] for cpu in held))
-    if sum(promise[cpu] for cpu in best) >= _GAIN_RATIO * stays_cores + _GAIN_CORES * size:
+    if _is_more(sum(promise[cpu] for cpu in best), stays_cores, size):
+        stays_worth = max(neighbours.worth(held, dict.fromkeys(held, each)), neighbours.worth(held, promise))
+        if _is_more(neighbours.worth(best, promise), stays_worth, size):
+            return best
+    free = frozenset(cpu for cpu in promise if idle.get(cpu, 0.0) > IDLE_RATIO)
+    if not free:
+        return held
+    neighbours.add(held, each)
+    more = neighbours.chosen(1, free, nobody, idle, held)
+    neighbours.add(held, -each)
+    return held | more
+
+
+def _is_more(cores: float, than_cores: float, size: int) -> bool:
+    """On `size` CPUs, so much more that it is worth a change."""
+    return cores >= _GAIN_RATIO * than_cores + _GAIN_CORES * size
+
+
+class _Neighbours(Struct, frozen=True):
+    """The box's CPUs: what goes on beside each on its core, and which of them are of one NUMA node.
+
+    `siblings`: the box's other CPUs of its core, of each that has some. `offline`: how many cores pods use of each, or
+    may use. `slowed`: how many times as long work takes on each, for what goes on on its siblings, the box's or not.
+    """
+
+    siblings: Mapping[int, Cpus]
+    nodes: Sequence[Cpus]
+    offline: dict[int, float]
+    slowed: dict[int, float]
+
+    @classmethod
+    def of(
+        cls, cores: Sequence[Cpus], nodes: Sequence[Cpus], offline: dict[int, float], idle: Mapping[int, float]
+    ) -> "_Neighbours":
+        """Of the CPUs that `offline` names."""
+        cpus, slowed = frozenset(offline), dict.fromkeys(offline, 1.0)
+
+        def load(cpu: int) -> float:
+            pods = offline.get(cpu, 0.0)
+            return min(1.0, pods) + _ONLINE_LOAD * max(0.0, 1.0 - idle.get(cpu, 0.0) - pods)
+
+        for core in cores:
+            if len(core) > 1:
+                loads = {cpu: load(cpu) for cpu in core}
+                for cpu in core & cpus:
+                    slowed[cpu] += _SIBLING_SLOWS * sum(loads[other] for other in core - {cpu})
+        siblings = {cpu: core & cpus - {cpu} for core in cores for cpu in core if len(core & cpus) > 1}
+        parts = [node & cpus for node in nodes]
+        parts.append(cpus.difference(*parts))
+        return cls(siblings, [part for part in parts if part], offline, slowed)
+
+    def add(self, cpus: Cpus, each_cores: float) -> None:
+        """On each of `cpus`, pods use so much more."""
+        for cpu in cpus:
+            before = self.offline[cpu]
+            after = self.offline[cpu] = before + each_cores
+            for sibling in self.siblings.get(cpu, ()):
+                self.slowed[sibling] += _SIBLING_SLOWS * (min(1.0, after) - min(1.0, before))
+
+    def worth(self, cpus: Cpus, gets: Mapping[int, float]) -> float:
+        """What a pod that is on `cpus` gets there, in cores of which nothing runs on the other threads."""
+        return sum(gets[cpu] / self._slowed(cpu, cpus) for cpu in cpus)
+
+    def chosen(
+        self, size: int, among: Cpus, taken: Mapping[int, float], gets: Mapping[int, float], held: Cpus = frozenset()
+    ) -> Cpus:
+        """The best `size` of the CPUs `among`: those of which least is `taken`, of these where the pod `gets` most.
+
+        They are of one NUMA node, or else of as few as have so many, unless the best of all are much better.
+        """
+        best = self._best(size, among, taken, gets)
+        if len(self.nodes) < 2:
+            return best
+
+        def preference(node: Cpus) -> tuple[float, ...]:
+            return -len(node & held), sum(taken[cpu] - gets[cpu] for cpu in node & among), -max(node)
+
+        nodes = sorted(self.nodes, key=preference)
+        together = (frozenset[int]().union(*nodes[:number]) for number in range(2, len(nodes)))
+        for part in chain(nodes, together):
+            if len(part & among) >= size:
+                near = self._best(size, part & among, taken, gets)
+                if near == best or not (
+                    _is_more(sum(taken[cpu] for cpu in near), sum(taken[cpu] for cpu in best), size)
+                    or _is_more(self.worth(best, gets), self.worth(near, gets), size)
+                ):
+                    return near
         return best
-    most = max(promise, key=lambda cpu: (idle.get(cpu, 0.0), cpu))
-    return held | {most} if idle.get(most, 0.0) > IDLE_RATIO else held
+
+    def _best(self, size: int, among: Cpus, taken: Mapping[int, float], gets: Mapping[int, float]) -> Cpus:
+        """Regardless of nodes. Of CPUs of one core, each counts as slowed by those that come before it."""
+        slowed = self.slowed
+        ranked = sorted((taken[cpu], -gets[cpu] / slowed[cpu], -cpu) for cpu in among)
+        if self.siblings:
+            passed = set[int]()
+            for place, (less, _, cpu) in enumerate(ranked):
+                ranked[place] = less, -gets[-cpu] / self._slowed(-cpu, passed), cpu
+                passed.add(-cpu)
+            ranked.sort()
+        return frozenset(-cpu for *_, cpu in ranked[:size])
+
+    def _slowed(self, cpu: int, own: Set[int]) -> float:
+        """As `slowed`, for a pod that runs on the CPUs `own`, too."""
+        beside = self.siblings.get(cpu)
+        return self.slowed[cpu] + (_SIBLING_SLOWS * len(beside & own) if beside else 0.0)

@@ -26,6 +26,8 @@ from criproxy.cgroup.box import Box
 from criproxy.cgroup.cpu_use import CpuUse, cpu_use
 from criproxy.cgroup.driver import CgroupDriver, all_done
 from criproxy.cgroup.naming import PodParent, parse_placement
+from criproxy.cgroup.topology import Topology
+from criproxy.cgroup.tree import Tree
 from criproxy.concurrency.clock import Wake
 from criproxy.control.cpu_pins import Pin, PodCpu, step
 from criproxy.model import CPU, UNLIMITED, LimitChange, Sandbox
@@ -65,6 +67,7 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
     shared: PodsShared
     box: Box
     cpus: CpusOfBox
+    topology: Topology
     enabled: bool | None = None
     pinned: Mapping[str, Cpus] = {}
     """By the pods' paths."""
@@ -89,7 +92,7 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
 
     @classmethod
     def made(cls, ports: Ports) -> "CpuPinning":
-        return cls(ports.shared, ports.box, ports.cpus)
+        return cls(ports.shared, ports.box, ports.cpus, Topology(Tree(), None))
 
     def pod_started(self, running: Running) -> None:
         if not running.container:
@@ -156,8 +159,10 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
         limits = await self._limits_of(pods, now_s)
         use = None
         if limits:
-            paths = tuple(limits)
-            use = await self.box.reads("read pods' CPU", lambda driver, box: cpu_use(driver.files, box, paths))
+            paths, topology = tuple(limits), self.topology
+            use = await self.box.reads(
+                "read pods' CPU", lambda driver, box: cpu_use(driver.files, box, paths, topology)
+            )
         if use is None:
             self._pins, self._last = {}, None
             return
@@ -167,11 +172,13 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
             self._last, self.isolated = (now_s, use), use.isolated
         if not self._idle:
             return
-        before, cpus = self._pins, use.cpus - self.cpus.own()
-        cores = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
+        before, cpus, cores, nodes = self._pins, use.cpus - self.cpus.own(), use.cores, use.nodes
+        does = {path: PodCpu(limit, used.get(path)) for path, limit in limits.items()}
         idle = self._idle
-        # On a large node it takes a tenth of a second, for which no call of kubelet's is to wait.
-        pins = await self.box.reads("choose pods' CPUs", lambda *_: step(cores, cpus, idle, before, now_s))
+        # On a large node it takes a tenth of a second or two, for which no call of kubelet's is to wait.
+        pins = await self.box.reads(
+            "choose pods' CPUs", lambda *_: step(does, cpus, idle, before, now_s, cores=cores, nodes=nodes)
+        )
         if pins is None or self._pins is not before:
             return
         self._pins = pins

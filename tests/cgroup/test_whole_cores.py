@@ -18,6 +18,7 @@ from criproxy.model import UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
 from tests.fakes.clock import FakeClock
 from tests.fakes.driver import FakeDriver
+from tests.fakes.machine import machine
 
 FOUR = tuple(frozenset({core, core + 4}) for core in range(4))
 """Four cores of two hyperthreads, numbered as on most machines."""
@@ -132,19 +133,6 @@ def test_any_course_of_limits_and_exclusive_cpus(course: list[tuple[float, set[i
 # --- at the kernel's files -------------------------------------------------------------------------------------------
 
 
-def machine(directory: Path, cores: tuple[Cpus, ...]) -> Topology:
-    online = frozenset().union(*cores)
-    (directory / "online").write_text(f"{format_cpus(online)}\n")
-    for core in cores:
-        for cpu in core:
-            (file := directory / f"cpu{cpu}" / "topology" / "thread_siblings_list").parent.mkdir(
-                parents=True, exist_ok=True
-            )
-            file.write_text(f"{format_cpus(core)}\n")
-    (directory / "root").write_text(f"{format_cpus(online)}\n")
-    return Topology(Tree(), str(directory / "root"), str(directory))
-
-
 def test_cores_are_what_the_kernel_says_also_after_one_came_or_was_taken_out(tmp_path: Path) -> None:
     topology = machine(tmp_path, FOUR[:2])
     first = set(topology.cores())
@@ -153,6 +141,27 @@ def test_cores_are_what_the_kernel_says_also_after_one_came_or_was_taken_out(tmp
     (tmp_path / "root").write_text("0-2,4-6\n")
 
     assert (first, all_of_them, set(topology.cores())) == (set(FOUR[:2]), set(FOUR), set(FOUR[:3]))
+
+
+def test_nodes_are_what_the_kernel_says_also_after_a_cpu_was_taken_out(tmp_path: Path) -> None:
+    nodes = (frozenset({0, 1, 4, 5}), frozenset({2, 3, 6, 7}))
+    topology = machine(tmp_path, FOUR, nodes)
+    first = topology.nodes()
+    machine(tmp_path, FOUR[:3], (nodes[0], frozenset({2, 6})))
+
+    assert (first, topology.nodes()) == (nodes, (nodes[0], {2, 6}))
+
+
+def test_kernel_without_numa_has_no_nodes(tmp_path: Path) -> None:
+    assert machine(tmp_path, FOUR).nodes() == ()
+
+
+def test_nodes_that_are_not_told_are_an_error(tmp_path: Path) -> None:
+    topology = machine(tmp_path, FOUR, (ALL,))
+    (tmp_path / "node0" / "cpulist").write_text("all\n")
+
+    with pytest.raises(CgroupError, match="does not say which CPUs a node has: 'all'"):
+        topology.nodes()
 
 
 def test_cores_that_are_not_told_are_an_error(tmp_path: Path) -> None:

@@ -42,9 +42,7 @@ class FakeFiles:
         return used_s * 1e9 if self.version == 1 else {"usage_usec": used_s * 1e6}
 
     def read_often(self, file: str) -> str:
-        """/proc/stat, and of /sys/devices/system/cpu what names isolated CPUs."""
-        if file.endswith(("/isolated", "/nohz_full")):
-            return self._driver.isolated
+        """/proc/stat."""
         return "".join(
             f"cpu{cpu} 0 0 0 {idle_s * TICKS_PER_S:.0f} 0 0\n" for cpu, idle_s in self._driver.idle_s.items()
         )
@@ -77,7 +75,6 @@ class FakeDriver:
         self.limits: dict[tuple[str, str], float | Unlimited] = {}
         self.cpus: dict[str, Cpus | Unlimited] = {}
         self.pins: dict[str, Cpus | None] = {}
-        self.isolated = ""
         self.idle_s: dict[int, float] = {}
         self.used_s: dict[str, float] = {}
         self.waited_s: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,23 +11,29 @@ import pytest
 from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.driver import PodLimits
 from criproxy.cgroup.naming import BoxPath
+from criproxy.cgroup.topology import Topology
+from criproxy.cgroup.tree import Tree
 from criproxy.model import UNLIMITED, Asked, ContainerKind, PodRef, Sandbox
 from criproxy.pods.cpu_assignments import CpuAssignments, CpusOfBox
 from criproxy.pods.cpu_pinning import AT_ONCE, SETTLED_S, TURN_EVERY_S, CpuPinning
 from criproxy.pods.runtime import ListedContainer, Running
 from tests.fakes.bench import PartBench
 from tests.fakes.driver import FakeDriver
+from tests.fakes.machine import machine
 from tests.fakes.part import round_of
 from tests.fakes.pods import FakeInventory
 
 BOX = "/offline"
 LOOK_S = 3.0
+UNKNOWN = Topology(Tree(), None, "/nowhere", "/nowhere")
 
 
 class Bench(PartBench):
     """A box on four CPUs; kubelet's cgroups of pods are the driver's `kubelets`."""
 
-    def __init__(self, cpus: int = 4, version: int = 2, enabled: bool | None = True) -> None:
+    def __init__(
+        self, cpus: int = 4, version: int = 2, enabled: bool | None = True, *, topology: Topology = UNKNOWN
+    ) -> None:
         super().__init__()
         self.cpus, self.driver = cpus, FakeDriver()
         self.driver.version = version
@@ -37,7 +44,7 @@ class Bench(PartBench):
         self.held_off: set[str] = set()
         hold_offs = SimpleNamespace(covers=lambda pod: pod.uid in self.held_off)
         shared = self.shared(inventory=self.inventory, holds=SimpleNamespace(hold_offs=hold_offs))
-        self.part = CpuPinning(shared, self.box, self.of_box, enabled)
+        self.part = CpuPinning(shared, self.box, self.of_box, topology, enabled)
         self.round = round_of(self.part, self.log, self.clock)
 
     def runs(
@@ -188,8 +195,9 @@ def test_init_container_without_a_limit_pins_nothing_until_the_others_run(bench:
     assert (at_first.get("a"), bench.pinned()) == (None, {"a": 1})
 
 
-def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(bench: Bench) -> None:
-    bench.driver.isolated = "2-3"
+def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(tmp_path: Path) -> None:
+    (tmp_path / "isolated").write_text("2-3\n")
+    bench = Bench(topology=Topology(Tree(), None, str(tmp_path), "/nowhere"))
     bench.runs("a", 1.0)
 
     bench.looks(20, idle={0: 0.35, 1: 0.30, 2: 0.99, 3: 0.99}, used={"a": 0.2})
@@ -197,6 +205,17 @@ def test_pod_is_never_pinned_on_isolated_cpus_though_they_are_idle(bench: Bench)
     assert bench.part.pinned[bench.path("a")] <= {0, 1}
     assert bench.part.section() == {"isolated_cpus": "2-3"}
     assert list(bench.part.rows()) == [("isolated CPUs", "2-3: no pod is pinned there (isolcpus, nohz_full)")]
+
+
+def test_pod_has_threads_of_two_cores_of_one_node(tmp_path: Path) -> None:
+    cores = (frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5}), frozenset({6, 7}))
+    nodes = (frozenset(range(4)), frozenset(range(4, 8)))
+    bench = Bench(8, topology=machine(tmp_path, cores, nodes))
+    bench.runs("a", 2.0)
+
+    bench.looks()
+
+    assert bench.part.pinned[bench.path("a")] in [{first, second} for first in (4, 5) for second in (6, 7)]
 
 
 def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> None:

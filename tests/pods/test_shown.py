@@ -130,7 +130,7 @@ def test_rows_of_the_status(shows: Part, rows: list[tuple[str, ...]]) -> None:
         ),
         pytest.param(DISKS, [], {"disk_weight_in_force": {"sda": True, "sdb": False, "sdc": False}}, id="disks"),
         pytest.param(
-            part(CpuPinning, 3, pinned={"/offline/podu": frozenset({0})}, failure="there is no cpuset hierarchy"),
+            part(CpuPinning, 4, pinned={"/offline/podu": frozenset({0})}, failure="there is no cpuset hierarchy"),
             [
                 "keeping offline pods to CPUs of their own failed, and is tried again: there is no cpuset hierarchy",
             ],
@@ -145,9 +145,9 @@ def test_problems_and_gauges(shows: Part, problems: list[str], gauges: dict[str,
 
 
 def test_status_tells_on_which_cpus_a_pod_stays() -> None:
-    pinning = part(CpuPinning, 3, pinned={"/offline/podu": frozenset({0, 2, 3})})
+    pinning = part(CpuPinning, 4, pinned={"/offline/podu": frozenset({0, 2, 3})})
     assert pinning.of_pod(JOB) == {"cpus": "0,2-3"}
-    assert part(CpuPinning, 3).of_pod(JOB) == {"cpus": ""}
+    assert part(CpuPinning, 4).of_pod(JOB) == {"cpus": ""}
 
 
 def text(shows: Shows) -> str:
