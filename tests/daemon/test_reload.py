@@ -71,9 +71,11 @@ def test_file_amid_a_change_is_looked_at_again_soon_and_at_rest_with_others_wake
 def test_switch_is_told_nothing_before_the_process_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A successor may be refused, or have read the config before a change: the one before has told what holds."""
     told: list[str] = []
+    was_told = threading.Event()
 
     def tell() -> str:
         told.append("told")
+        was_told.set()
         return ""
 
     reload = reload_of(SimpleNamespace(changed=lambda: False, settling=False, file=""), Clock())
@@ -84,6 +86,7 @@ def test_switch_is_told_nothing_before_the_process_acts(monkeypatch: pytest.Monk
     assert told == []
     with pytest.raises(ExceptionGroup, match="unhandled"):  # the clock ends it
         asyncio.run(reload.run())
+    assert was_told.wait(30.0)  # its thread may begin later than the clock ends
     assert told == ["told"]
 
 
