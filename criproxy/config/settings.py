@@ -515,8 +515,8 @@ class Control(Struct, frozen=True, kw_only=True):
         Meta(ge=0.001, le=1.0),
         doc(
             "A limit is raised by at most this share of capacity per decision, so that each next decision "
-            "sees what the last one did to online. What an experiment took from a box that is not the cause comes back "
-            "at once."
+            "sees what the last one did to online. What was taken for harm is given back at once, so that a probe sees "
+            "what all of it does."
         ),
     ] = 0.1
     checkpoint: Annotated[

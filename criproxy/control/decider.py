@@ -213,8 +213,8 @@ class Decider(Struct, eq=False):
             return None
         seen_s = None if seen.cpu_seen_s is None else self._now.t_s - seen.cpu_seen_s
         share = seen.shares.get(CPU)
-        acquitted = share is None and self._cpu_share == 0.0
-        return CpuEvidence(snapshot.of[CPU].capacity, seen.cpu_idle, seen_s, share, decision.guard, acquitted)
+        given_back = share is None and self._cpu_share is not None
+        return CpuEvidence(snapshot.of[CPU].capacity, seen.cpu_idle, seen_s, share, decision.guard, given_back)
 
     def _outlook(self, snapshot: Snapshot, decision: Decision, seen: HarmSeen, cpu: CpuEvidence | None) -> Outlook:
         """The CPU limit as it would be without the guard.

@@ -27,10 +27,10 @@ It is the prediction's law alone that counts, as with `cpu.bound = "prediction"`
 - where the limit is configured (static), as somebody has decided it; and where the capacity is not known.
 
 Always: within floor and ceiling, never above what is open, and never above the guard's ceiling while there is one. The
-limit is lowered at once, and raised by `max_raise_ratio` of capacity per decision, where that is set; but what an
-experiment took is given back at once when the box is not the cause: until then it had that too, and each period in
-which a quota stops the box and lets it go again costs online of its tail. How fast the share comes back is the ladder's
-matter.
+limit is lowered at once, and raised by `max_raise_ratio` of capacity per decision, where that is set; but what the
+ladder gives back is there at once. It gives all back only for the seconds of a return or a probe, to see what that does
+to online, and they must not pass before the box has it: else a harmful box looks harmless, and goes free. The
+prediction that a share is part of rises in strides itself. How fast the share comes back is the ladder's matter.
 """
 
 import math
@@ -54,8 +54,8 @@ class CpuEvidence(Struct, frozen=True):
     """What is known at one decision.
 
     `seen_s`: how long ago a signal for CPU had a value last; None: never. `share`: how far between the floor (0) and
-    the prediction (1) the ladder holds the box; None: it is not held. `guard` None: the guard is at rest. `acquitted`:
-    at the last decision the box was at its floor for the ladder, which has just let go of it.
+    the prediction (1) the ladder holds the box; None: it is not held. `guard` None: the guard is at rest.
+    `given_back`: at the last decision the ladder held the box, and has let go of it since.
     """
 
     capacity_cores: float
@@ -63,7 +63,7 @@ class CpuEvidence(Struct, frozen=True):
     seen_s: float | None
     share: float | None = None
     guard: GuardCeiling | None = None
-    acquitted: bool = False
+    given_back: bool = False
 
 
 class HarmSeen(Struct, frozen=True):
@@ -198,7 +198,9 @@ def _approached(
 ) -> tuple[float, str]:
     """How far towards the target this decision goes; the delay, in words, when it stops short of it."""
     before = decided.before
-    if law.max_raise_ratio is None or before is None or before is UNLIMITED or target <= before or evidence.acquitted:
+    if law.max_raise_ratio is None or before is None or before is UNLIMITED or target <= before:
+        return target, ""
+    if evidence.share is not None or evidence.given_back:
         return target, ""
     stride = max(_ROW.step, law.max_raise_ratio * evidence.capacity_cores)
     reach = max(law.floor, before + stride)

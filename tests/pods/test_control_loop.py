@@ -680,7 +680,7 @@ def test_static_limit_gives_way_to_proven_harm_too():
     assert cores(node) == 0.5
 
 
-def test_by_evidence_what_an_experiment_took_is_given_back_at_once_and_what_a_conviction_took_in_strides():
+def test_by_evidence_the_box_has_at_once_what_the_ladder_gives_back_and_what_the_guard_took_in_strides():
     law = DynamicSettings(0.1, max_raise_ratio=0.1)
     node = Node(replace(BY_EVIDENCE, policy=laws(law, POLICY.resources["memory"])))
     node.ticks(20)
@@ -693,9 +693,12 @@ def test_by_evidence_what_an_experiment_took_is_given_back_at_once_and_what_a_co
     for _ in range(20):
         opened = see()
     assert (opened, see(cpu=0.0), see()) == (4.0, 0.1, 4.0)
-    assert see(cpu=0.0) == 0.1
-    assert see(cpu=0.01) < 0.6
-    assert see() < 1.0
+    predicted = see(cpu=1.0)
+    assert (see(cpu=0.0), see(cpu=1.0), see()) == (0.1, predicted, 4.0)
+    node.held = GuardCeiling(0.5, "online waits")
+    assert see() == 0.5
+    node.held = None
+    assert see() == pytest.approx(0.9)
 
 
 def test_by_evidence_the_box_gets_all_of_the_node_while_nothing_tells_of_harm():
