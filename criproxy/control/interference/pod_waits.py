@@ -11,7 +11,7 @@ wait has a monitor of its own (`detectors.POD`), with its own bar, patience, and
 Of all pods, one value goes to the detector:
 
     at rest          the worst of those whose own monitor gives the alarm; of the others no more than `UNHEARD`
-    from its alarm   the accused pod's, by the bar that it had then
+    from its alarm   the accused pod's, by the bar that it had then; none, where it could not be read twice
 
 Pure.
 """
@@ -49,7 +49,8 @@ class PodMeter:
         self._monitors = {uid: one for uid, one in self._monitors.items() if uid in names}
         self._known, self._alarms, self._values, self._unknown = {}, {}, {}, 0.0
         for uid, wait in waits.items():
-            if uid in names and (uid in self._monitors or wait.percent > POD.threshold / 2.0):
+            known = uid in self._monitors or uid == self.accused[0]
+            if uid in names and (known or wait.percent > POD.threshold / 2.0):
                 self._observe(t_s, uid, wait, use)
 
     def _observe(self, t_s: float, uid: str, wait: PodWait, use: OnlineUse | None) -> None:
@@ -88,7 +89,9 @@ class PodMeter:
         accused, bar = self.accused
         if accused not in self._names:
             return SignalValue(POD_PRESSURE, "%", gap="the pod that waited has gone")
-        value = self._values.get(accused, 0.0)
+        if accused not in self._values:
+            return SignalValue(POD_PRESSURE, "%", gap="how long the pod waits is not known yet")
+        value = self._values[accused]
         if value is None:
             why = "whether a limit of its own has stopped the pod is not known yet"
             return SignalValue(POD_PRESSURE, "%", most=self._unknown, gap=why)

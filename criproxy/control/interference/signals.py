@@ -90,7 +90,7 @@ LEAST_WANTED_S: Final = 0.02
 work, half a millisecond of waiting is no harm."""
 
 LEAST_POD_WANTED_S: Final = 0.1
-"""The same of one pod's: below, nothing is said of it."""
+"""What one pod's sampled threads want at least: below, it waits for nothing."""
 
 _MARGIN_POINTS: Final = 2.0
 """Of `memory_shortage`: from kubelet's threshold to the margin above it, which the box's limit leaves free."""
@@ -307,7 +307,7 @@ def _stops(held: _Throttled) -> Callable[[str], bool]:
 
 
 def _waits_of_threads(last: RunQueue, this: RunQueue, pods: Mapping[str, str]) -> dict[str, float]:
-    """By uid; `pods`: the uids by cgroup. Pods whose sampled threads wanted next to no CPU are left out."""
+    """By uid; `pods`: the uids by cgroup. Pods of which no thread was sampled twice are left out."""
     elapsed_s = this.read_s - last.read_s
     if elapsed_s < SHORTEST_S:
         return {}
@@ -317,7 +317,9 @@ def _waits_of_threads(last: RunQueue, this: RunQueue, pods: Mapping[str, str]) -
         if uid is not None:
             wanted_s[uid] = wanted_s.get(uid, 0.0) + thread.ran_s + thread.waited_s
             waited_s[uid] = waited_s.get(uid, 0.0) + thread.waited_s
-    return {uid: 100.0 * waited_s[uid] / wanted for uid, wanted in wanted_s.items() if wanted >= LEAST_POD_WANTED_S}
+    return {
+        uid: 100.0 * waited_s[uid] / wanted if wanted >= LEAST_POD_WANTED_S else 0.0 for uid, wanted in wanted_s.items()
+    }
 
 
 @lru_cache(256)

@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from criproxy.control.interference.detectors import DETECTORS
-from criproxy.control.interference.judge import Judge, Look
+from criproxy.control.interference.judge import Accusers, Judge, Look
 from criproxy.control.interference.ladder import (
     ALL,
+    Case,
     Hold,
     HoldMode,
     LadderSettings,
@@ -175,6 +176,26 @@ def test_pod_by_whose_waiting_the_box_was_convicted_is_known_after_a_restart() -
         assert [one.after for one in node.transitions] == [Rung.TRIED, Rung.SQUEEZED]
         harmed.append(node.harmed_s)
     assert harmed[0] == harmed[1]
+
+
+def test_restart_within_an_experiment_says_nothing_of_how_long_the_accused_waits() -> None:
+    """Two thirds of its waiting are left when the box is squeezed: not the box's doing."""
+    case = Case("pod_pressure", on=CPU, before=300.0, age_s=0.5, long_s=1.5, low=Mean(200.0, 1), high=Mean(1200.0, 4),
+                returns=1)  # fmt: skip
+    judge = Judge(SETTINGS, seed=1)
+    state = ResponderState({}, LadderState(1000.0, {CPU: RungState(Rung.TRIED)}, case))
+    judge.load(state, {}, Accusers(waits="a", bar=20.0), 0.0)
+    transitions: list[Transition] = []
+    for look in range(6):
+        t_s = 1002.0 + 0.5 * look
+        reading = SignalReading(
+            own_limits=OwnLimits(t_s, {}, t_s),
+            pods={"a": PodStall("/kubepods/poda", Stall(t_s, 0.4 * look))},
+            disks=IDLE,
+        )
+        judged = judge.judge(Look(t_s, 3, reading, online={"a": "shop/web"}, unused=NO_IO))
+        transitions += judged.decision.transitions
+    assert Rung.SQUEEZED not in [one.after for one in transitions]
 
 
 def test_test_that_ends_after_its_detector_was_switched_off_gives_the_resource_back() -> None:

@@ -57,7 +57,9 @@ def test_without_pressure_its_threads_say_how_much_of_what_they_wanted_they_wait
     last = {1: ThreadTimes(f"{A}/c", 0.0, 0.0), 2: ThreadTimes(f"{A}/d", 0.0, 0.0), 3: ThreadTimes(B, 0.0, 0.0)}
     this = {1: ThreadTimes(f"{A}/c", 0.5, 0.0), 2: ThreadTimes(f"{A}/d", 0.0, 0.5), 3: ThreadTimes(B, 0.01, 0.01)}
 
-    assert pod_waits(sampled(10.0, last), sampled(11.0, this)) == {"a": PodWait(A, 50.0)}, "b wanted next to nothing"
+    found = pod_waits(sampled(10.0, last), sampled(11.0, this))
+
+    assert found == {"a": PodWait(A, 50.0), "b": PodWait(B, 0.0)}, "b wanted next to nothing"
 
 
 class Looks:
@@ -112,6 +114,16 @@ def test_accused_is_shown_by_the_bar_of_its_alarm_until_it_goes() -> None:
     assert (accused.value, accused.note) == (pytest.approx(50.0), "of shop/a"), "b's word is not the accused's"
     assert (unknown.value, unknown.gap != "") == (None, True)
     assert (gone.value, gone.gap) == (None, "the pod that waited has gone")
+
+
+def test_accused_that_was_not_read_is_not_known_and_one_that_hardly_waits_is_also_after_a_restart() -> None:
+    looks = Looks()
+    looks.meter.accused = "a", 20.0
+    unread = looks.take(0.5, at_rest=False)
+    hardly = looks.take(0.5, at_rest=False, a=4.0)
+
+    assert (unread.value, unread.gap) == (None, "how long the pod waits is not known yet")
+    assert (hardly.value, hardly.note) == (pytest.approx(20.0), "of shop/a")
 
 
 def test_acquitted_pod_becomes_usual_and_leaves_others_their_bars() -> None:
