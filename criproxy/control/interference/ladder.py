@@ -35,7 +35,7 @@ that a squeeze takes 10 to 12 s, of which the first 5 do not count; and the box 
 signal can rise, so that a return is waited for up to 20 s longer, and what is seen before it does not count. Others may
 have brought one that is later than a phase. Where it does not come back within that, the box does no harm now, and an
 alarm to come opens a new case. A detector whose values come seconds apart has `slow_phase_s` to twice of that for a
-phase, and all that it shows in a return counts.
+phase at least.
 
 One experiment runs at a time, and none for a detector that has convicted a resource, until harm at the floor of that
 was tested. It does not begin while another resource is on its way to the floor, probed, or tested, since nobody could
@@ -262,7 +262,7 @@ def phases(resource: LadderResource, detector: Detector | None, settings: Ladder
     """Those of a detector whose values come seconds apart take longer, each of them for some of its values."""
     shortest_s, longest_s = resource.phase_s or 0.0, max(resource.phase_s or 0.0, resource.longest_phase_s)
     if detector is None or not detector.slow:
-        gradual = resource.return_s > longest_s
+    gradual = resource.return_s > longest_s
         return Phases(shortest_s, longest_s, resource.settle_s, resource.return_s, resource.probe_s, gradual)
     slow_s = settings.slow_phase_s
     return Phases(
@@ -272,6 +272,7 @@ def phases(resource: LadderResource, detector: Detector | None, settings: Ladder
         resource.return_s + slow_s,
         resource.probe_s + slow_s,
     )
+        gradual,
 
 
 # --- what goes in and comes out ---------------------------------------------------------------------------------------

@@ -509,8 +509,8 @@ SLOW_MEMORY = (Detector("thrash", "pages read again", "/s", 10.0, 2.0, (MEMORY,)
 class PageCache(Node):
     """What the box gets of memory takes `up_s` to fill, and online reads its pages again for `down_s` after."""
 
-    def __init__(self, up_s, down_s, **given):
-        super().__init__({}, detectors=SLOW_MEMORY, **given)
+    def __init__(self, up_s, down_s, *, slow=False, **given):
+        super().__init__({}, detectors=tuple(replace(one, slow=slow) for one in SLOW_MEMORY), **given)
         self.up_s, self.down_s, self.filled, self.seen_s = up_s, down_s, 1.0, 0.0
 
     def value(self):
@@ -526,8 +526,8 @@ def test_memory_is_judged_by_longer_phases_as_it_comes_back_slowly():
 
 
 @pytest.mark.parametrize("own", [4.0, 8.0])
-def test_what_is_seen_before_the_box_has_filled_its_memory_again_does_not_acquit_it(own):
-    node = PageCache(up_s=30.0, down_s=8.0, own=own).run(200)
+def test_what_is_seen_before_the_box_has_filled_its_memory_again_does_not_acquit_it(own, slow):
+    node = PageCache(up_s=30.0, down_s=8.0, own=own, slow=slow).run(200)
     assert node.path(MEMORY)[:2] == [TRIED, SQUEEZED]
     assert OPEN not in node.path(MEMORY)
 
@@ -563,6 +563,7 @@ def test_resource_without_an_experiment_is_passed_over_and_judged_by_account_alo
     assert (state.of(MEMORY).rung, state.of(IO).rung) == (OPEN, TRIED)
     signals = {"memory_shortage": OVER}
     _, state = step(Signals(101.0, signals, 3, BOUND_EXCEEDED), LadderState(100.0), BY_NAME, settings)
+@pytest.mark.parametrize("slow", [False, True])
     assert state.of(MEMORY).rung is SQUEEZED
 
 
