@@ -580,9 +580,9 @@ TABLE: Final = (
         "{signal} is as high with the box's {resource} at its floor as without: the box is not the cause any more, no "
         "pod goes for it, and its {resource} is given back"),
     LadderRow((Rung.SQUEEZED,), When.LASTS, Rung.CLOSED,
-        "{signal} is at {value}, {harm_s:.0f} s after the box's {resource} was squeezed: no new offline pod"),
+        "{signal} is at {value}, after {harm_s:.0f} s of harm with the box's {resource} held back: no new offline pod"),
     LadderRow((Rung.CLOSED,), When.LASTS, Rung.EVICTING,
-        "{signal} is at {value}, {harm_s:.0f} s after the box was closed: one pod goes"),
+        "{signal} is at {value}, after {harm_s:.0f} s of harm with the box closed: one pod goes"),
     LadderRow((Rung.EVICTING,), When.RELIEVED, Rung.CLOSED,
         "{signal} is at {value}, which is no harm by the box any more: no more pods go"),
     LadderRow((Rung.CLOSED,), When.CALM, Rung.SQUEEZED,

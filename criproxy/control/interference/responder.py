@@ -192,7 +192,7 @@ class Responder:
     def probe_in_s(self, resource: str) -> float | None:
         """After so many more seconds of calm, more of it is given back; None: no probe is to come."""
         state, settings = self._ladder.of(resource), self._settings
-        if state.held is None or state.held.mode is not HoldMode.REST or state.rung is not Rung.SQUEEZED:
+        if state.held is None or state.held.mode is not HoldMode.REST or state.rung is Rung.EVICTING:
             return None
         return max(0.0, state.held.wait_of_probe_s(settings) - state.held.calm_s)
 

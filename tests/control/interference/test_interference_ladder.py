@@ -225,6 +225,17 @@ def test_reason_of_a_transition_is_a_filled_in_sentence(state, readings, resourc
         assert transition.signal in transition.reason
 
 
+@pytest.mark.parametrize(("rung", "harm_s", "words"), [
+    (SQUEEZED, 9.0, "is at 40 %, after 10 s of harm with the box's CPU held back: no new offline pod"),
+    (CLOSED, 119.0, "is at 40 %, after 120 s of harm with the box closed: one pod goes"),
+])  # fmt: skip
+def test_reason_says_how_long_harm_has_lasted_and_not_how_long_the_box_is_there(rung, harm_s, words):
+    state = stand(rung, held=PROVED, harm_s=harm_s)
+    decision, _ = step(Signals(101.0, {"cpu_pressure": HARM}, 3), state, BY_NAME, SETTINGS)
+    (transition,) = decision.transitions
+    assert transition.reason == f"online's waiting for CPU (cpu_pressure) {words}"
+
+
 def test_reason_names_signal_value_and_bar():
     decision, _ = step(Signals(101.0, {"cpu_pressure": HARM}, 3), stand(OPEN), BY_NAME, SETTINGS)
     (transition,) = decision.transitions
@@ -846,6 +857,13 @@ def gone(pods, first_s=0):
     [
         pytest.param({}, {"memory_pressure": HARM}, True, id="the first"),
         pytest.param({"ordered_s": 92.0}, {"memory_pressure": HARM}, False, id="after 9 s"),
+@pytest.mark.parametrize(("rung", "probe_in_s"), [(SQUEEZED, 4.0), (CLOSED, 4.0), (EVICTING, None)])
+def test_status_says_on_each_rung_whether_a_probe_is_to_come(rung, probe_in_s):
+    responder = Responder(SETTINGS)
+    responder.load(ResponderState({}, stand(rung, held={"calm_s": 1.0})))
+    assert responder.probe_in_s(CPU) == probe_in_s
+
+
         pytest.param({"ordered_s": 91.0}, {"memory_pressure": HARM}, True, id="after 10 s"),
         pytest.param({"ordered_s": 100.0}, SHORTAGE, False, id="emergency after 1 s"),
         pytest.param({"ordered_s": 99.0}, SHORTAGE, True, id="emergency after 2 s"),
