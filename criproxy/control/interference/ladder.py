@@ -42,11 +42,12 @@ was tested. It does not begin while another resource is on its way to the floor,
 say then which of the two has helped. Experiments take a resource for `trial_ratio` of the time at most, which is saved
 up to `trial_most_s`; one that convicts is not counted. A case whose suspects were all acquitted doubles the detector's
 patience (see `detectors`), and no other case is opened by it for `pause_s`. Where one could not be tried, as its budget
-was spent, the box is not known to be innocent, and only the pause follows.
+was spent, others had risen (see below), or another signal has convicted it, the box is not known to be innocent, and
+only the pause follows.
 
 **Free evidence spares experiments.** A resource of which the box used nothing just before is not tried (`unused`).
 Where something else that is outside of kubepods and the box has risen with the harm, or steal has, a resource is tried
-only once the signal has been high for `spared_s` (`others`).
+only once the signal has been high for `spared_s` (`others`); until then, what comes after it in turn waits, too.
 
 **After a conviction** only what lasts counts as harm: above the bar for more than `harmed_s`, never one look. What is
 high but no harm pauses calm, and does not reset it. The resource stands at a *level* between the floor (0) and the
@@ -261,8 +262,8 @@ class Phases(Struct, frozen=True):
 def phases(resource: LadderResource, detector: Detector | None, settings: LadderSettings) -> Phases:
     """Those of a detector whose values come seconds apart take longer, each of them for some of its values."""
     shortest_s, longest_s = resource.phase_s or 0.0, max(resource.phase_s or 0.0, resource.longest_phase_s)
-    if detector is None or not detector.slow:
     gradual = resource.return_s > longest_s
+    if detector is None or not detector.slow:
         return Phases(shortest_s, longest_s, resource.settle_s, resource.return_s, resource.probe_s, gradual)
     slow_s = settings.slow_phase_s
     return Phases(
@@ -271,8 +272,8 @@ def phases(resource: LadderResource, detector: Detector | None, settings: Ladder
         max(1.0, resource.settle_s),
         resource.return_s + slow_s,
         resource.probe_s + slow_s,
-    )
         gradual,
+    )
 
 
 # --- what goes in and comes out ---------------------------------------------------------------------------------------
@@ -1047,23 +1048,27 @@ class _Step:
                 return
 
     def _suspect_of(self, detector: str, but: tuple[str, ...]) -> str:
-        """Its next suspect; "": its signal is not at alarm (any more), or nobody is left to be tried."""
+        """Its next suspect; "": its signal is not at alarm (any more), nobody is left to be tried, or it is spared."""
         if not self._at_alarm(detector) or self._is_answered(detector):
             return ""
         barred = {*but, *self._accounted, *self._unused}
-        if self._readings[detector].high_s < self._settings.spared_s:
-            barred |= self._others
         free = (name for name in self._detectors[detector].suspects if name not in barred and self._may_try(name))
-        return next((name for name in free if self._states[name].rung is Rung.OPEN), "")
+        suspect = next((name for name in free if self._states[name].rung is Rung.OPEN), "")
+        spared = suspect in self._others and self._readings[detector].high_s < self._settings.spared_s
+        return "" if spared else suspect
 
     def _is_answered(self, detector: str) -> bool:
         """Whether it has convicted a resource, and what is harm at the floor of that has not been tested."""
         holds = (one.held for one in self._now() if one.signal == detector and one.held is not None)
         return any(hold.at > 0.0 or not hold.returns for hold in holds)
 
-    def _may_try(self, resource: str) -> bool:
+    def _can_be_tried(self, resource: str) -> bool:
+        """Whether there is an experiment with it."""
         row = self._resources.get(resource)
-        return row is not None and row.phase_s is not None and not self._is_spent(resource)
+        return row is not None and row.phase_s is not None
+
+    def _may_try(self, resource: str) -> bool:
+        return self._can_be_tried(resource) and not self._is_spent(resource)
 
     def _is_spent(self, resource: str) -> bool:
         """Whether its budget has no experiment left."""
@@ -1115,9 +1120,10 @@ class _Step:
         self._case, self._ended, self._by_itself = None, False, False
 
     def _left_untried(self, case: Case) -> bool:
-        """Whether it may have been one for which the budget was spent."""
-        others = (name for name in self._detectors[case.detector].suspects if name not in case.acquitted)
-        return self._at_alarm(case.detector) and any(self._is_spent(name) for name in others)
+        """Whether it may be one that could not be tried now."""
+        cleared = {*case.acquitted, *self._unused}
+        others = (name for name in self._detectors[case.detector].suspects if name not in cleared)
+        return self._at_alarm(case.detector) and any(self._can_be_tried(name) for name in others)
 
     # the table
 

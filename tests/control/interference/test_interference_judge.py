@@ -114,6 +114,27 @@ def test_box_convicted_by_a_service_is_given_back_whatever_becomes_of_that(
     assert node.judge.responder.ladder.of(CPU).rung is Rung.OPEN
 
 
+class Crowded(Service):
+    """Others take four more CPUs from just before its harm on, for half a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others_s, self.counted_s = 0.0, self.t_s
+
+    @property
+    def spent(self) -> CpuSpent:
+        seconds, self.counted_s = self.t_s - self.counted_s, self.t_s
+        self.others_s += 4.0 * seconds if 1025.0 < self.t_s < 1060.0 else 0.0
+        return CpuSpent(self.t_s, 6 * self.t_s + self.others_s, 2 * self.t_s, 3 * self.t_s, 0.0, 16)
+
+
+def test_cpu_that_is_not_tried_while_others_rise_is_tried_thereafter_and_before_memory() -> None:
+    node = Crowded()
+    node.run(300)
+    assert [(one.resource, one.after) for one in node.transitions] == [(CPU, Rung.TRIED), (CPU, Rung.SQUEEZED)]
+    assert not node.judge.responder.has_acquitted("service_check")
+
+
 class TwoServices(Service):
     """Another fares well. For the `unheard` looks to come, the first is not heard."""
 

@@ -509,6 +509,33 @@ def test_box_whose_memory_could_not_be_tried_is_not_known_to_be_innocent(spent_s
     assert 0.75 * SETTINGS.pause_s <= after.pauses["memory_pressure"] <= SETTINGS.pause_s
 
 
+@pytest.mark.parametrize(
+    ("state", "others"),
+    [(stand(SQUEEZED, held={"level": 1.0, "at": 1.0}), frozenset()), (stand(OPEN), frozenset({CPU}))],
+    ids=["convicted by another signal", "spared as others rose"],
+)
+def test_box_whose_cpu_was_not_tried_for_a_signal_is_not_known_to_be_innocent_of_it(state, others):
+    state = replace(state, case=Case("service_check", (MEMORY,), before=100.0))
+    readings = {"service_check": reading(200.0, bar=100.0), "cpu_pressure": CALM}
+    signals = Signals(101.0, readings, 3, unused=frozenset({IO}), others=others)
+    decision, after = step(signals, state, BY_NAME, SETTINGS)
+    assert (after.case, decision.exonerated, dict(decision.explained)) == (None, (), {})
+
+
+def test_suspect_of_which_no_experiment_can_be_made_keeps_no_box_from_being_acquitted():
+    untried = tuple(replace(one, phase_s=None) if one.name in (MEMORY, IO) else one for one in SETTINGS.resources)
+    state = replace(stand(OPEN), case=Case("service_check", (CPU,), before=100.0))
+    signals = Signals(101.0, {"service_check": reading(200.0, bar=100.0)}, 3)
+    decision, _ = step(signals, state, BY_NAME, replace(SETTINGS, resources=untried))
+    assert decision.exonerated == ("service_check",)
+
+
+def test_no_other_suspect_is_squeezed_while_one_is_spared():
+    signals = Signals(101.0, {"service_check": reading(200.0, bar=100.0)}, 3, others=frozenset({CPU}))
+    _, state = step(signals, LadderState(100.0), BY_NAME, SETTINGS)
+    assert (state.case, state.resources) == (None, {})
+
+
 def test_empty_box_is_not_suspected():
     node = Node({}, own=50.0, pods=0).run(60)
     assert node.transitions == []
@@ -536,6 +563,7 @@ def test_memory_is_judged_by_longer_phases_as_it_comes_back_slowly():
     assert node.path(MEMORY) == [TRIED, SQUEEZED]
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("own", [4.0, 8.0])
 def test_what_is_seen_before_the_box_has_filled_its_memory_again_does_not_acquit_it(own, slow):
     node = PageCache(up_s=30.0, down_s=8.0, own=own, slow=slow).run(200)
@@ -574,7 +602,6 @@ def test_resource_without_an_experiment_is_passed_over_and_judged_by_account_alo
     assert (state.of(MEMORY).rung, state.of(IO).rung) == (OPEN, TRIED)
     signals = {"memory_shortage": OVER}
     _, state = step(Signals(101.0, signals, 3, BOUND_EXCEEDED), LadderState(100.0), BY_NAME, settings)
-@pytest.mark.parametrize("slow", [False, True])
     assert state.of(MEMORY).rung is SQUEEZED
 
 
@@ -830,6 +857,13 @@ def test_status_says_when_more_is_given_back():
     assert Node({}).responder.probe_in_s(CPU) is None
 
 
+@pytest.mark.parametrize(("rung", "probe_in_s"), [(SQUEEZED, 4.0), (CLOSED, 4.0), (EVICTING, None)])
+def test_status_says_on_each_rung_whether_a_probe_is_to_come(rung, probe_in_s):
+    responder = Responder(SETTINGS)
+    responder.load(ResponderState({}, stand(rung, held={"calm_s": 1.0})))
+    assert responder.probe_in_s(CPU) == probe_in_s
+
+
 def test_calm_needed_doubles_up_to_ten_minutes():
     needed = [doubled_s(SETTINGS.closed_calm_s, times, SETTINGS.longest_calm_s) for times in range(8)]
     assert needed == [60.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0, 600.0]
@@ -857,13 +891,6 @@ def gone(pods, first_s=0):
     [
         pytest.param({}, {"memory_pressure": HARM}, True, id="the first"),
         pytest.param({"ordered_s": 92.0}, {"memory_pressure": HARM}, False, id="after 9 s"),
-@pytest.mark.parametrize(("rung", "probe_in_s"), [(SQUEEZED, 4.0), (CLOSED, 4.0), (EVICTING, None)])
-def test_status_says_on_each_rung_whether_a_probe_is_to_come(rung, probe_in_s):
-    responder = Responder(SETTINGS)
-    responder.load(ResponderState({}, stand(rung, held={"calm_s": 1.0})))
-    assert responder.probe_in_s(CPU) == probe_in_s
-
-
         pytest.param({"ordered_s": 91.0}, {"memory_pressure": HARM}, True, id="after 10 s"),
         pytest.param({"ordered_s": 100.0}, SHORTAGE, False, id="emergency after 1 s"),
         pytest.param({"ordered_s": 99.0}, SHORTAGE, True, id="emergency after 2 s"),
