@@ -113,11 +113,19 @@ def parse_pressure(text: str) -> dict[str, float]:
 
 
 def parse_nested_keyed(text: str) -> dict[str, dict[str, str]]:
-    """Lines of `KEY NAME=VALUE …`, as in io.stat. Source: Documentation/admin-guide/cgroup-v2.rst, Format."""
-    found = {}
-    for line in lines_of(text):
-        key, *fields = line.split()
-        found[key] = dict(field.split("=", 1) for field in fields if "=" in field)
+    """Lines of `KEY NAME=VALUE …`, as in io.stat. Source: Documentation/admin-guide/cgroup-v2.rst, Format.
+
+    Linux 5.15 to 5.18 print the number of a disk without counts and no line feed after it, so that the next disk's
+    follows on the same line. Source: block/blk-cgroup.c, blkcg_print_one_stat.
+    """
+    found: dict[str, dict[str, str]] = {}
+    fields: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if equals:
+            fields[name] = value
+        else:
+            fields = found[word] = {}
     return found
 
 

@@ -121,3 +121,15 @@ def test_whole_pages_round_down_and_settle(size: int) -> None:
 def test_flat_keyed_file_with_no_lines_is_empty() -> None:
     assert files.parse_flat_keyed("") == {}
     assert files.parse_flat_keyed("nr_periods 3\nusage_usec 12") == {"nr_periods": 3, "usage_usec": 12}
+
+
+def test_disk_without_counts_has_no_line_feed_on_linux_5_15_and_is_no_other_disks_key() -> None:
+    text = "7:3 8:0 rbytes=4096 rios=1\n8:16 rbytes=1 rios=2\n253:0 253:1 \n"
+
+    assert files.parse_nested_keyed(text) == {
+        "7:3": {},
+        "8:0": {"rbytes": "4096", "rios": "1"},
+        "8:16": {"rbytes": "1", "rios": "2"},
+        "253:0": {},
+        "253:1": {},
+    }

@@ -599,6 +599,14 @@ def test_disks_have_what_the_node_and_what_the_box_does(v2: Node) -> None:
     assert found.names == {"8:0": "sda", "253:1": "dm-1"}
 
 
+def test_disk_beside_one_without_counts_on_its_line_has_the_counts(v2: Node) -> None:
+    """As Linux 5.15 to 5.18 print it."""
+    (v2.root / "diskstats").write_text(DISKSTATS)
+    v2.write("io", f"{BOX}/io.stat", "253:1 8:0 rbytes=4096 wbytes=8192 rios=1 wios=2\n")
+
+    assert v2.read().disks.box == {"253:1": DiskIo(0, 0), "8:0": DiskIo(12288, 3)}
+
+
 def test_disks_without_a_box_have_nothing_of_it(v2: Node) -> None:
     shutil.rmtree(v2.directory("io", BOX))
 
