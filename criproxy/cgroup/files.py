@@ -205,14 +205,17 @@ def parse_schedstat(text: str) -> tuple[float, float] | None:
 
 
 def memory_parts(stat: Mapping[str, int], prefix: str, anon: str) -> tuple[int, int, int]:
-    """Of memory.stat, in bytes: inactive page cache; what nothing but swap takes back, anonymous memory and tmpfs; and
-    what can be reclaimed, and stays when its cgroup goes: page cache but tmpfs, and slab (v1 does not tell).
+    """Of memory.stat, in bytes: inactive page cache; what nothing but swap takes back, anonymous memory, tmpfs, and
+    huge pages; and what can be reclaimed, and stays when its cgroup goes: page cache but tmpfs, and slab (v1 does not
+    tell).
 
+    Huge pages are there where they count in memory.current, which is with the mount option memory_hugetlb_accounting.
     `prefix` is "total_" on v1, where `anon` is "rss". Source: cgroup-v2.rst and cgroup-v1/memory.rst, memory.stat.
     """
     inactive = stat[f"{prefix}inactive_file"]
     reclaimable = inactive + stat.get(f"{prefix}active_file", 0) + stat.get("slab_reclaimable", 0)
-    return inactive, stat[f"{prefix}{anon}"] + stat.get(f"{prefix}shmem", 0), reclaimable
+    kept = stat[f"{prefix}{anon}"] + stat.get(f"{prefix}shmem", 0) + stat.get("hugetlb", 0)
+    return inactive, kept, reclaimable
 
 
 def idle_cpu_seconds(stat: str, ticks_per_s: int) -> dict[int, float]:

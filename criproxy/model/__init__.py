@@ -239,8 +239,8 @@ class Usage(Struct, frozen=True):
     """Counters of one cgroup at one moment.
 
     `working_set_bytes` is usage less inactive page cache, as kubelet counts it; `memory_bytes` is all that a limit
-    bounds, `anon_bytes` what of it nothing but swap takes back: anonymous memory, and tmpfs; and `reclaimable_bytes`
-    page cache and slab, which stay when the cgroup goes (all 0: not known, as for the node).
+    bounds, `anon_bytes` what of it nothing but swap takes back: anonymous memory, tmpfs, and huge pages that count; and
+    `reclaimable_bytes` page cache and slab, which stay when the cgroup goes (all 0: not known, as for the node).
     """
 
     cpu_usage_s: float

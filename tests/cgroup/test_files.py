@@ -133,3 +133,10 @@ def test_disk_without_counts_has_no_line_feed_on_linux_5_15_and_is_no_other_disk
         "253:0": {},
         "253:1": {},
     }
+
+
+def test_huge_pages_that_count_as_memory_are_what_nothing_takes_back() -> None:
+    """With the mount option memory_hugetlb_accounting; memory.current has them, and reclaim does not."""
+    stat = {"anon": 100, "shmem": 10, "hugetlb": 2 << 20, "inactive_file": 30, "active_file": 5, "slab_reclaimable": 3}
+
+    assert files.memory_parts(stat, "", "anon") == (30, (2 << 20) + 110, 38)

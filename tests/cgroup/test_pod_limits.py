@@ -434,6 +434,26 @@ def test_what_the_runtime_writes_anew_with_an_update_is_put_back(node: Node) -> 
     assert held(node, path) == ("79", str(64 * MIB))
 
 
+def test_container_that_is_killed_whole_stays_so_when_systemd_is_told_of_its_limits(node: Node) -> None:
+    """Kubelet has runc write memory.oom.group by file; systemd writes what it makes of the scope's own settings."""
+    path = started(node)
+    if node.is_v2:
+        node.kernel.by_hand(node.file(path, "memory.oom.group"), "1")
+
+    node.driver.settle_container(node.pod, ID, ASKED)
+
+    assert held(node, path) == ("79", str(64 * MIB))
+    assert not node.is_v2 or node.text(path, "memory.oom.group") == "1"
+
+
+def test_pod_is_killed_whole_also_after_its_memory_limit_has_changed(node: Node) -> None:
+    node.driver.ensure(node.box)
+    for size in (64 * MIB, 32 * MIB, 96 * MIB):
+        node.driver.ensure_pod(node.pod, PodLimits(memory_bytes=size, oom_group=True))
+
+        assert not node.is_v2 or node.text(node.pod, "memory.oom.group") == "1"
+
+
 @pytest.mark.parametrize("limit", [32, 128])
 def test_what_kubelet_gave_stays_and_the_lower_memory_limit_holds(node: Node, limit: int) -> None:
     path = started(node, weight="50", memory=str(limit * MIB))

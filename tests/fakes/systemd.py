@@ -117,6 +117,7 @@ class FakeSystemd(SystemdUnits):
             if name in ("MemoryHigh", "MemoryMax"):
                 self.waited |= size < int(self.kernel.read(f"{directory}/memory.current"))
             self._write(directory, file, "max" if size == INFINITY else str(size))
+        self._write(directory, "memory.oom.group", "0")  # its OOMPolicy of a unit that is delegated, and of a slice
         self._write(directory, "memory.low", "max" if told.get("MemoryLow", 0) == INFINITY else "0")
 
     def _write_v1(self, path: str, told: Properties) -> None:

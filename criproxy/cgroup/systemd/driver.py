@@ -20,6 +20,7 @@ from criproxy.cgroup.kernel_files import CPUS, LIMITS, KernelFile, Properties, P
 from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
+from criproxy.cgroup.tree import if_there
 from criproxy.cgroup.v2 import check_cpus
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
@@ -183,7 +184,7 @@ class SystemdDriver:
             self._units.set(pod, {"MemoryMax": size_bytes})
         self._kernel.ensure_pod(pod, limits)
         if size_bytes and not new:
-            self._units.set(pod, {"MemoryMax": size_bytes})
+            self._set_of_pod(pod, checked_pod(pod)[1], {"MemoryMax": size_bytes})
 
     def settle_container(self, pod: str, container_id: str, limits: ContainerLimits) -> tuple[LimitChange, ...]:
         """In the files first, where a memory limit sinks and nobody waits for it; then systemd is sent what they hold,
@@ -195,8 +196,22 @@ class SystemdDriver:
         if path is not None and scope.endswith(".scope"):
             held = self._kernel.pod_limits(path)
             values = {rows.CPU_WEIGHT: limits.cpu_weight and held.cpu_weight, rows.MEMORY_MAX: held.memory_bytes}
-            self._units.set(scope, properties(self.version, values))
+            self._set_of_pod(scope, path, properties(self.version, values))
         return changes
+
+    def _set_of_pod(self, unit: str, path: str, values: Properties) -> None:
+        """Set properties of a pod's slice or a container's scope (`path`: its directory), which stays to be killed
+        whole: with any property of memory, systemd writes memory.oom.group, too, which it was never told.
+
+        Source: src/core/cgroup.c, cgroup_context_apply.
+        """
+        whole = self.files.read_if_there(rows.MEMORY_OOM_GROUP, path)
+        try:
+            self._units.set(unit, values)
+        finally:
+            with if_there():
+                if whole and not self.files.read(rows.MEMORY_OOM_GROUP, path):
+                    self.files.write(rows.MEMORY_OOM_GROUP, path, whole)
 
     def remove_pod(self, pod: str) -> bool:
         """Stopping a slice kills what is in it: so only an empty one. On v1, some of its directories are left to us."""
