@@ -8,7 +8,9 @@ Nothing is mounted or changed beside our own group.
 Source: Documentation/arch/x86/resctrl.rst.
 """
 
+import contextlib
 import errno
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -42,55 +44,86 @@ class CacheLimits(Struct, frozen=True):
 
 
 class CacheGroup(Struct, frozen=True):
-    """What is in force: the group's schemata ("": nothing is), and why something requested is not."""
+    """What is in force: the lines of the group's schemata ("": nothing is), and why something requested is not."""
 
     schemata: str = ""
     threads: int = 0
     problem: str = ""
 
 
-class Resctrl(Struct, frozen=True):
+class Resctrl(Struct):
     """For one thread. `root`: where resctrl is mounted."""
 
     tree: Tree
     root: str = ROOT
     proc: str = "/proc"
+    _bounded: frozenset[str] = frozenset({LLC, BANDWIDTH})
+    """What our group may bound; at first, what another process may have had it bound."""
 
     def keep(self, box: str, limits: CacheLimits) -> CacheGroup:
-        """Bound all threads of the box; without limits, remove our group. Raises CgroupError."""
-        if not limits.any:
-            self._remove()
-            return CacheGroup()
+        """Bound all threads of the box, as far as that can be done; without limits, remove our group.
+
+        Raises CgroupError.
+        """
         try:
-            if problem := self._missing(limits):
+            possible, problem = self._possible(limits)
+            if not possible.any:
+                self._remove()
                 return CacheGroup(problem=problem)
-            schemata = self._settle(limits)
+            schemata = self._settle(possible)
         except ValueError as error:
             raise CgroupError(f"{self.root} has another form than is known: {error}") from error
-        return CacheGroup(" ".join(schemata.split()), self._gather(box))
+        return CacheGroup(" ".join(schemata.split()), self._gather(box), problem)
 
     @property
     def _group(self) -> str:
         return f"{self.root}/{GROUP}"
 
-    def _missing(self, limits: CacheLimits) -> str:
-        """Why the request can't be met; "": it can."""
+    def _possible(self, limits: CacheLimits) -> tuple[CacheLimits, str]:
+        """What of the request can be met, and why the rest can't; "": there is none."""
+        if not limits.any:
+            return limits, ""
         if not self.tree.exists(f"{self.root}/schemata"):
-            return (
+            return CacheLimits(), (
                 f"resctrl is not mounted: mount -t resctrl resctrl {self.root}, where the processor has it (rdt or "
                 "cat_l3 and mba among the flags of /proc/cpuinfo); most virtual machines have not"
             )
         there = parse_schemata(self.tree.read(f"{self.root}/schemata"))
-        if limits.llc_ratio is not None and not any(name.startswith(LLC) for name in there):
-            return "this processor does not divide its last-level cache (L3)"
-        if limits.bandwidth_ratio is not None and BANDWIDTH not in there:
+        llc_ratio, bandwidth_ratio, problems = limits.llc_ratio, limits.bandwidth_ratio, []
+        if llc_ratio is not None and not any(name.startswith(LLC) for name in there):
+            llc_ratio = None
+            problems.append("this processor does not divide its last-level cache (L3)")
+        if bandwidth_ratio is not None and (why := self._not_in_percent(there.get(BANDWIDTH, {}))):
+            bandwidth_ratio = None
+            problems.append(why)
+        return CacheLimits(llc_ratio, bandwidth_ratio), "; ".join(problems)
+
+    def _not_in_percent(self, held: Mapping[str, str]) -> str:
+        """Why memory bandwidth can't be bounded to a share; "": it can. `held`: what each controller has."""
+        if not held:
             return "this processor does not bound memory bandwidth (MB)"
-        if limits.bandwidth_ratio is not None and any(int(value) > 100 for value in there[BANDWIDTH].values()):
-            return "resctrl is mounted with mba_MBps: bandwidth in percent can't be had beside it"
-        return ""
+        if all(int(value) <= 100 for value in held.values()):
+            return ""
+        lines = files.lines_of(self.tree.read(f"{self.proc}/self/mountinfo"))
+        mounts = (line.partition(" - ")[2].split(" ") for line in lines)
+        if any(kind == "resctrl" and "mba_MBps" in options[-1].split(",") for kind, *options in mounts):
+            return "resctrl is mounted with mba_MBps, and then has no bandwidth in percent: mount it without"
+        return (
+            "this processor bounds memory bandwidth in steps of 1/8 GB/s (AMD), and knows no share of it: leave "
+            "cache.bandwidth_max_ratio out"
+        )
 
     def _settle(self, limits: CacheLimits) -> str:
-        """Make the group, and have it hold what it shall."""
+        """Make the group, and have it hold what it shall.
+
+        One that may bound what is not asked for is made anew, as the kernel alone knows what a group can have beside
+        others.
+        """
+        asked = {LLC: limits.llc_ratio, BANDWIDTH: limits.bandwidth_ratio}
+        bounded_now = frozenset(name for name, ratio in asked.items() if ratio is not None)
+        if not self._bounded <= bounded_now:
+            self._remove()
+        self._bounded = bounded_now
         try:
             self.tree.mkdir(self._group)
         except CgroupError as error:
@@ -102,13 +135,22 @@ class Resctrl(Struct, frozen=True):
         file = f"{self._group}/schemata"
         held = self.tree.read(file)
         here = parse_schemata(held)
-        caches = {name: self._parts(name) for name in here if name.startswith(LLC)}
-        steps = self._steps() if BANDWIDTH in here else None
+        caches = {name: self._parts(name) for name in here if name.startswith(LLC)} if LLC in bounded_now else {}
+        steps = self._steps() if BANDWIDTH in bounded_now else None
         want = bounded(here, caches, limits.llc_ratio, steps, limits.bandwidth_ratio)
         lines = (line for line in files.lines_of(held) if line.split(":")[0].strip() in _named(want))
         if not same(want, "\n".join(lines)):
-            self.tree.write(file, want)
+            self._write(file, want)
         return want
+
+    def _write(self, file: str, schemata: str) -> None:
+        try:
+            self.tree.write(file, schemata)
+        except CgroupError as error:
+            why = ""
+            with contextlib.suppress(CgroupError):
+                why = self.tree.read(f"{self.root}/info/last_cmd_status").strip()
+            raise CgroupError(f"{error}: {why}" if why else str(error), error.errno) from error
 
     def _parts(self, name: str) -> CacheParts:
         info = f"{self.root}/info/{name}"

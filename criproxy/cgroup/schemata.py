@@ -1,7 +1,7 @@
 """What a resctrl group may have of the last-level cache and of memory bandwidth, as a line per resource. Pure.
 
     L3:0=003;1=003       of each cache, by its id, a bit per part; the kernel wants the bits side by side
-    MB:0=50;1=50         of each memory controller, at most so many percent
+    MB:0=50;1=50         of each memory controller, at most so many percent (on AMD, in 1/8 GB/s: 2048 is no bound)
 
 `bounded` gives the box the lowest bits, and no more percent than asked for; both as the processor can do it, which has
 a least number of bits, a least percentage and a step. Online is not kept out of those bits: the rest is its alone.
@@ -63,7 +63,7 @@ def bounded(
     bandwidth: BandwidthSteps | None,
     bandwidth_ratio: float | None,
 ) -> str:
-    """The lines to write; what is not asked for (None), or not there, gets all there is.
+    """The lines to write; what is not asked for (None), or not there, has none.
 
     `caches`: by resource, as in `held`: with code and data apart (CDP), they are two.
     """
@@ -78,10 +78,10 @@ def _lines(
     bandwidth_ratio: float | None,
 ) -> Iterator[str]:
     for name, domains in held.items():
-        if name in caches:
-            value = f"{cache_bits(caches[name], 1.0 if llc_ratio is None else llc_ratio):x}"
-        elif name == BANDWIDTH and bandwidth is not None:
-            value = str(bandwidth_percent(bandwidth, 1.0 if bandwidth_ratio is None else bandwidth_ratio))
+        if name in caches and llc_ratio is not None:
+            value = f"{cache_bits(caches[name], llc_ratio):x}"
+        elif name == BANDWIDTH and bandwidth is not None and bandwidth_ratio is not None:
+            value = str(bandwidth_percent(bandwidth, bandwidth_ratio))
         else:
             continue
         yield f"{name}:{';'.join(f'{domain}={value}' for domain in domains)}"

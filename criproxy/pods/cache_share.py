@@ -52,14 +52,15 @@ class CacheShare(Part, Struct):
         self._made = limits.any
         if self.group.problem and self.group.problem != before.problem:
             self.shared.log.warning("cache_share_not_in_force", error=self.group.problem)
-        elif self.group.schemata != before.schemata:
+        if self.group.schemata != before.schemata:
             self.shared.log.info("cache_share", schemata=self.group.schemata or "all")
 
     def section(self) -> Mapping[str, Any]:
-        """The box's share, or why it has all; "": the config sets no bound."""
+        """The box's share, and why something else that the config bounds is not; "": it sets no bound."""
         group, problem = self.group, self.failure or self.group.problem
-        words = f"{group.schemata} for {group.threads} threads of offline pods" if group.schemata else ""
-        return {"cache": f"not bounded: {problem}" if problem else words}
+        in_force = group.schemata and not self.failure
+        words = f"{group.schemata} for {group.threads} threads of offline pods" if in_force else ""
+        return {"cache": "; ".join(filter(None, (words, problem and f"not bounded: {problem}")))}
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         if words := self.section()["cache"]:

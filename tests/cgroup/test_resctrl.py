@@ -105,11 +105,14 @@ class Site:
         return (self.root / "resctrl/criproxy").exists()
 
 
-def made(root: Path, **how: Any) -> Site:
+def made(root: Path, *, options: str = "rw", **how: Any) -> Site:
     (root / "proc/self").mkdir(parents=True)
     (root / "cgroup/offline").mkdir(parents=True)
     (root / "cgroup/offline/cgroup.threads").write_text("")
-    (root / "proc/self/mountinfo").write_text(f"30 1 0:26 / {root}/cgroup rw - cgroup2 cgroup2 rw\n")
+    (root / "proc/self/mountinfo").write_text(
+        f"30 1 0:26 / {root}/cgroup rw - cgroup2 cgroup2 rw\n"
+        f"31 1 0:27 / {root}/resctrl rw - resctrl resctrl {options}\n"
+    )
     tree = FakeResctrl(root / "resctrl", **how)
     return Site(root, tree, Resctrl(tree, str(root / "resctrl"), str(root / "proc")))
 
@@ -152,9 +155,23 @@ def test_thread_that_ends_meanwhile_keeps_no_other_out(site: Site) -> None:
 
 
 def test_what_is_not_asked_for_is_all_there_is(site: Site) -> None:
+    site.run("poda/main", 11)
+    site.resctrl.keep("/offline", THIRD)
+    site.tree.writes.clear()
+
+    group = site.resctrl.keep("/offline", CacheLimits(0.3))
+
+    assert group == CacheGroup("L3:0=7;1=7", 1)
+    assert same((site.root / "resctrl/criproxy/schemata").read_text(), "L3:0=7;1=7\nMB:0=100;1=100")
+    assert site.tree.writes == ["L3:0=7;1=7\n", "11"]
+
+
+def test_what_an_earlier_process_has_asked_for_beside_is_all_there_is_again(site: Site) -> None:
     site.resctrl.keep("/offline", THIRD)
 
-    assert site.resctrl.keep("/offline", CacheLimits(0.3)).schemata == "L3:0=7;1=7 MB:0=100;1=100"
+    Resctrl(site.tree, site.resctrl.root, site.resctrl.proc).keep("/offline", CacheLimits(None, 0.5))
+
+    assert same((site.root / "resctrl/criproxy/schemata").read_text(), "L3:0=7ff;1=7ff\nMB:0=50;1=50")
 
 
 def test_share_that_somebody_has_changed_is_put_back(site: Site) -> None:
@@ -185,7 +202,6 @@ def test_cache_that_is_split_for_code_and_data_is_bounded_in_both(tmp_path: Path
         pytest.param(None, THIRD, "resctrl is not mounted: mount -t resctrl", id="not-mounted"),
         pytest.param("MB:0=100\n", CacheLimits(0.3), "does not divide its last-level cache", id="no-cat"),
         pytest.param("L3:0=7ff\n", CacheLimits(None, 0.5), "does not bound memory bandwidth", id="no-mba"),
-        pytest.param("MB:0=4294967295\n", CacheLimits(None, 0.5), "mba_MBps", id="in-megabytes"),
     ],
 )
 def test_what_the_machine_can_not_do_is_told(
@@ -199,6 +215,37 @@ def test_what_the_machine_can_not_do_is_told(
 
     assert problem in group.problem
     assert (group.schemata, site.there) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("highest", "options", "problem"),
+    [
+        pytest.param("4294967295", "rw,mba_MBps", "mounted with mba_MBps", id="mounted-in-megabytes"),
+        pytest.param("2048", "rw", "in steps of 1/8 GB/s", id="amd"),
+    ],
+)
+def test_bandwidth_that_is_not_in_percent_is_told_and_the_cache_is_bounded(
+    tmp_path: Path, highest: str, options: str, problem: str
+) -> None:
+    site = made(tmp_path, schemata=f"MB:0={highest};1={highest}\nL3:0=7ff;1=7ff\n", options=options)
+
+    group = site.resctrl.keep("/offline", THIRD)
+    alone = site.resctrl.keep("/offline", CacheLimits(None, 0.5))
+
+    assert (group.schemata, problem in group.problem) == ("L3:0=7;1=7", True)
+    assert "MB" not in "".join(site.tree.writes)
+    assert (alone.schemata, problem in alone.problem, site.there) == ("", True, False)
+
+
+def test_line_that_the_kernel_refuses_is_told_with_its_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: str, value: str) -> None:
+        raise CgroupError(f"cannot write {value!r} to {file}: EINVAL", errno.EINVAL)
+
+    monkeypatch.setattr(site.tree, "write", refuse)
+    (site.root / "resctrl/info/last_cmd_status").write_text("Overlaps with exclusive group\n")
+
+    with pytest.raises(CgroupError, match="EINVAL: Overlaps with exclusive group"):
+        site.resctrl.keep("/offline", THIRD)
 
 
 def test_processor_without_a_group_left_is_an_error(tmp_path: Path) -> None:
@@ -262,6 +309,18 @@ def test_group_that_an_earlier_process_has_left_is_removed_when_no_share_is_aske
     asyncio.run(part(site, CacheLimits()).look())
 
     assert not site.there
+
+
+def test_part_shows_what_is_in_force_and_what_is_not(tmp_path: Path) -> None:
+    cache = part(made(tmp_path, schemata="L3:0=7ff\n"), THIRD)
+    asyncio.run(cache.look())
+
+    in_force, _, problem = cache.section()["cache"].partition("; ")
+    events = [event for _, event, _ in cache.shared.log.events]  # type: ignore[attr-defined]
+
+    assert in_force == "L3:0=7 for 0 threads of offline pods"
+    assert problem == "not bounded: this processor does not bound memory bandwidth (MB)"
+    assert events == ["cache_share_not_in_force", "cache_share"]
 
 
 def test_what_fails_is_told_once_and_tried_again(tmp_path: Path) -> None:
