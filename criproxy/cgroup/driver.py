@@ -176,6 +176,11 @@ class CgroupDriver(Protocol):
         left on those that it has, on v2 on all that its containers were given. One that has gone is left alone.
         """
 
+    def can_have(self, box: str, cpus: Cpus) -> Cpus:
+        """Without those of these CPUs that are online, and on which the cgroup above the box does not run: a cpuset
+        partition beside it has them, or nobody. Raises CgroupError when the box would have none that is online.
+        """
+
     def capacity(self, box: str, name: str) -> int | None:
         """What the box can have of a resource of `kernel_files.LIMITS`; None: the kernel can't bound it.
 

@@ -162,6 +162,9 @@ class KernelDriver:
             return tuple(self._version.confine(checked_box(path), cpus))
         return tuple(self._version.pin(*checked_pod(path), None if cpus is UNLIMITED else cpus))
 
+    def can_have(self, box: str, cpus: Cpus) -> Cpus:
+        return self._version.can_have(checked_box(box), cpus)
+
     def capacity(self, box: str, name: str) -> int | None:
         row = LIMITS[name].limit
         if not self.can_limit(box, name):

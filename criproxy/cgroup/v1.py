@@ -125,6 +125,10 @@ class V1Hierarchies:
         nodes: Cpus = self.access.read(rows.MEMORY_NODES, parent)
         return [*self._follow(rows.CPUS, box, want), *self._follow(rows.MEMORY_NODES, box, nodes)]
 
+    def can_have(self, box: str, cpus: Cpus) -> Cpus:
+        """Cpusets of v1 have no partitions."""
+        return cpus
+
     def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
         """See `CgroupDriver.confine`; None: the pod is on all CPUs of the box.
 

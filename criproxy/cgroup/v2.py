@@ -94,12 +94,29 @@ class V2Hierarchy:
             if box not in self._confined:
                 return []
             return self._unconfine(box, box.rpartition("/")[0])
-        check_cpus(self.access, box, cpus)
+        cpus = self.can_have(box, cpus)
         if not self.access.has(rows.CPUS, box):
             file = self.access.file(rows.CPUS, box)
             raise CgroupError(f"{file} does not exist, so offline pods can't be kept to the CPUs that kubelet leaves")
         self._confined.add(box)
         return self.access.settle(rows.CPUS, box, cpus)
+
+    def can_have(self, box: str, cpus: Cpus) -> Cpus:
+        """See `CgroupDriver.can_have`: with none of its CPUs online, it would run on all that are above it.
+
+        What it can have are those on which the nearest cgroup above it with a cpuset runs, all of them online; others
+        that are online are a partition's, which a write of them here would end, or the kernel refuse (before 6.1).
+        Source: kernel/cgroup/cpuset.c, update_cpumasks_hier, validate_change; cgroup-v2.rst, cpuset.cpus.effective.
+        """
+        there, above = None, box
+        while cpus and there is None and above:
+            above = above.rpartition("/")[0]
+            there = self.access.read_if_there(rows.EFFECTIVE_CPUS, above)
+        if there is not None and not cpus <= there:
+            cpus -= files.idle_cpu_seconds(self._tree.read_often(self._stat), TICKS_PER_S).keys() - there
+        if not (cpus if there is None else cpus & there):
+            raise no_cpus(box)
+        return cpus
 
     def pin(self, box: str, pod: str, cpus: Cpus | None) -> list[LimitChange]:
         """See `CgroupDriver.confine`; None: the pod is on all CPUs of the box."""
@@ -225,17 +242,3 @@ class V2Hierarchy:
                 raise
             return False
         return True
-
-
-def check_cpus(access: FileAccess, box: str, cpus: Cpus) -> None:
-    """Raises CgroupError when the box (a directory) can have none of these CPUs: it would run on all that are above it.
-
-    What it can have are those on which the nearest cgroup above it with a cpuset runs, all of them online.
-    Source: kernel/cgroup/cpuset.c, update_cpumasks_hier; cgroup-v2.rst, cpuset.cpus.effective.
-    """
-    there, above = None, box
-    while cpus and there is None and above:
-        above = above.rpartition("/")[0]
-        there = access.read_if_there(rows.EFFECTIVE_CPUS, above)
-    if not (cpus if there is None else cpus & there):
-        raise no_cpus(box)

@@ -1,5 +1,6 @@
 """The box is kept to CPUs: files of both versions, and systemd's properties."""
 
+import asyncio
 import contextlib
 import errno
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from criproxy.cgroup.box import Box, BoxSettings
 from criproxy.cgroup.detect import detect, detect_any
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
+from criproxy.cgroup.naming import parse_kubelet_parent
 from criproxy.model import CPU, UNLIMITED, Unlimited
 from criproxy.model.cpulist import Cpus, format_cpus, parse_cpus
+from tests.fakes.clock import FakeClock
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.systemd import FakeSystemd, names
 
@@ -324,6 +328,29 @@ def test_v2_cpus_of_a_partition_above_are_the_boxs(v2: V2) -> None:
     assert v2.held == "2"
 
 
+def test_v2_cpus_of_a_partition_beside_it_are_never_the_boxs(v2: V2) -> None:
+    """The kernel refuses a cpuset that has some of them, or ends the partition. A CPU that is offline is nobody's."""
+    held = []
+    for effective in ("0-1", "0-3"):
+        v2.kernel.by_hand("cg/kubelet/cpuset.cpus.effective", effective)
+        v2.driver.confine(BOX, cpus("0-3,7"))
+        held.append(v2.held)
+
+    assert held == ["0-1,7", "0-3,7"]
+
+
+def test_box_beside_a_partition_says_which_cpus_are_not_its_own(v2: V2) -> None:
+    v2.kernel.by_hand("cg/kubelet/cpuset.cpus.effective", "0-1")
+    box = Box(v2.driver, BoxSettings(LIMITS), lambda: cpus("0-3"), FakeClock())
+
+    asyncio.run(box.pods.admit(parse_kubelet_parent("/kubelet/kubepods/besteffort/poda"), 0))
+
+    assert v2.held == "0-1"
+    assert box.state().cpus == "0-1"
+    above = "2-3 are not of the cgroup above the box (its cpuset, or a partition beside it)"
+    assert box.state().cores == f"what kubelet leaves; {above}"
+
+
 def test_v2_kernel_without_cpusets_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     kernel = FakeKernel(tmp_path / "without", 2)
@@ -397,6 +424,16 @@ def test_systemd_v2_is_told_and_keeps_the_cpus_through_a_reset(tmp_path: Path) -
     assert node.systemd.units[SLICE]["AllowedCPUs"] == b"\x0d"
     assert parse_cpus(node.held) == {0, 2, 3}
     assert node.systemd.calls == [], "what it knows it is not told again"
+
+
+def test_systemd_v2_is_told_no_cpu_of_a_partition_beside_the_box(tmp_path: Path) -> None:
+    node = made(tmp_path, 2)
+    node.kernel.by_hand("cg/cpuset.cpus.effective", "0-1")
+
+    node.tick("0-3")
+
+    assert node.systemd.units[SLICE]["AllowedCPUs"] == b"\x03"
+    assert node.held == "0-1"
 
 
 def test_systemd_v2_changes_cpus_in_one_call_and_the_limits_stay_in_force(tmp_path: Path) -> None:

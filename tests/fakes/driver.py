@@ -140,6 +140,9 @@ class FakeDriver:
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
 
+    def can_have(self, box: str, cpus: Cpus) -> Cpus:
+        return cpus
+
     def confine(self, path: str, cpus: Cpus | Unlimited) -> tuple[LimitChange, ...]:
         """What is asked for is kept in `cpus`, and of pods in `pins`."""
         if not is_box(path):

@@ -123,6 +123,7 @@ class FakeKernel(Tree):
         else:
             held = f"cpu {'cpuset ' if cpusets else ''}hugetlb io memory misc pids"
             self._populate(f"{root}/cg", None, controllers=held)
+            self.idle(dict.fromkeys(range(4), 0.0))
             self.idle({0: 10.0, 1: 10.0, 2: 5.5, 3: 5.5})
 
     def file(self, path: str) -> str:

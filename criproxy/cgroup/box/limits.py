@@ -12,7 +12,7 @@ from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.topology import WholeCores
 from criproxy.concurrency.clock import Clock
 from criproxy.model import CPU, UNLIMITED, LimitChange, Limits, Unlimited
-from criproxy.model.cpulist import Cpus
+from criproxy.model.cpulist import Cpus, format_cpus
 
 T = TypeVar("T")
 
@@ -305,6 +305,10 @@ class BoxLimits:
             cpus, words = self._cores.choose(cpus, limit_cores)
         elif self._cores is not None and cpus is not UNLIMITED:
             cpus, words = self._cores.spare(cpus)
+        if cpus is not UNLIMITED and (others := cpus - self._driver.can_have(path, cpus)):
+            cpus -= others
+            above = f"{format_cpus(others)} are not of the cgroup above the box (its cpuset, or a partition beside it)"
+            words = f"{words or 'what kubelet leaves'}; {above}"
         changes = self._counted_drift(self._driver.confine(path, cpus))
         self.confined, self.cores_words = cpus, words
         return changes

@@ -21,7 +21,6 @@ from criproxy.cgroup.naming import is_slice
 from criproxy.cgroup.systemd.anchor import Anchors
 from criproxy.cgroup.systemd.units import INVALID_ARGS, SystemdUnits, UnitError
 from criproxy.cgroup.tree import if_there
-from criproxy.cgroup.v2 import check_cpus
 from criproxy.model import CPU, MEMORY, MEMORY_HIGH, UNLIMITED, LimitChange, Limits, Unlimited
 from criproxy.model.cpulist import Cpus
 
@@ -58,7 +57,7 @@ class SystemdDriver:
         self.files = kernel.files
         self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
         self.read, self.memory = kernel.read, kernel.memory
-        self.capacity, self.read_limit = kernel.capacity, kernel.read_limit
+        self.capacity, self.read_limit, self.can_have = kernel.capacity, kernel.read_limit, kernel.can_have
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
 
     def ensure(self, box: str, *, hands_off: bool = False) -> None:
@@ -121,7 +120,7 @@ class SystemdDriver:
             return self._kernel.confine(path, cpus)
         box = path
         if cpus is not UNLIMITED:
-            check_cpus(self.files, checked_box(box), cpus)
+            cpus = self._kernel.can_have(box, cpus)
         record = self._slices[box]
         if record.single.get(CPUS, UNLIMITED) != cpus:
             try:
