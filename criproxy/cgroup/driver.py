@@ -176,6 +176,9 @@ class CgroupDriver(Protocol):
         left on those that it has, on v2 on all that its containers were given. One that has gone is left alone.
         """
 
+    def may_swap(self, box: str) -> bool:
+        """Whether a limit on the box's memory sends some to swap, as the kernel does not count swap by cgroup."""
+
     def can_have(self, box: str, cpus: Cpus) -> Cpus:
         """Without those of these CPUs that are online, and on which the cgroup above the box does not run: a cpuset
         partition beside it has them, or nobody. Raises CgroupError when the box would have none that is online.

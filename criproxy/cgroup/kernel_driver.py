@@ -162,6 +162,12 @@ class KernelDriver:
             return tuple(self._version.confine(checked_box(path), cpus))
         return tuple(self._version.pin(*checked_pod(path), None if cpus is UNLIMITED else cpus))
 
+    def may_swap(self, box: str) -> bool:
+        path, swap = checked_box(box), rows.MEMORY_AND_SWAP if self.version == 1 else rows.SWAP_MAX
+        if self._access.has(swap, path) or self._access.read_if_there(rows.MEMORY_MAX, path) in (None, UNLIMITED):
+            return False
+        return bool(files.memory_bytes(self._tree.read_often(f"{self._proc}/meminfo"), "SwapTotal"))
+
     def can_have(self, box: str, cpus: Cpus) -> Cpus:
         return self._version.can_have(checked_box(box), cpus)
 

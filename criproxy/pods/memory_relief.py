@@ -74,6 +74,8 @@ class MemoryRelief(Part, Struct):
     _above_since_s: float | None = None
     _verdict: MemoryVerdict = MemoryVerdict(above=False, over=False)
     _evidence: Evidence | None = None
+    _swaps: bool = False
+    """See `CgroupDriver.may_swap`."""
 
     def configure(self, now: NodeSettings) -> None:
         self.settings = ReliefSettings(now.relieves, now.config.memory.min_bytes)
@@ -167,6 +169,11 @@ class MemoryRelief(Part, Struct):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        if self._swaps:
+            yield (
+                "a limit on the box's memory swaps offline pods out to disk: the kernel does not count swap by cgroup; "
+                "boot without swapaccount=0 (on cgroup v1, perhaps with swapaccount=1), or without swap"
+            )
         if self._verdict.over:
             yield self._words()
         seen = self._evidence
@@ -248,6 +255,8 @@ class MemoryRelief(Part, Struct):
             else:
                 self.shared.log.info("eviction_threshold", memory_available=words, source=hard.source)
         self.hard = hard
+        swaps = await self.box.reads("see whether swap is bounded", lambda driver, box: driver.may_swap(box))
+        self._swaps = bool(swaps)
 
 
 def _in_words(size_bytes: int, ratio: float) -> str:

@@ -12,7 +12,7 @@ from criproxy.cgroup.detect import detect
 from criproxy.cgroup.driver import CgroupDriver, CgroupError, PodLimits
 from criproxy.cgroup.kernel_driver import KernelDriver, processes_in
 from criproxy.cgroup.v2 import V2Hierarchy
-from criproxy.model import UNLIMITED, LimitChange, Usage
+from criproxy.model import UNLIMITED, LimitChange, Unlimited, Usage
 from tests.cgroup.sinking import bring
 from tests.fakes.kernel import FakeKernel
 
@@ -69,6 +69,33 @@ def test_ensure_twice_changes_nothing_the_second_time(node: Node) -> None:
 
     assert node.driver.exists(BOX)
     assert node.kernel.writes == []
+
+
+NO_SWAP_ACCOUNTING = ("memory.swap.max", "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "swap_kb", "memory"),
+    [
+        pytest.param(NO_SWAP_ACCOUNTING, 2048, 512 * MIB, id="not-counted"),
+        pytest.param(NO_SWAP_ACCOUNTING, 0, 512 * MIB, id="none-on-the-node"),
+        pytest.param(NO_SWAP_ACCOUNTING, 2048, UNLIMITED, id="not-limited"),
+        pytest.param((), 2048, 512 * MIB, id="counted"),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_limited_box_may_be_swapped_out_where_the_kernel_does_not_count_swap(
+    tmp_path: Path, version: int, lacks: tuple[str, ...], swap_kb: int, memory: int | Unlimited
+) -> None:
+    kernel = FakeKernel(tmp_path, version, lacks)
+    kernel.by_hand("meminfo", f"{kernel.read(f'{tmp_path}/meminfo')}\nSwapTotal: {swap_kb} kB\n")
+    driver = detect(kernel, str(tmp_path))
+    without = driver.may_swap(BOX)
+    driver.ensure(BOX)
+    driver.write(BOX, {"cpu": 1.0, "memory": memory})
+
+    assert not without
+    assert driver.may_swap(BOX) == bool(lacks and swap_kb and memory is not UNLIMITED)
 
 
 def test_priority_that_the_kernel_refuses_keeps_no_limit_from_holding(node: Node) -> None:

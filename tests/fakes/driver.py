@@ -96,6 +96,7 @@ class FakeDriver:
         self.counts_the_node = False
         self.memory: MemoryDriver = self
         self.idle: bool | None = True
+        self.swaps = False
         self.files: Any = FakeFiles(self)
 
     def _call(self, name: str, *arguments: str) -> None:
@@ -139,6 +140,9 @@ class FakeDriver:
             limits = {"cpu": limits["cpu"], "memory": self.in_use}
         self.boxes[box] = limits
         return () if old == limits else (LimitChange("cpu.max", str(old), str(limits), self.drifted),)
+
+    def may_swap(self, box: str) -> bool:
+        return self.swaps
 
     def can_have(self, box: str, cpus: Cpus) -> Cpus:
         return cpus

@@ -291,6 +291,17 @@ def test_threshold_is_read_and_what_is_not_known_is_said_once() -> None:
     assert bench.relief.status().problem == "no kubelet"
 
 
+def test_swap_that_no_limit_bounds_is_a_problem_while_the_box_may_use_it() -> None:
+    bench = Bench()
+    seen = []
+    for swaps in (False, True, False):
+        bench.box.driver.swaps = swaps
+        asyncio.run(bench.relief.look())
+        seen.append([problem.partition(":")[0] for problem in bench.relief.problems()])
+
+    assert seen == [[], ["a limit on the box's memory swaps offline pods out to disk"], []]
+
+
 def test_what_is_kept_free_follows_the_threshold() -> None:
     bench = Bench()
     before = bench.relief.kept_free(4 * GIB)

@@ -58,6 +58,7 @@ class SystemdDriver:
         self.node_usage, self.usage, self.exists = kernel.node_usage, kernel.usage, kernel.exists
         self.read, self.memory = kernel.read, kernel.memory
         self.capacity, self.read_limit, self.can_have = kernel.capacity, kernel.read_limit, kernel.can_have
+        self.may_swap = kernel.may_swap
         self.pods, self.pod_limits, self.kill_pod = kernel.pods, kernel.pod_limits, kernel.kill_pod
 
     def ensure(self, box: str, *, hands_off: bool = False) -> None:
