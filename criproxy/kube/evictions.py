@@ -10,6 +10,7 @@ What the answer means
 | the same, after a try without an answer | EVICTED | that try may have been the one by which it went |
 | it has ended, and is not asked to go | GONE | what is left of it stays: its logs, its exit states |
 | 429 with the cause DisruptionBudget, 500 for several budgets | BUDGET | the next victim |
+| any, where an admission webhook or policy denies it | BUDGET | the same: somebody keeps it for now |
 | 429 or 5xx otherwise, 409 | tried again, then UNREACHABLE | |
 | not asked for any more | WITHDRAWN | it stays |
 | other 4xx | REFUSED | the next victim; if none goes, its sandbox may be stopped |
@@ -92,7 +93,7 @@ class Outcome(Enum):
 
     EVICTED = "evicted"
     GONE = "gone"
-    BUDGET = "its disruption budget allows none now"
+    BUDGET = "its disruption budget or admission does not allow it now"
     REFUSED = "refused"
     UNREACHABLE = "the API server does not answer"
     WITHDRAWN = "it is not to go any more"
@@ -129,6 +130,8 @@ def outcome(answer: ApiAnswer) -> Outcome | None:
     found = meaning(code)
     if found is Meaning.DONE:
         return Outcome.EVICTED
+    if status.denied_by_admission:
+        return Outcome.BUDGET
     if code == 404 or (code == 409 and "uid" in status.message.lower()):
         return Outcome.GONE
     if code == 429 and (status.caused_by("DisruptionBudget") or "disruption budget" in status.message):
@@ -141,8 +144,9 @@ def outcome(answer: ApiAnswer) -> Outcome | None:
 def is_unknown_version(answer: ApiAnswer) -> bool:
     """Whether the server does not know this version of Eviction, rather than the pod."""
     status = status_of(answer.body)
-    of_pod = status.details is not None and status.details.kind == "pods"
-    return not of_pod and (answer.status in (404, 415) or (answer.status == 400 and "policy/v1" in status.message))
+    if status.denied_by_admission or (status.details is not None and status.details.kind == "pods"):
+        return False
+    return answer.status in (404, 415) or (answer.status == 400 and "policy/v1" in status.message)
 
 
 class KeptOut(Struct, frozen=True):

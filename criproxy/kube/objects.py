@@ -154,6 +154,15 @@ class ApiStatus(Struct, frozen=True):
     def caused_by(self, reason: str) -> bool:
         return any(cause.reason == reason for cause in (self.details and self.details.causes) or ())
 
+    @property
+    def denied_by_admission(self) -> bool:
+        """Whether an admission webhook or a ValidatingAdmissionPolicy denies it: the code is theirs, and may be any.
+
+        Source: apiserver, admission/plugin: webhook/errors/statuserror.go, policy/validating/dispatcher.go.
+        """
+        webhook = "admission webhook " in self.message and " denied the request" in self.message
+        return webhook or ("ValidatingAdmissionPolicy " in self.message and " denied request: " in self.message)
+
 
 def status_of(body: bytes) -> ApiStatus:
     """What the server says beside the number. What is no Status (a proxy's page) becomes the message, shortened."""

@@ -55,11 +55,11 @@ EVICT_S: Final = 10.0
 
 
 class BudgetError(Exception):
-    """The pod's disruption budget lets it not go now."""
+    """The pod's disruption budget, or the cluster's admission, does not let it go now."""
 
 
 class RefusedError(Exception):
-    """Kubernetes does not evict the pod, for another reason than its budget."""
+    """Kubernetes does not evict the pod, for another reason than BudgetError's."""
 
 
 class Leave(Struct, frozen=True):

@@ -396,6 +396,17 @@ def test_refusal_leads_to_the_next_victim(bench, api):
     assert bench.first(victim("a"), victim("b")) == [("a", Outcome.REFUSED), ("b", Outcome.EVICTED)]
 
 
+DENIED = 'admission webhook "drain.example.com" denied the request: the database is moving'
+DENIED_BY_POLICY = "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'y' denied request: not now"
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 409, 429, 500])
+def test_denial_by_admission_counts_as_a_budget_whatever_its_code(bench, api, code):
+    api.budgets = {"a": failure(code, "Whatever", DENIED)}
+    assert bench.first(victim("a"), victim("b")) == [("a", Outcome.BUDGET), ("b", Outcome.EVICTED)]
+    assert [one["apiVersion"] for one in api.evictions] == ["policy/v1"], "no other version was tried for it"
+
+
 def test_eviction_stands_though_nothing_can_be_told_of_it(bench, api):
     api.fail("events|nodes/node1", 403, times=9)
     assert bench.first(victim("a")) == [("a", Outcome.EVICTED)]
@@ -441,6 +452,8 @@ def test_run_tells_while_whoever_evicts_goes_on(bench, api):
         (failure(401, "Unauthorized", "who"), None),
         (failure(403, "Forbidden", "no"), Outcome.REFUSED),
         (failure(422, "Invalid", "no"), Outcome.REFUSED),
+        (failure(400, "BadRequest", 'admission webhook "x" denied the request without explanation'), Outcome.BUDGET),
+        (failure(403, "Forbidden", DENIED_BY_POLICY), Outcome.BUDGET),
     ],
 )
 def test_outcome(answer, expected):

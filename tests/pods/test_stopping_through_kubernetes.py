@@ -63,7 +63,7 @@ class Node:
         if answer == BUDGET:
             raise BudgetError("minAvailable 1")
         if answer == REFUSED:
-            raise RefusedError("a webhook says no")
+            raise RefusedError("the node may not")
         assert answer is None or isinstance(answer, float)
         return answer
 
