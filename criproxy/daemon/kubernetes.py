@@ -474,6 +474,7 @@ class KubernetesPart(Shows):
             self._trouble,
             (side.watch.trouble and f"the Node is not watched: {side.watch.trouble}"),
             (published.trouble and f"nothing can be published: {published.trouble}"),
+            published.contested,
             policy.trouble,
         )
         return KubernetesStatus(

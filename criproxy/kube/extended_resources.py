@@ -255,6 +255,14 @@ def due(
     return next(_reasons(offered, seen, last, settings, now_s), "")
 
 
+def undone(seen: OnNode | None, last: Published) -> dict[str, str]:
+    """What the Node has in place of what was published last, by name and in words."""
+    if seen is None:
+        return {}
+    found = {name: seen.quantities.get(name) for name, amount in last.quantities.items() if name in last.wanted}
+    return {name: "nothing" if now is None else str(now) for name, now in found.items() if now != last.quantities[name]}
+
+
 def _reasons(
     offered: Offer,
     seen: OnNode | None,
@@ -269,8 +277,8 @@ def _reasons(
     for name, amount in want.items():
         if falls(amount, last.wanted[name]):
             yield f"{name} falls by more than {FALL_RATIO:.0%} from {last.wanted[name]}"
-        if seen is not None and seen.quantities.get(name) != last.quantities[name]:
-            yield f"somebody else has set {name} to {seen.quantities.get(name, 'nothing')}"
+        if name in (others := undone(seen, last)):
+            yield f"somebody else has set {name} to {others[name]}"
     if seen is not None and seen.publishes != last.publishes:
         yield f"somebody else has changed the annotation {PUBLISHES}"
     if settings.off and last.publishes is not None:

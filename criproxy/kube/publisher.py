@@ -1,6 +1,7 @@
 """Publishes what the node can lend, in its own status, by the law of `extended_resources`."""
 
 import contextlib
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from criproxy.config.settings import Kubernetes
 from criproxy.kube.bound_pods import bound_pods
 from criproxy.kube.client import STRATEGIC_MERGE_PATCH, ApiRequest, Asks, RejectedError, UnreachableError
 from criproxy.kube.extended_resources import (
+    LATEST_S,
     ExtendedResource,
     Offer,
     OnNode,
@@ -30,6 +32,7 @@ from criproxy.kube.extended_resources import (
     publication,
     published,
     resources_called,
+    undone,
     why,
 )
 from criproxy.kube.objects import (
@@ -56,6 +59,9 @@ SHED_LOOK_S: Final = 1.0
 
 STALE_S: Final = 900.0
 
+MOST_UNDONE: Final = 3
+"""After so many publications that another program has undone, each soon after the other, none is repeated at once."""
+
 _MAY_BE_TAKEN: Final = 500
 """From this status on, a write may have been done all the same."""
 
@@ -81,11 +87,16 @@ class OfferSource(Protocol):
 
 
 class PublisherStatus(Struct, frozen=True):
-    """For people. `trouble` "": all is well. `age_s` None: nothing was published yet."""
+    """For people. `trouble`, why nothing can be published, and `contested`, who undoes it: all is well with "".
+
+    `quantities` are those of the Node, where it is contested, else those published last. `age_s` None: nothing was
+    published yet.
+    """
 
     quantities: dict[str, int]
     why: str
     trouble: str
+    contested: str
     age_s: float | None
 
 
@@ -122,6 +133,12 @@ class Publisher:
         """Whether a write of ours may have been taken whose answer is not there."""
         self._lent = False
         """Whether the node's status says that it lends, by whichever process."""
+        self._undone = 0
+        """How many publications another program has undone, until none was for `LATEST_S`."""
+        self._others: dict[str, str] = {}
+        """What it wrote last, by name."""
+        self._others_s = self._undone_at_s = -math.inf
+        """When that was seen, and when the last publication was made that it has undone (CLOCK_BOOTTIME)."""
         self._ready: tuple[str, str] = ("", "")
         """The condition's status, and since when (RFC 3339)."""
 
@@ -139,11 +156,14 @@ class Publisher:
         return bool(self._settings.off) and self._seen is not None and self._left_to_others()
 
     def status(self) -> PublisherStatus:
-        last, offered = self._last, self._offer()
+        last, offered, seen = self._last, self._offer(), self._seen
+        contested = self._contested()
+        shown = seen if contested and seen is not None else last
         return PublisherStatus(
-            quantities=dict(last.quantities) if last else {},
+            quantities=dict(shown.quantities) if shown else {},
             why=why(offered, last, self._settings) if offered else "it is not known yet what can be lent",
             trouble=self._trouble,
+            contested=contested,
             age_s=self._clock.boottime_s() - last.at_s if last else None,
         )
 
@@ -176,7 +196,9 @@ class Publisher:
                 await self._see()
             if self._settings.off and self._left_to_others():
                 return
-            if not (why_now := due(offered, self._seen, self._last, self._settings, now_s)):
+            self._look_for_others(now_s)
+            seen = None if self._contested() else self._seen  # then the next report is soon enough
+            if not (why_now := due(offered, seen, self._last, self._settings, now_s)):
                 return
             await self._publish(offered, why_now)
         except (UnreachableError, ObjectError) as error:
@@ -188,6 +210,26 @@ class Publisher:
             if self._trouble:
                 self._log.info("publishing_again", node=self._node)
             self._failures, self._trouble = 0, ""
+
+    def _look_for_others(self, now_s: float) -> None:
+        last = self._last
+        if last is None or now_s < last.quiet_until_s:
+            return
+        if others := undone(self._seen, last):
+            self._undone += last.at_s != self._undone_at_s
+            self._others, self._others_s, self._undone_at_s = others, now_s, last.at_s
+        elif now_s >= self._others_s + LATEST_S:
+            self._undone = 0
+
+    def _contested(self) -> str:
+        """Who undoes what is published, in words; "": nobody does again and again."""
+        if self._undone < MOST_UNDONE:
+            return ""
+        said = " and ".join(f"{name} (to {amount})" for name, amount in sorted(self._others.items()))
+        return (
+            f"another program sets {said} on this Node: stop its node-resource controller, or set "
+            "kubernetes.publish = false"
+        )
 
     def _offer(self) -> Offer | None:
         if self._settings.off:

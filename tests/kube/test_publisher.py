@@ -8,7 +8,7 @@ import pytest
 from criproxy.control.publication import REPORT_S, Lendable
 from criproxy.kube.extended_resources import LATEST_S, SHED_S, Offer, PublishSettings, resources_called
 from criproxy.kube.objects import Node, decoded
-from criproxy.kube.publisher import STALE_S, Publisher
+from criproxy.kube.publisher import MOST_UNDONE, STALE_S, Publisher
 from criproxy.model import CPU, MEMORY
 from criproxy.vocabulary.names import CONDITION, PUBLISHES
 from tests.kube.conftest import KubeBench
@@ -300,6 +300,49 @@ def test_what_kubelet_or_somebody_else_wrote_over_is_written_anew(bench, api, wr
     bench.see()
     assert bench.look(60) == {BATCH_CPU: "4000", BATCH_MEMORY: str(8 * GIB)}
     assert "somebody else has set" in bench.log.events[-1][2]["reason"]
+
+
+def test_another_publisher_is_a_trouble_after_three_times_and_is_written_over_at_the_reports_pace(bench, api):
+    def undo():
+        for place in ("capacity", "allocatable"):
+            api.put_node(status={place: {BATCH_CPU: "0", BATCH_MEMORY: str(8 * GIB)}})
+        bench.see()
+
+    bench.look()
+    for _ in range(MOST_UNDONE):
+        assert bench.publisher.status().contested == ""
+        undo()
+        bench.look(30)
+    contested = bench.patches()
+    undo()
+    for _ in range(8):
+        bench.look(30)
+    assert bench.patches() == contested, "no duel"
+    status = bench.publisher.status()
+    assert status.contested == (
+        f"another program sets {BATCH_CPU} (to 0) on this Node: stop its node-resource controller, or set "
+        "kubernetes.publish = false"
+    )
+    assert status.quantities == {BATCH_CPU: 0, BATCH_MEMORY: 8 * GIB}
+
+    assert bench.look(160)[BATCH_CPU] == "4000", "the report"
+    bench.look(LATEST_S / 2)
+    assert bench.publisher.status().contested
+    bench.look(LATEST_S / 2)
+    assert bench.publisher.status().contested == ""
+    undo()
+    assert bench.look(60)[BATCH_CPU] == "4000"
+
+
+def test_kubelet_s_restarts_from_time_to_time_are_no_trouble(bench, api):
+    bench.look()
+    for _ in range(2 * MOST_UNDONE):
+        bench.look(LATEST_S)
+        api.put_node(status={"capacity": {BATCH_CPU: "0"}, "allocatable": {BATCH_CPU: "0"}})
+        bench.see()
+        bench.look(30)
+        assert bench.look(LATEST_S)[BATCH_CPU] == "4000"
+        assert bench.publisher.status().contested == ""
 
 
 def test_quantities_in_other_words_are_the_same_number(bench, api):
