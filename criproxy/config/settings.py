@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from criproxy.control.schedule import DAY_NAMES, Window, WindowMode
 from criproxy.hooks import HookSettings
 from criproxy.hooks.bandwidth import LEAST_BITS_PER_S, MOST_BITS_PER_S, Bandwidth
-from criproxy.hooks.hardening import CAPABILITIES, Hardening
+from criproxy.hooks.hardening import Hardening
 from criproxy.hooks.offline import DEFAULT_RULE, PRESETS, OfflineRules, Rule, Subject, Test
 from criproxy.vocabulary.presets import MARKS, NAMES
-from criproxy.vocabulary.unboundable import FOLDER, HOST_PATHS, WRITABLE_HOST_PATHS, plain
+from criproxy.vocabulary.unboundable import CAPABILITIES, FOLDER, HOST_PATHS, WRITABLE_HOST_PATHS, plain
 
 if TYPE_CHECKING:  # a type checker knows no Literal that is computed
     MarksName = str

@@ -38,6 +38,8 @@ from criproxy.hooks.offline import Rule
 from criproxy.model import EVERY, Adjustment, HostMount, Operation, Pod, PodRequest, Security, Target
 from criproxy.vocabulary import unboundable
 from criproxy.vocabulary.unboundable import (
+    ALL,
+    CAPABILITIES,
     HOST_NAMESPACES,
     HOST_PATHS,
     MOST_CAPABILITIES,
@@ -45,30 +47,6 @@ from criproxy.vocabulary.unboundable import (
     host_path_refusal,
     plain,
 )
-
-CAPABILITIES: Final = (
-    "AUDIT_WRITE",
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FOWNER",
-    "FSETID",
-    "IPC_LOCK",
-    "KILL",
-    "MKNOD",
-    "NET_BIND_SERVICE",
-    "NET_RAW",
-    "SETFCAP",
-    "SETGID",
-    "SETPCAP",
-    "SETUID",
-    "SYS_CHROOT",
-    "SYS_PTRACE",
-)
-"""Those that runtimes give anyway, and two that stay in the pod: IPC_LOCK (what is locked counts against its memory)
-and SYS_PTRACE (it sees its own processes alone). Source: containerd, oci.defaultUnixCaps.
-"""
-
-ALL: Final = "ALL"
 
 MASKED_PATHS: Final = (
     *(f"/proc/{name}" for name in ("acpi", "kcore", "keys", "latency_stats", "timer_list", "timer_stats")),
@@ -169,17 +147,16 @@ class HardeningHook(Struct, frozen=True):
                 yield Adjustment("annotations", None, "it chooses CPUs or a class, maybe online pods'", key)
         asked = request.security.added_capabilities
         if (kept := self._kept(asked)) != tuple(asked):
-            yield Adjustment("add_capabilities", ", ".join(kept), "the others reach past the pod's own namespaces")
+            yield Adjustment("add_capabilities", ", ".join(kept), "hardening.capabilities lists no others")
 
     def _kept(self, asked: Sequence[str]) -> tuple[str, ...]:
         """Of `ALL`, the list itself is what stays."""
         allowed = self.hardening.capabilities
         if ALL in allowed:
             return tuple(asked)
-        names = [plain(one) for one in asked]
-        if ALL in names:
+        if ALL in map(plain, asked):
             return tuple(sorted(allowed))
-        return tuple(one for one, name in zip(asked, names, strict=True) if name in allowed)
+        return tuple(one for one in asked if plain(one) in allowed)
 
 
 def _cache_classes(request: PodRequest) -> Iterator[str]:

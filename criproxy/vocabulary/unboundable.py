@@ -69,6 +69,30 @@ of Rancher (k3s and kind have others of it), OpenEBS (Local PV Hostpath) and Mic
 EVERY: Final = "*"
 """At the end of a name of a listed folder: it stands for all names that begin so."""
 
+CAPABILITIES: Final = (
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "IPC_LOCK",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "NET_RAW",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+)
+"""Those that runtimes give anyway, and two that stay in the pod: IPC_LOCK (what is locked counts against its memory)
+and SYS_PTRACE (it sees its own processes alone). Source: containerd, oci.defaultUnixCaps.
+"""
+
+ALL: Final = "ALL"
+
 MOST_CAPABILITIES: Final = 256
 """Names that a container adds. Linux has some forty capabilities, each with two spellings that people use."""
 MOST_CAPABILITY_BYTES: Final = 64
@@ -76,7 +100,7 @@ MOST_CAPABILITY_BYTES: Final = 64
 
 SYS_NICE: Final = "SYS_NICE"
 """The capability to run in real time: neither cpu.idle nor a weight nor a quota holds such a thread."""
-_GIVING: Final = frozenset({SYS_NICE, "ALL"})
+_GIVING: Final = frozenset({SYS_NICE, ALL})
 
 SHOWN: Final = 320
 """Characters of a path that an answer repeats."""

@@ -220,6 +220,7 @@ class Cluster:
             self.plane.merge(where, {"spec": {"taints": None}})
             yield name
         finally:
+            self.plane.merge(where, {"spec": {"unschedulable": True}})
             for pod in self.plane.call("GET", f"{PODS}?fieldSelector=spec.nodeName%3D{name}")["items"]:
                 self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}?gracePeriodSeconds=0")
             self.plane.call("DELETE", where)

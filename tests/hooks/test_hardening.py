@@ -5,10 +5,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from criproxy.hooks.hardening import CAPABILITIES, Hardening, HardeningHook
+from criproxy.hooks.hardening import Hardening, HardeningHook
 from criproxy.hooks.offline import Rule, Subject, Test
 from criproxy.model import HostMount, Operation, Pod, PodRef, PodRequest, Resources, Security, Target
-from criproxy.vocabulary.unboundable import HOST_PATHS, WRITABLE_HOST_PATHS, first_holding, first_related, related
+from criproxy.vocabulary.unboundable import (
+    CAPABILITIES,
+    HOST_PATHS,
+    WRITABLE_HOST_PATHS,
+    first_holding,
+    first_related,
+    related,
+)
 
 POD = Pod(PodRef("1", "batch", "job"), {"app": "job"})
 CONTAINER = PodRequest(Operation.CREATE_CONTAINER, Target.CONTAINER, "/offline/pod1", Resources(), "main", pod=POD)

@@ -68,7 +68,13 @@ from criproxy_cluster.vocabulary.names import (
 )
 from criproxy_cluster.vocabulary.presets import EVERY_MARK, NAMES, OLDER, ExtendedNames
 from criproxy_cluster.vocabulary.quantities import amount, rounded_up
-from criproxy_cluster.webhook.hardening import HardeningSettings, can_have_own_users, drop_real_time, refusal
+from criproxy_cluster.webhook.hardening import (
+    HardeningSettings,
+    can_have_own_users,
+    cut_capabilities,
+    drop_real_time,
+    refusal,
+)
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of the API's copy of a static pod, which kubelet makes: to change it makes no difference."""
@@ -280,7 +286,20 @@ def warnings(pod: Json, settings: ConversionSettings) -> tuple[str, ...]:
         return (f"spark-role: driver runs online, as its end is the application's: {KEEP_REQUESTS} keeps it offline",)
     spec = _table(pod.get("spec"), "spec")
     asked = () if keeps_requests(pod) else (*_of_overhead(spec, settings), *_of_autoscaler(pod))
-    return *_of_anti_affinity(spec), *asked, *_of_preemption(spec, settings)
+    return *_of_anti_affinity(spec), *asked, *_of_preemption(spec, settings), *_of_capabilities(pod, settings)
+
+
+def _of_capabilities(pod: Json, settings: ConversionSettings) -> Iterator[str]:
+    """Of what nodes cut without a word to the author, as a service mesh's init container adds it."""
+    if pod["metadata"].get("namespace") in settings.hardening.trusted:
+        return
+    for kind in _LISTS:
+        for where, container in _containers(pod["spec"], kind):
+            if cut := cut_capabilities(container):
+                yield (
+                    f"{where[:95]} adds {', '.join(cut)[:36]}, which nodes cut: do without (a service mesh by its CNI "
+                    "plugin), or list it in the nodes' hardening.capabilities"
+                )
 
 
 def _of_preemption(spec: Json, settings: ConversionSettings) -> tuple[str, ...]:

@@ -12,12 +12,14 @@ from msgspec import Struct
 from criproxy_cluster.objects import Json
 from criproxy_cluster.vocabulary import unboundable
 from criproxy_cluster.vocabulary.unboundable import (
+    CAPABILITIES,
     HOST_NAMESPACES,
     HOST_PATHS,
     MOST_CAPABILITIES,
     SYS_NICE,
     WRITABLE_HOST_PATHS,
     host_path_refusal,
+    plain,
 )
 
 BY = "--trusted-namespace of criproxy-cluster, and hardening.allow in the nodes' files"
@@ -79,6 +81,11 @@ def drop_real_time(spec: Json) -> None:
             if SYS_NICE not in dropped:
                 capabilities = {**security["capabilities"], "drop": [*dropped, SYS_NICE]}
                 spec[kind][number] = {**container, "securityContext": {**security, "capabilities": capabilities}}
+
+
+def cut_capabilities(container: Json) -> tuple[str, ...]:
+    """Those that it adds, and nodes take away by the list that they have unless their own files say otherwise."""
+    return tuple(sorted({plain(one) for one in _added(container)}.difference(CAPABILITIES)))
 
 
 def can_have_own_users(spec: Json) -> bool:

@@ -30,6 +30,7 @@ from criproxy_cluster.webhook.conversion import (
     left_for_virtual_nodes,
     warnings,
 )
+from criproxy_cluster.webhook.hardening import HardeningSettings
 from criproxy_cluster.webhook.jsonpatch import difference
 
 BATCH = ConversionSettings()
@@ -511,6 +512,24 @@ def test_author_hears_of_a_class_for_offline_pods_that_preempts_online_ones():
     (said,) = warnings(pod(priorityClassName="koord-batch", priority=5000), BATCH)
     assert "koord-batch may preempt online pods" in said and "preemptionPolicy: Never" in said
     assert not warnings(pod(priorityClassName="koord-batch", priority=5000, **NEVER), BATCH)
+
+
+def test_author_hears_of_capabilities_that_nodes_cut_as_of_a_service_mesh_s_init_container():
+    def adding(name, *capabilities):
+        return {"name": name, "securityContext": {"capabilities": {"add": list(capabilities)}}}
+
+    mesh = pod(adding("c", "CHOWN", "CAP_KILL"), initContainers=[adding("istio-init", "NET_ADMIN", "NET_RAW")])
+    (said,) = warnings(mesh, BATCH)
+    assert said.startswith("spec.initContainers[0] (istio-init) adds NET_ADMIN, which nodes cut")
+    assert "CNI plugin" in said and "hardening.capabilities" in said and len(said) <= MAX_WARNING
+    assert "adds ALL" in warnings(pod(adding("c", "all")), BATCH)[0]
+    assert warnings({**mesh, "metadata": {**mesh["metadata"], "labels": {}}}, BATCH) == ()
+
+    mesh["metadata"]["namespace"] = "drivers"
+    assert warnings(mesh, ConversionSettings(hardening=HardeningSettings(trusted=frozenset(["drivers"])))) == ()
+
+    (longest,) = warnings(pod(adding("c" * 63, *(f"{number}" * 64 for number in range(10)))), BATCH)
+    assert len(longest) <= MAX_WARNING
 
 
 def test_a_pod_tolerates_nodes_that_are_there_for_offline_pods():

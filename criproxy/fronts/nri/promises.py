@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from criproxy.config import Config
 from criproxy.fronts.nri.plugin import RuntimeSeen
-from criproxy.hooks.hardening import ALL, Hardening
+from criproxy.hooks.hardening import Hardening
+from criproxy.vocabulary.unboundable import ALL
 
 NOT_BOUNDED: Final = (
     "sandboxes' own processes",

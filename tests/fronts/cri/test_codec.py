@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from criproxy.cgroup.naming import parse_placement
 from criproxy.fronts.cri import codec
 from criproxy.hooks import HookSettings, offline_chain
-from criproxy.hooks.hardening import CACHE_CLASS, CAPABILITIES, MASKED_PATHS, READONLY_PATHS
+from criproxy.hooks.hardening import CACHE_CLASS, MASKED_PATHS, READONLY_PATHS
 from criproxy.model import PLACEMENT_ANNOTATION, Adjustment, HostMount, Operation, Resources, Security
 from criproxy.pods.placing import adjust
+from criproxy.vocabulary.unboundable import CAPABILITIES
 from integration.lab import cri_client_pb2 as whole
 
 PLACE = "/offline/pod1"

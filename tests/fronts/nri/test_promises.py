@@ -7,7 +7,7 @@ import pytest
 
 from criproxy.fronts.nri.plugin import RuntimeSeen
 from criproxy.fronts.nri.promises import CLOSED, OPEN, REQUIRED, Gaps, gaps, unmet
-from criproxy.hooks.hardening import CAPABILITIES
+from criproxy.vocabulary.unboundable import CAPABILITIES
 from tests.fakes.part import node_settings
 
 PAGE = Path(__file__).parents[3] / "docs" / "nri.md"
