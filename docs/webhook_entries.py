@@ -3,7 +3,8 @@
 `webhook`: which pods it sends to the webhook when they are made: a label chooses by a selector, an annotation by an
 expression, both in the API server, which sends it no other pod. A namespace may leave annotations to another system.
 `unmarked`: that an author hears of it when a pod asks for what nodes lend, and has no mark. With it,
-`unconverted`: that an author hears of it when a pod got its mark after the webhook. `marks`: that a pod's marks, and
+`unconverted`: that an author hears of it when a pod got its mark after the webhook, and `requests` when a converted pod
+asks for CPU or memory all the same. `marks`: that a pod's marks, and
 the webhook's record of what it asked for, stay as they were when it was made, and that no pod is made with a record and
 without a mark, as the webhook would not write that record anew.
 
@@ -18,7 +19,16 @@ from typing import Final
 
 import yaml
 
-from criproxy.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, OFFLINE, PREFIX, RESOURCES
+from criproxy.vocabulary.names import (
+    ANNOTATION_MARKS,
+    CLASS,
+    IGNORE,
+    KEEP_REQUESTS,
+    OFFLINE,
+    OVERFLOW,
+    PREFIX,
+    RESOURCES,
+)
 from criproxy.vocabulary.presets import EVERY_MARK, MARKS, NAMES, OLDER, OWN_MARK, SYSTEM_NAMESPACES, Mark
 
 _BEGIN: Final = """\
@@ -28,11 +38,13 @@ _BEGIN: Final = """\
 # an entry has an expression (matchConditions, Kubernetes 1.30 and later; an API server of before may drop it, and the
 # entry is of all pods then: those of kube-system, and the webhook's own, must never wait for it). The webhook gives all
 # of them our own mark, whose entry is the last: so it is called again where a webhook that comes later has changed the
-# pod. The API server does so with entries that it has called before, and no others.
+# pod. The API server does so with entries that it has called before, and no others, and passes through all of them at
+# most twice, in the order of their configurations' names. Of two that change what the other one has made, the last name
+# has the last word: with a name before its own, a policy engine that adds missing requests would have it.
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration
 metadata:
-  name: criproxy-cluster
+  name: zz-criproxy-cluster
 webhooks:
 """
 
@@ -227,7 +239,52 @@ _CHECKS_OF_UNCONVERTED: Final = """\
         {record} in object.?metadata.annotations.orValue({{}})
       message: >-
         it is marked as an offline pod, and was not converted: whatever gave it the mark came after criproxy's webhook.
-        Webhooks are called in the order of their configurations' names: have that one come before criproxy-cluster
+        Webhooks are called in the order of their configurations' names: have that one come before zz-criproxy-cluster
+"""
+
+_REQUESTS: Final = """\
+---
+# A converted pod asks for no CPU and memory, but for the "0" that huge pages need beside them. Where it does, a webhook
+# has added it after the last word of criproxy's: the pod takes what online pods are promised.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {name}
+spec:
+  failurePolicy: Ignore
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [""]
+        apiVersions: [v1]
+        operations: [CREATE]
+        resources: [pods]
+  matchConditions:
+    - name: converted
+      expression: >-
+        {record} in object.?metadata.annotations.orValue({{}}) &&
+        !({overflow} in object.metadata.annotations) &&
+        object.metadata.annotations[?{keeps}].orValue("") != "true"
+    - name: no-mirror
+      expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+  variables:
+    - name: asked
+      expression: >-
+        ["cpu", "memory"].filter(name,
+        (object.spec.containers + object.spec.?initContainers.orValue([])).exists(one,
+        quantity(string(one.?resources.requests[?name].orValue("0"))).isGreaterThan(quantity("0"))))
+  validations:
+    - expression: variables.asked.size() == 0
+      messageExpression: >-
+        "it was converted, and asks for " + variables.asked.join(" and ") + ", which online pods are promised: have " +
+        "the webhook that adds it leave offline pods out, or its configuration's name come before zz-criproxy-cluster"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {name}
+spec:
+  policyName: {name}
+  validationActions: [Warn]
 """
 
 
@@ -266,6 +323,12 @@ def unmarked() -> str:
             unconverted("unconverted", "label", ""),
             "---\n",
             unconverted("unconverted-annotations", "annotation", _WHERE_ANNOTATIONS_MARK),
+            _REQUESTS.format(
+                name=f"requests.{PREFIX.rstrip('/')}",
+                record=json.dumps(RESOURCES),
+                overflow=json.dumps(OVERFLOW),
+                keeps=json.dumps(KEEP_REQUESTS),
+            ),
         )
     )
 

@@ -18,7 +18,7 @@ from integration.lab.process import Process
 NAMESPACE: Final = "criproxy-system"
 SERVER_NAME: Final = f"criproxy-cluster.{NAMESPACE}.svc"
 MANIFESTS: Final = CHECKOUT / "cluster" / "manifests"
-_WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+_WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-criproxy-cluster"
 _SECRET: Final = f"/api/v1/namespaces/{NAMESPACE}/secrets/criproxy-webhook-tls"
 _START_S: Final = 60.0
 _MOST_RSS: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)

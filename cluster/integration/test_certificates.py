@@ -161,7 +161,7 @@ def test_no_pod_fails_while_certificate_and_authority_are_renewed_all_the_time(p
 @pytest.mark.parametrize("account", ["criproxy-webhook", "criproxy-controller"])
 def test_neither_webhook_nor_controller_may_read_the_authority_s_key_or_choose_the_webhook(plane, account, tmp_path):
     config = account_config(plane, account, tmp_path)
-    for what in (f"secrets/{AUTHORITY}", "mutatingwebhookconfigurations/criproxy-cluster"):
+    for what in (f"secrets/{AUTHORITY}", "mutatingwebhookconfigurations/zz-criproxy-cluster"):
         for verb in ("get", "patch", "update", "delete"):
             with pytest.raises(Exception, match="no"):
                 plane.kubectl("auth", "can-i", verb, what, "-n", SYSTEM, "--kubeconfig", str(config), "-q")

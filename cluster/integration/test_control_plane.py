@@ -1,14 +1,18 @@
 """The cluster's side against a real API server, scheduler and controller manager."""
 
+import base64
 import json
+import ssl
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from cluster.integration.objects import CPU, MEMORY, PODS, POLICIES, pod, policy, put_node, ready, until
 from criproxy_cluster.vocabulary.names import EVICTED, EVICTED_FROM, POLICY, PRESSURE
 from criproxy_cluster.vocabulary.times import rfc3339
-from integration.lab.cluster_side import Replica
+from integration.lab.cluster_side import WEBHOOKS, Replica
 from integration.lab.control_plane import ApiError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
@@ -95,6 +99,70 @@ def test_a_limit_range_s_defaults_do_not_come_back(plane, replica):
         assert found == {"limits": {CPU: "2k"}, "requests": {CPU: "1k", MEMORY: "1073741824"}}
     finally:
         plane.call("DELETE", f"{where}/defaults")
+
+
+class AddsRequests(BaseHTTPRequestHandler):
+    """A mutating webhook as a policy engine has it: containers that request no CPU get one."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
+        patch = []
+        for number, one in enumerate(review["object"]["spec"]["containers"]):
+            asked = one.get("resources", {}).get("requests", {})
+            if "cpu" not in asked:
+                where = f"/spec/containers/{number}/resources"
+                value = {**one.get("resources", {}), "requests": {**asked, "cpu": "100m"}}
+                patch.append({"op": "add", "path": where, "value": value})
+        response = {"uid": review["uid"], "allowed": True}
+        if patch:
+            response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
+        made = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+        body = json.dumps(made).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def policy_engine(plane):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(plane.authority.sign("kyverno", "/CN=localhost", "subjectAltName=DNS:localhost"))
+    with ThreadingHTTPServer(("localhost", 0), AddsRequests) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        bundle = base64.b64encode(plane.authority.ca.read_bytes()).decode()
+        webhook = {
+            "name": "mutate.kyverno.svc",
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": f"https://localhost:{server.server_port}/mutate", "caBundle": bundle},
+            "reinvocationPolicy": "IfNeeded",
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+            "sideEffects": "None",
+        }
+        where, _, _ = WEBHOOKS.rpartition("/")
+        name = "kyverno-resource-mutating-webhook-cfg"
+        plane.call("POST", where, {"metadata": {"name": name}, "webhooks": [webhook]})
+        yield
+        plane.call("DELETE", f"{where}/{name}")
+        server.shutdown()
+
+
+def test_a_policy_engine_s_requests_do_not_come_back(plane, replica, policy_engine):
+    """It is called again after the conversion, which takes the request away: the last word is criproxy's."""
+
+    def asked(name, labels):
+        found = plane.call("POST", f"{PODS}?dryRun=All", pod(name, labels=labels))
+        return found["spec"]["containers"][0]["resources"]["requests"]
+
+    until(lambda: asked("online", {}) == {"cpu": "100m"})
+    assert asked("offline", None).keys() == {CPU, MEMORY}
 
 
 def test_a_limit_range_s_limit_and_huge_pages_keep_no_offline_pod_out(plane, replica):

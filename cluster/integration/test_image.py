@@ -35,7 +35,7 @@ pytestmark = [
 
 MANIFESTS = Path(__file__).parent.parent / "manifests"
 SYSTEM = "criproxy-system"
-WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-criproxy-cluster"
 PODS = "/api/v1/namespaces/default/pods"
 SOON_S = 180.0
 

@@ -6,8 +6,8 @@ import json
 import pytest
 import yaml
 
-from cluster.integration.objects import PODS, pod, until
-from criproxy_cluster.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, RESOURCES
+from cluster.integration.objects import CPU, PODS, pod, until
+from criproxy_cluster.vocabulary.names import ANNOTATION_MARKS, CLASS, IGNORE, KEEP_REQUESTS, OVERFLOW, RESOURCES
 from criproxy_cluster.vocabulary.presets import EVERY_MARK
 from integration.lab.cluster_side import MANIFESTS
 from integration.lab.control_plane import ApiError
@@ -15,7 +15,7 @@ from integration.lab.process import LabError
 
 pytestmark = pytest.mark.timeout(1200)  # a control plane takes its time on a busy machine
 
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-criproxy-cluster"
 
 
 def of_mark(mark):
@@ -143,7 +143,9 @@ def test_all_else_of_pods_changes_as_ever(alone):
     alone.call("DELETE", f"{PODS}/offline?gracePeriodSeconds=0")
 
 
-SPEAK = tuple(f"{name}.colocation.criproxy.io" for name in ("unmarked", "unconverted", "unconverted-annotations"))
+SPEAK = tuple(
+    f"{name}.colocation.criproxy.io" for name in ("unmarked", "unconverted", "unconverted-annotations", "requests")
+)
 WARNED = {
     "name": "resource.katalyst.kubewharf.io/reclaimed_millicpu",
     "older-name": "koordinator.sh/batch-cpu",
@@ -171,10 +173,40 @@ def test_author_of_a_pod_that_only_means_to_be_offline_is_warned_with_the_remedy
 
 
 def test_marked_and_plain_pods_are_not_warned_of(alone):
-    for name, labels, annotations in (("plain", {}, {}), ("marked", {CLASS: "offline"}, {RESOURCES: "{}"})):
-        one = pod(name, {"cpu": "1"}, labels)
+    converted = {RESOURCES: "{}"}
+    offline = {CLASS: "offline"}
+    huge = {"cpu": "0", "memory": 0, "hugepages-2Mi": "2Mi", CPU: "1000"}
+    for name, asked, labels, annotations in (
+        ("plain", {"cpu": "1"}, {}, {}),
+        ("marked", {CPU: "1000"}, offline, converted),
+        ("huge", huge, offline, converted),
+        ("keeps", {"cpu": "1"}, offline, {**converted, KEEP_REQUESTS: "true"}),
+        ("overflows", {"cpu": "1"}, offline, {**converted, OVERFLOW: "late"}),
+    ):
+        one = pod(name, asked, labels)
         one["metadata"]["annotations"] = annotations
+        one["spec"]["containers"][0]["resources"]["limits"] = {
+            what: amount for what, amount in asked.items() if what.startswith("hugepages") or what == CPU
+        }
         alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=json.dumps(one))
+
+
+@pytest.mark.parametrize("what", ["cpu", "memory"])
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_author_of_a_converted_pod_to_which_a_later_webhook_adds_requests_is_warned(alone, kind, what):
+    one = pod("added", {CPU: "1000"}, {CLASS: "offline"})
+    (container,) = one["spec"]["containers"]
+    container["resources"]["limits"] = {CPU: "1000"}
+    one["metadata"]["annotations"] = {RESOURCES: "{}"}
+    adds = {**container, "name": "adds", "resources": {"requests": {what: "1"}}}
+    one["spec"][kind] = [*one["spec"].get(kind, []), adds]
+
+    def warned():
+        with pytest.raises(LabError) as error:
+            alone.kubectl("create", "--dry-run=server", "--warnings-as-errors", "-f", "-", stdin=json.dumps(one))
+        return f"it was converted, and asks for {what}, which online pods are promised" in str(error.value)
+
+    until(warned)
 
 
 @pytest.mark.parametrize("mark", EVERY_MARK, ids=of_mark)

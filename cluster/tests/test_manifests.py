@@ -124,6 +124,18 @@ def test_the_webhook_fails_for_marked_pods_only_and_is_found():
     assert not marks & has, "it would wait for itself"
 
 
+def test_webhook_has_the_last_word_among_those_that_add_requests_to_pods():
+    """The API server calls them by their configurations' names, twice at most."""
+    (configuration,) = of_kind("MutatingWebhookConfiguration")
+    others = (
+        "istio-sidecar-injector",
+        "kyverno-resource-mutating-webhook-cfg",
+        "vpa-webhook-config",
+        "volcano-admission",
+    )
+    assert all(configuration["metadata"]["name"] > other for other in others)
+
+
 def test_no_entry_can_hold_up_the_cluster_or_the_webhook_s_own_pods():
     """An API server before 1.30 may drop an entry's expression: without labels to choose by, it is of all pods then."""
     (configuration,) = of_kind("MutatingWebhookConfiguration")

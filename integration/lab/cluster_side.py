@@ -21,7 +21,7 @@ from integration.lab.process import Process
 
 MANIFESTS = CHECKOUT / "cluster" / "manifests"
 SYSTEM = "criproxy-system"
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/criproxy-cluster"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-criproxy-cluster"
 SERVING = f"/api/v1/namespaces/{SYSTEM}/secrets/criproxy-webhook-tls"
 CERTIFIED_S = 60.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/criproxy-cluster"

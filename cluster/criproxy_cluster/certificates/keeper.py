@@ -21,7 +21,7 @@ AUTHORITY: Final = "criproxy-webhook-ca"
 SERVING: Final = "criproxy-webhook-tls"
 """The Secrets. No pod of the webhook has the first one."""
 
-CONFIGURATION: Final = "criproxy-cluster"
+CONFIGURATION: Final = "zz-criproxy-cluster"
 SERVICE: Final = "criproxy-cluster"
 MAX_STEPS: Final = 6
 
