@@ -1,6 +1,6 @@
 """The config file: typed settings (`settings`, `schema`), and reading them (`load`)."""
 
-from criproxy.config.load import ConfigError, Loaded, Override, OwnFiles, files_of, load
+from criproxy.config.load import ConfigError, Loaded, Override, OwnFiles, files_of, load, switched_off
 from criproxy.config.schema import placed, restart_keys
 from criproxy.config.settings import Config, Proxy
 
@@ -15,4 +15,5 @@ __all__ = [
     "load",
     "placed",
     "restart_keys",
+    "switched_off",
 ]

@@ -63,6 +63,18 @@ class Override(Struct, frozen=True):
     tables: Mapping[str, Any]
 
 
+def switched_off(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the tables of an override say of colocation that is off, and nothing else of them; {}: it is not off there.
+
+    It holds also where the override is refused: an emergency may come amid an upgrade, with keys that this version does
+    not know.
+    """
+    table = tables.get("colocation")
+    if not isinstance(table, Mapping) or table.get("enabled") is not False:
+        return {}
+    return {"colocation": {"enabled": False} | ({"on_disable": "evict"} if table.get("on_disable") == "evict" else {})}
+
+
 class Refused(Struct, frozen=True):
     """An override that is left out, and the errors that it adds."""
 
@@ -140,8 +152,9 @@ class OwnFiles:
     def load(self, overrides: Sequence[Override] = ()) -> Loaded:
         """Read the files. With errors in them, the overrides are set above what they were before (`Loaded.instead`).
 
-        Each override that adds an error to those of the files is left out: they may have changed since it was found
-        right, and an operator's own file must not become a pass-through by that. The other overrides hold.
+        Each override that adds an error to those of the files is left out, but for a switch that is off: they may have
+        changed since it was found right, and an operator's own file must not become a pass-through by that. The other
+        overrides hold.
 
         Blocks as `load` does. To be called when the files are at rest: what is half written may be in order.
         """
@@ -164,7 +177,10 @@ class OwnFiles:
     def _above(
         self, sources: _Sources, unread: Sequence[ConfigError], overrides: Sequence[Override]
     ) -> tuple[Loaded, tuple[ConfigError, ...]]:
-        """The config with all overrides above it that add no error, and the errors without them."""
+        """The config with all overrides above it that add no error, and the errors without them.
+
+        Of one that adds some, what it says of a switch that is off stays (`switched_off`).
+        """
         alone = _together(self.path, sources, unread)
         left = list(overrides)
         while left:
@@ -173,7 +189,9 @@ class OwnFiles:
             if not refused:
                 return loaded, alone.errors
             for one in refused:
-                left.remove(one.override)
+                at, switch = left.index(one.override), switched_off(one.override.tables)
+                is_more = switch and switch != one.override.tables
+                left[at : at + 1] = [replace(one.override, tables=switch)] if is_more else []
         return alone, alone.errors
 
 

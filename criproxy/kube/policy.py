@@ -41,7 +41,7 @@ from structlog.typing import FilteringBoundLogger
 from criproxy.concurrency import statefile
 from criproxy.concurrency.clock import Clock
 from criproxy.concurrency.worker import Apart
-from criproxy.config import Override, OwnFiles
+from criproxy.config import Override, OwnFiles, switched_off
 from criproxy.kube.client import MERGE_PATCH, ApiRequest, Asks, UnreachableError
 from criproxy.kube.objects import Node, annotations_patch, path, status_of
 from criproxy.kube.retry import Meaning, pause_s
@@ -68,18 +68,6 @@ class PolicyError(ValueError):
 def _override(policy: NodePolicy) -> Override:
     said = f"policy {policy.name or 'without a name'} ({policy.version or 'without a version'})"
     return Override(said, split(policy.settings)[0])
-
-
-def _switches_off(policy: NodePolicy) -> bool:
-    table = policy.settings.get("colocation")
-    return isinstance(table, Mapping) and table.get("enabled") is False
-
-
-def _switch(policy: NodePolicy) -> NodePolicy:
-    """What a policy that switches colocation off says of that, and nothing else of it."""
-    table = policy.settings["colocation"]
-    settled = {"enabled": False} | ({"on_disable": "evict"} if table.get("on_disable") == "evict" else {})
-    return NodePolicy(policy.version, f"{policy.name}{_SWITCH}", {"colocation": settled})
 
 
 class InForce(Struct, frozen=True):
@@ -359,8 +347,9 @@ class PolicyFollower:
                     why[bad.name] = "; ".join(words)[:MAX_PROBLEM] if len(why) < MAX_REASONS else ""
                 before = former.pop(bad.name, bad)
                 instead = [] if before == bad else [before]
-                if _switches_off(bad) and not bad.name.endswith(_SWITCH) and not any(map(_switches_off, instead)):
-                    instead.append(_switch(bad))
+                switch = switched_off(bad.settings)
+                if switch and not bad.name.endswith(_SWITCH) and not any(switched_off(one.settings) for one in instead):
+                    instead.append(NodePolicy(bad.version, f"{bad.name}{_SWITCH}", switch))
                 left[at : at + 1] = instead
         return Judged(policy, InForce(_joined(policy.version, left), tuple(left)), bounded(problems), why)
 

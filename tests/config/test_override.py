@@ -150,3 +150,14 @@ def test_of_several_overrides_those_with_errors_are_left_out_and_the_others_hold
     if OFF in overrides:
         assert not loaded.config.colocation.enabled
         assert loaded.config.colocation.on_disable == "evict"
+
+
+@pytest.mark.parametrize("on_disable", ["release", "evict", 7])
+def test_override_that_is_left_out_switches_off_all_the_same(file, on_disable):
+    """An emergency may come amid an upgrade, with a key that this version does not know."""
+    file.write_text("[colocation]\nenabled = true\n")
+    off = Override("off", {"colocation": {"enabled": False, "on_disable": on_disable}, **TYPO.tables})
+    found = OwnFiles(file).load([off, cpu_of("b", watermark_ratio=0.5)])
+    assert (found.errors, found.config.colocation.enabled, found.config.cpu.watermark_ratio) == ((), False, 0.5)
+    assert found.config.colocation.on_disable == ("evict" if on_disable == "evict" else "release")
+    assert OwnFiles(file).load([off, Override("on", {"colocation": {"enabled": True}})]).config.colocation.enabled

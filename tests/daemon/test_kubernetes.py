@@ -466,6 +466,16 @@ def test_policy_that_held_last_holds_from_the_start(bench):
     assert load_first(OwnFiles(bench.file), dry_run=True).config.cpu.reserve_cores == 0.0
 
 
+def test_remembered_switch_holds_at_the_start_though_its_policy_is_refused_by_now(bench, tmp_path, authority):
+    """As a downgraded node does, with a key that it does not know, while the API server is away."""
+    bench.file.write_text(bench.file.read_text() + "[colocation]\nenabled = true\n")
+    write_policy(bench, colocation={"enabled": False}, cpu={"key_of_a_newer_version": 1})
+    loaded = load_first(OwnFiles(bench.file), dry_run=False)
+    assert (loaded.config.colocation.enabled, loaded.errors) == (False, ())
+    after = Bench(tmp_path, authority.kubeconfig(1), text=bench.file.read_text())
+    assert not after.part.load(after.file).config.colocation.enabled, "nor at a reload"
+
+
 def test_files_are_read_once_at_the_start_where_no_policy_held(tmp_path, monkeypatch):
     reads, real = [], OwnFiles.load
 

@@ -410,6 +410,7 @@ def test_switch_holds_on_though_neither_a_policy_nor_the_one_before_it_fits(lend
     tell(lending, part("a", {**OFF, "cpu": {"max_cores": 2.0}}))
     tell(lending, part("a", {**OFF, **NEWER}, "2"), version="10")
     lending.edit("[cpu]\nmin_cores = 3.0\n[colocation]\nenabled = true\n")
+    assert not enabled(lending), "before the policies are looked at again"
     asyncio.run(lending.follower.look())
     assert (enabled(lending), lending.follower.status().name) == (False, "a/switch.1")
 
