@@ -12,7 +12,7 @@ from criproxy.control.history import History, Past
 from criproxy.control.interference.responder import Move
 from criproxy.control.resources import RESOURCES, Resource
 from criproxy.model import Bounds, GuardCeiling, Limit, Limits
-from criproxy.model.modes import TABLE, Mode
+from criproxy.model.modes import TABLE
 from criproxy.observe.client import read_json
 from criproxy.observe.status_text import printable
 
@@ -41,14 +41,17 @@ class ResourceWhy(Struct, frozen=True):
 
 
 class DecisionWhy(Struct, frozen=True):
-    """The decision that held. `applied` False: it was not put in force, in the mode `kept_by`."""
+    """The decision that held. `applied` False: it was not put in force, in the mode `kept_by`; "": not known.
+
+    As another version may say it, that may be the name of a mode that this one does not know.
+    """
 
     decided_s: float
     applied: bool
     window: str
     guard: GuardCeiling | None
     resources: Mapping[str, ResourceWhy]
-    kept_by: Mode | None = None
+    kept_by: str = ""
 
 
 class Why(Struct, frozen=True):
@@ -109,7 +112,8 @@ def _decision(past: Past, held: Limits, used: Mapping[str, float | None]) -> Dec
             in_force=held.get(name),
             used=used.get(name),
         )
-    return DecisionWhy(record.wall_s, record.applied, decision.window, decision.guard, resources, record.kept_by)
+    kept_by = "" if record.kept_by is None else record.kept_by.value
+    return DecisionWhy(record.wall_s, record.applied, decision.window, decision.guard, resources, kept_by)
 
 
 def to_json(why: Why) -> str:
@@ -159,8 +163,10 @@ def _lines(why: Why) -> Iterator[str]:
         return
     asked = "now" if why.asked_s is None else f"at {_clock(why.asked_s)}"
     yield f"{asked}, by the decision of {_clock(decision.decided_s)}"
-    if (mode := decision.kept_by) is not None:
-        yield f"not applied ({mode.value}): {TABLE[mode].when}"
+    if not decision.applied:
+        mode = f" ({decision.kept_by})" if decision.kept_by else ""
+        when = next((f": {row.when}" for one, row in TABLE.items() if one.value == decision.kept_by), "")
+        yield f"not applied{mode}{when}"
     if decision.window:
         yield _row("schedule", decision.window)
     guard = decision.guard

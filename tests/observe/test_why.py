@@ -1,5 +1,6 @@
 """Why a limit was what it was: the answer as data, as text, and the moments that may be asked for."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -95,6 +96,21 @@ def test_answer_that_is_not_on_record_says_so(kept: History, asked_s: float | No
 def test_json_comes_back_as_it_went(asked_s: float | None) -> None:
     why = answer(KEPT, asked_s)
     assert from_json(to_json(why)) == why
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "shown"),
+    [
+        pytest.param({}, "\nnot applied\n", id="of a version that does not name the mode"),
+        pytest.param({"kept_by": "asleep"}, "\nnot applied (asleep)\n", id="a mode of a newer version"),
+    ],
+)
+def test_answer_of_another_version_says_that_the_decision_is_not_applied(kept_by: dict[str, str], shown: str) -> None:
+    """As while an upgrade is refused, and the old process goes on."""
+    data = json.loads(to_json(answer(history(record(0.0, kept_by=Mode.DRY_RUN)), None)))
+    del data["decision"]["kept_by"]
+    data["decision"].update(kept_by)
+    assert shown in render(from_json(json.dumps(data)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"asked_s": "x"}'])
