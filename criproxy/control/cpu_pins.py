@@ -29,7 +29,8 @@ move must give a fifth more of CPU time, and be worth a fifth more, so that sibl
 
 A pod's CPUs are of one NUMA node: of the one that it was on, or else of that with most room, which is what is idle
 there without what pods may use. Where those of several nodes are worth a fifth more, or a fifth less may run on them,
-it gets these; and one that has more CPUs than a node is on as few nodes as have them.
+it gets these; so does one that waits where those of its node are not worth a move. One that has more CPUs than a node
+is on as few nodes as have them.
 
 So no CPU stays idle for long while a pod waits elsewhere; and on a node that is full, where moves hurt, there are few.
 """
@@ -214,13 +215,14 @@ def _better(
 
     `idle`: but for CPUs that another pod comes to at this look. `neighbours`: without what the pod itself uses.
     """
-    nobody, each = dict.fromkeys(promise, 0), has_cores / len(held)
-    best = neighbours.chosen(size, frozenset(promise), nobody, promise, held)
+    cpus, nobody, each = frozenset(promise), dict.fromkeys(promise, 0), has_cores / len(held)
     stays_cores = max(has_cores, sum(promise[cpu] for cpu in held))
-    if _is_more(sum(promise[cpu] for cpu in best), stays_cores, size):
-        stays_worth = max(neighbours.worth(held, dict.fromkeys(held, each)), neighbours.worth(held, promise))
-        if _is_more(neighbours.worth(best, promise), stays_worth, size):
-            return best
+    stays_worth = max(neighbours.worth(held, dict.fromkeys(held, each)), neighbours.worth(held, promise))
+    best = neighbours.best(size, cpus, nobody, promise)
+    for found in (neighbours.near(best, cpus, nobody, promise, held), best):
+        cores, worth = sum(promise[cpu] for cpu in found), neighbours.worth(found, promise)
+        if _is_more(cores, stays_cores, size) and _is_more(worth, stays_worth, size):
+            return found
     free = frozenset(cpu for cpu in promise if idle.get(cpu, 0.0) > IDLE_RATIO)
     if not free:
         return held
@@ -287,7 +289,11 @@ class _Neighbours(Struct, frozen=True):
 
         They are of one NUMA node, or else of as few as have so many, unless the best of all are much better.
         """
-        best = self._best(size, among, taken, gets)
+        return self.near(self.best(size, among, taken, gets), among, taken, gets, held)
+
+    def near(self, best: Cpus, among: Cpus, taken: Mapping[int, float], gets: Mapping[int, float], held: Cpus) -> Cpus:
+        """What is `chosen` where the best of all are `best`."""
+        size = len(best)
         if len(self.nodes) < 2:
             return best
 
@@ -298,7 +304,7 @@ class _Neighbours(Struct, frozen=True):
         together = (frozenset[int]().union(*nodes[:number]) for number in range(2, len(nodes)))
         for part in chain(nodes, together):
             if len(part & among) >= size:
-                near = self._best(size, part & among, taken, gets)
+                near = self.best(size, part & among, taken, gets)
                 if near == best or not (
                     _is_more(sum(taken[cpu] for cpu in near), sum(taken[cpu] for cpu in best), size)
                     or _is_more(self.worth(best, gets), self.worth(near, gets), size)
@@ -306,8 +312,8 @@ class _Neighbours(Struct, frozen=True):
                     return near
         return best
 
-    def _best(self, size: int, among: Cpus, taken: Mapping[int, float], gets: Mapping[int, float]) -> Cpus:
-        """Regardless of nodes. Of CPUs of one core, each counts as slowed by those that come before it."""
+    def best(self, size: int, among: Cpus, taken: Mapping[int, float], gets: Mapping[int, float]) -> Cpus:
+        """As `chosen`, regardless of nodes. Of CPUs of one core, each counts as slowed by those that come before it."""
         slowed = self.slowed
         ranked = sorted((taken[cpu], -gets[cpu] / slowed[cpu], -cpu) for cpu in among)
         if self.siblings:

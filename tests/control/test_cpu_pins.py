@@ -323,6 +323,22 @@ def test_pod_that_waits_moves_within_its_node_unless_another_promises_more(there
     assert on(step({"a": PodCpu(1, 0.3)}, cpus(16), idle, pins, FIRST_PAUSE_S, nodes=FOUR_NODES))["a"] == after
 
 
+@pytest.mark.parametrize("nodes", [(), (frozenset({0, 1}), frozenset({2, 3}))], ids=["one node", "two nodes"])
+def test_pods_that_wait_leave_a_crowded_node_though_its_next_cpu_is_not_worth_a_move(nodes: tuple[Cpus, ...]) -> None:
+    number = {0: 10, 1: 6, 2: 4, 3: 4}
+    pins = {f"{cpu}-{one}": Pin(frozenset({cpu}), 0.0) for cpu, most in number.items() for one in range(most)}
+
+    for at_s in range(20, 4000, 20):
+        each = dict.fromkeys(number, 0)
+        for pin in pins.values():
+            for cpu in pin.cpus:
+                each[cpu] += 1
+        pods = {name: PodCpu(1, sum(1 / each[cpu] / len(pin.cpus) for cpu in pin.cpus)) for name, pin in pins.items()}
+        pins = step(pods, cpus(4), FULL, pins, float(at_s), nodes=nodes)
+
+    assert sorted(each.values()) == [5, 5, 6, 8]
+
+
 def test_pod_that_gets_one_more_cpu_gets_it_of_its_node() -> None:
     pins = {"a": Pin(frozenset({0}), 0.0)}
     idle = FULL | {3: 0.45, 4: 0.5}
