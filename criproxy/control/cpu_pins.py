@@ -84,6 +84,7 @@ class Pin(Struct, frozen=True):
     """A pod stays on `cpus` since `since_s`, for `pause_s` at least, and for `keeps_s` if they are more than its limit.
 
     `before_cores`: what it used before it came; None: it is new here. `most_cores`: the most that it used since.
+    `limit_cores`: its limit at the last look.
     """
 
     cpus: Cpus
@@ -92,6 +93,7 @@ class Pin(Struct, frozen=True):
     before_cores: float | None = None
     most_cores: float = 0.0
     keeps_s: float = FIRST_PAUSE_S
+    limit_cores: float = 0.0
 
 
 def step(
@@ -109,12 +111,17 @@ def step(
     `cpus`: the box's. `idle`: for which part of the time since the last look each of the machine's was idle (0-1).
     `pins`: what this returned the last time. `cores` and `nodes`: the machine's physical cores and its NUMA nodes, each
     by its CPUs; a CPU of no core is one by itself, those of no node are one together.
+
+    A pod whose limit has sunk begins anew: what it has beyond it, it has not for want of more.
     """
     sized = {name: pod for name, pod in pods.items() if pod.size < len(cpus)}
     new = {
         name: replace(pin, most_cores=max(pin.most_cores, sized[name].used_cores or 0.0))
         for name, pin in pins.items()
-        if name in sized and pin.cpus <= cpus and len(pin.cpus) >= sized[name].size
+        if name in sized
+        and pin.cpus <= cpus
+        and len(pin.cpus) >= sized[name].size
+        and pin.limit_cores <= sized[name].limit_cores
     }
     allowed = dict.fromkeys(cpus, 0.0)
     for name, pin in new.items():
@@ -128,7 +135,8 @@ def step(
             chosen = neighbours.chosen(pod.size, cpus, allowed, there, before)
             new[name] = Pin(chosen, now_s)
             neighbours.add(chosen, pod.limit_cores / pod.size)
-    return {**new, **_changed(sized, cpus, idle, new, now_s, cores=cores, nodes=nodes)}
+    after = {**new, **_changed(sized, cpus, idle, new, now_s, cores=cores, nodes=nodes)}
+    return {name: replace(pin, limit_cores=sized[name].limit_cores) for name, pin in after.items()}
 
 
 def _changed(

@@ -182,19 +182,17 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
         if pins is None or self._pins is not before:
             return
         self._pins = pins
-        if moved := sum(path in before and before[path].cpus != pin.cpus for path, pin in self._pins.items()):
+        both = [(before[path], pin) for path, pin in pins.items() if path in before]
+        if moved := sum(was.cpus != pin.cpus and was.limit_cores <= pin.limit_cores for was, pin in both):
             self.shared.counters.count("pods_moved", by=moved)
 
     async def _limits_of(self, pods: Mapping[str, Sandbox], now_s: float) -> dict[str, float]:
-        """The limits in cores, by path, of the pods that have one, and no CPUs of their own.
-
-        A pod whose limit has sunk is pinned anew: what it has beyond it, it has not for want of more.
-        """
-        before, unsettled = self._limits, frozenset(self._unsettled)
+        """The limits in cores, by path, of the pods that have one, and no CPUs of their own."""
+        unsettled = frozenset(self._unsettled)
         if now_s - self._turn_s >= TURN_EVERY_S:
             unsettled |= self._turns.next(pods, AT_ONCE)
             self._turn_s = now_s
-        known = {path: limit for path, limit in before.items() if path in pods and path not in unsettled}
+        known = {path: limit for path, limit in self._limits.items() if path in pods and path not in unsettled}
         unknown: list[PodParent] = [parse_placement(path) for path in pods if path not in known]
         if unknown:
             held = (
@@ -204,8 +202,6 @@ class CpuPinning(PodObserver, Part, Struct, eq=False):
                 known[place.in_box] = held.get(place.in_box, self._asked_cores(pods[place.in_box]))
         self._limits = known
         self._unsettled = {path: until_s for path, until_s in self._unsettled.items() if until_s > now_s}
-        sunk = {path for path, limit in known.items() if limit < before.get(path, 0.0)}
-        self._pins = {path: pin for path, pin in self._pins.items() if path not in sunk}
         exclusive = self.cpus.state.exclusive
         return {path: limit for path, limit in known.items() if limit and pods[path].pod.uid not in exclusive}
 

@@ -218,6 +218,24 @@ def test_pod_has_threads_of_two_cores_of_one_node(tmp_path: Path) -> None:
     assert bench.part.pinned[bench.path("a")] in [{first, second} for first in (4, 5) for second in (6, 7)]
 
 
+def test_pod_whose_limit_is_lowered_stays_on_its_node_though_the_other_is_emptier(tmp_path: Path) -> None:
+    nodes = (frozenset(range(4)), frozenset(range(4, 8)))
+    bench = Bench(8, topology=machine(tmp_path, [frozenset({cpu}) for cpu in range(8)], nodes))
+    bench.runs("a", 2.0)
+    bench.looks()
+    before = bench.part.pinned[bench.path("a")]
+    (node,) = (one for one in nodes if before <= one)
+
+    bench.resize("a", 1.0)
+    bench.part.resize_done(bench.inventory.placed[0])
+    bench.looks(idle={cpu: 0.9 if cpu in node else 1.0 for cpu in range(8)})
+
+    after = bench.part.pinned[bench.path("a")]
+    assert len(after) == 1
+    assert after <= node
+    assert bench.counters.of("pods_moved") == [], "it does not get more there"
+
+
 def test_pods_without_a_limit_or_with_one_of_all_cpus_have_all(bench: Bench) -> None:
     bench.runs("a")
     bench.runs("b", 4.0)
