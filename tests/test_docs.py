@@ -17,6 +17,7 @@ from criproxy.control.interference.judge import Judge
 from criproxy.control.interference.ladder import LadderSettings
 from criproxy.model import PIDS
 from docs.generate import _logged, events, unexplained, words_of
+from monitoring.rules import ALERTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -103,6 +104,15 @@ def test_what_scrapes_the_loopback_address_says_which_node_it_is() -> None:
     of_loopback = [one for one in statics if any(target.startswith("127.") for target in one["targets"])]
     assert of_loopback
     assert [one for one in of_loopback if "instance" not in one.get("labels", {})] == []
+
+
+def test_runbook_of_an_alert_that_looks_back_a_day_says_so() -> None:
+    """It fires for so long where a component was removed on purpose."""
+    text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    names = [one.name for one in ALERTS if "[1d]" in one.expr]
+    assert names
+    sections = {name: " ".join(text.partition(f"### {name}\n")[2].partition("\n###")[0].split()) for name in names}
+    assert [name for name, section in sections.items() if "for a day" not in section] == []
 
 
 def test_lines_for_cron_have_no_percent_sign_that_ends_the_command() -> None:
