@@ -319,6 +319,10 @@ class Monitor:
             return 0.0
         return self._patience_s * math.exp2(-max(0.0, t_s - self._acquitted_s) / FORGET_HALF_LIFE_S)
 
+    def forget_acquittal(self) -> None:
+        """An experiment found the box to be a cause of the signal: no height of it is known to be innocent any more."""
+        self._innocent_up_to = None
+
     def convict(self, t_s: float) -> None:
         """The box is the cause of the signal: wait no longer than `FIRST_PATIENCE_S` for it."""
         self._patience_s, self._acquitted_s = min(FIRST_PATIENCE_S, self.patience_s(t_s)), t_s

@@ -41,7 +41,6 @@ from criproxy.control.interference.service_checks import (
     in_a_case,
     recorded,
     with_accuser,
-    worst_of,
 )
 from criproxy.control.interference.signals import CPU_SIGNALS, SignalValue, observed, pod_waits, values
 from criproxy.control.memory_pressure import EvictionHard
@@ -232,14 +231,13 @@ class Judge(Struct, eq=False):
         counts_from_s = responder.trial_counts_from_s(name)
         self._services = recorded(signals, self._services, bar, bar - responder.detectors[name].hysteresis)
         is_tried = case is not None and case.detector == name
-        if responder.answers(name) and not is_tried:
+        if responder.answers(name) and not is_tried and counts_from_s is None:
             self._services = with_accuser(signals, self._services, look.online, look.t_s, self.ladder.lost_s)
-        if counts_from_s is not None or is_tried:
+        if counts_from_s is not None or is_tried or (signals and responder.answers(name)):
             word, self._services = in_a_case(signals, self._services, counts_from_s)
             yield word
         elif signals:
-            law = worst_of if responder.answers(name) else at_rest
-            word, self._services = law(signals, self._services)
+            word, self._services = at_rest(signals, self._services)
             yield word
         elif look.unanswered:
             yield SignalValue(name, "%", gap=look.unanswered)

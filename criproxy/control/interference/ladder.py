@@ -978,8 +978,9 @@ class _Step:
         return replace(held, seen=seen.plus(excess), returned=held.returned + 1)
 
     def _relapsed(self, held: Hold, level: float, of: Phases) -> Hold:
-        """Harm has come with this level."""
-        held, settings = replace(held, innocent=0, relapses=held.relapses + 1), self._settings
+        """Harm has come with this level; for a while, memory's that has not faded yet counts for nothing."""
+        settings, deaf_s = self._settings, of.longest_s if of.gradual else held.deaf_s
+        held = replace(held, innocent=0, relapses=held.relapses + 1, deaf_s=deaf_s)
         if level >= ALL:
             most_s = max(settings.first_wait_s, settings.longest_wait_s - of.probe_s)
             return self._rests(held, wait_s=min(most_s, 2.0 * held.wait_s))
@@ -1277,11 +1278,11 @@ class _Step:
         return state.vain or (held is not None and held.ordered is not None)
 
     def _past(self, order: EvictionOrder) -> PastEviction:
-        held = self._states[order.resource].held
-        if not order.signal or held is None:
+        state = self._states[order.resource]
+        held = state.held
+        if held is None or order.signal != state.signal:
             return PastEviction(self._t_s)
-        harm = held.harm.value or self._excess(order.signal)
-        return PastEviction(self._t_s, resource=order.resource, harm=harm)
+        return PastEviction(self._t_s, resource=order.resource, harm=held.harm.value or self._excess(order.signal))
 
     def _within_budget(self, scene: _Scene, signal: str, reason: str) -> EvictionOrder | None:
         budget, past, t_s = self._settings.budget, self._before, self._t_s

@@ -242,6 +242,8 @@ class Responder:
             self._settings,
         )
         for one in decision.transitions:
+            if one.before is Rung.TRIED and one.after is Rung.SQUEEZED:
+                self._monitors[one.signal].forget_acquittal()
             if one.after is Rung.OPEN and one.signal in self._monitors and self._ladder.of(one.resource).guilty:
                 self._monitors[one.signal].convict(t_s)
         for name in decision.exonerated:

@@ -30,8 +30,9 @@ of the others counts.
     a case          the last word of the one that raised the alarm (`accuser`); in an experiment one that was requested
                     since what the box has lost takes effect: an older one would acquit the box whatever the experiment
                     does. None: nothing is known
-    convicted       the worst, held or not; in a probe or a test the accuser's, as in an experiment. Where its pod has
-                    gone, or its word has not been known for some time, the worst becomes the accuser
+    convicted       the accuser's, so that no word is ever compared with another's. While the resource rests where it is
+                    held, the worst becomes the accuser where the accuser's word is not high and the other's is, the
+                    accuser's pod has gone, or its word has not been known for some time
 
 A service that is unwell for a reason of its own, whatever the box does, must not outshout all others for as long as it
 is. So one whose word the box was found not to be the cause of is *exempt*: until it is within its threshold again, its
@@ -298,23 +299,16 @@ def in_a_case(
     return _word_of(word), replace(record, said_by=word.pod.uid)
 
 
-def worst_of(signals: Sequence[ServiceSignal], record: ServiceRecord) -> tuple[SignalValue, ServiceRecord]:
-    """The word of the worst service, whether or not it has been high for its hold; there must be a service."""
-    count = _that_count(signals, record)
-    if not count:
-        return _all_exempt(signals), record
-    worst = max(count, key=_percent)
-    return _word_of(worst), replace(record, said_by=worst.pod.uid)
-
-
 def with_accuser(
     signals: Sequence[ServiceSignal], record: ServiceRecord, online: Container[str], now_s: float, lost_s: float
 ) -> ServiceRecord:
-    """After a conviction: where the accuser's pod is not `online` any more, or it has not been heard for `lost_s`,
-    the worst takes its place. `now_s`: boottime.
+    """After a conviction: where the accuser is well and another is not, the accuser's pod is not `online` any more, or
+    it has not been heard for `lost_s`, the worst takes its place. `now_s`: boottime.
     """
     if any(one.pod.uid == record.accuser for one in signals):
-        return replace(record, silent_since_s=None)
+        high = {one.pod.uid: one.percent for one in _that_count(signals, record) if one.pod.uid in record.high_since_s}
+        accuser = record.accuser if record.accuser in high or not high else max(high, key=lambda uid: high[uid])
+        return replace(record, accuser=accuser, silent_since_s=None)
     since_s = now_s if record.silent_since_s is None else record.silent_since_s
     count = _that_count(signals, record)
     if not count or (record.accuser in online and now_s - since_s < lost_s):

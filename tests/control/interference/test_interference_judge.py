@@ -165,6 +165,29 @@ def test_service_that_is_not_heard_any_more_does_not_hold_the_box_for_ever() -> 
     assert node.judge.responder.ladder.of(CPU).rung is Rung.OPEN
 
 
+class OneIll(TwoServices):
+    """From five minutes on the other is somewhat ill, whatever the box does."""
+
+    def seen(self) -> Look:
+        look = super().seen()
+        harmed, other = look.services
+        look = replace(look, services=(replace(harmed, percent=2.0 * harmed.percent), other))
+        ill = ServiceSignal(PodRef("b", "shop", "web-b"), 140.0, 100.0, 3.0, self.asked_s)
+        return replace(look, services=(look.services[0], ill)) if self.t_s > 1300.0 else look
+
+
+def test_service_that_is_ill_for_a_reason_of_its_own_does_not_have_the_box_closed_for_anothers_harm() -> None:
+    node, floor_s, harmed_s = OneIll(), 0.0, 0.0
+    while node.t_s < 4600.0:
+        node.run(0.1)
+        floor_s += node.judge.responder.look_s * (node.shares.get(CPU) == 0.0)
+        harmed_s += node.judge.responder.look_s * node.harms
+    assert Rung.CLOSED not in [one.after for one in node.transitions]
+    assert "said by shop/web-b" not in [one.note for one in node.judge.signals() if one.name == "service_check"]
+    assert floor_s < 360.0
+    assert harmed_s < 260.0
+
+
 class Waiting(Node):
     """One of many CPUs' pods waits, which pressure of all together does not show."""
 

@@ -336,6 +336,11 @@ class Node:
         spans = [after - before for before, after in pairwise(times)]
         return sum(span for (_, one), span in zip(self.decisions, spans, strict=False) if resource in one.shares)
 
+    def at_s(self, share, resource=CPU):
+        """For how long it had this share."""
+        spans = [(after - before, one) for (before, one), (after, _) in pairwise(self.decisions)]
+        return sum(span for span, one in spans if one.shares.get(resource) == share)
+
     def harmed_s(self, above=10.0):
         spans = [(after - before, value) for (before, _), (after, value) in pairwise(self.values)]
         return sum(span for span, value in spans if value > above)
@@ -1155,3 +1160,43 @@ def test_bars_are_worked_out_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> Non
     before = responder.bars()
     responder.tick(1.0, {"cpu_pressure": 50.0}, pods=1, use=OnlineUse(1.9, 2))
     assert responder.bars()["cpu_pressure"] > before["cpu_pressure"]
+
+
+def test_conviction_ends_what_an_acquittal_has_said_of_the_same_harm():
+    """The box joins in others' harm that has not ended yet. What it does at probes must not be learned to be usual."""
+    node = Node({}, detectors=CPU_ALONE, own=30.0).run(10)
+    assert node.responder.has_acquitted("probe")
+    node.own, node.causes = 12.0, {CPU: 60.0}
+    while SQUEEZED not in node.path() and node.t_s < 120.0:
+        node.run(0.1)
+    assert node.path()[-1] is SQUEEZED
+    assert not node.responder.has_acquitted("probe")
+
+
+def test_pod_that_goes_in_an_emergency_is_not_judged_by_the_height_of_that():
+    """It is another signal than the one that memory is held for, in a unit of its own."""
+    readings = {"memory_pressure": WITHIN_HYSTERESIS, **SHORTAGE}
+    decision, state = step(Signals(100.5, readings, 3, BOUND_EXCEEDED), stand(EVICTING, MEMORY), BY_NAME, SETTINGS)
+    assert decision.eviction.emergency
+    assert evicted(state, ()).of(MEMORY).held.ordered is None
+
+
+class Fading(Node):
+    """The harm of a box that has more memory than the prediction; it fades with `fades_s` when that is taken back."""
+
+    def __init__(self, fades_s):
+        super().__init__({}, detectors=SLOW_MEMORY)
+        self.fades_s, self.filled, self.seen_s = fades_s, 0.0, 0.0
+
+    def value(self):
+        seconds, self.seen_s = self.t_s - self.seen_s, self.t_s
+        open_, fading = MEMORY not in self.shares, math.exp(-seconds / self.fades_s)
+        self.filled = min(1.0, self.filled + seconds / 3.0) if open_ else self.filled * fading
+        return 60.0 * self.filled
+
+
+@pytest.mark.parametrize("fades_s", [2.0, 4.0, 5.0])
+def test_harm_that_fades_after_a_probe_of_all_is_not_blamed_on_the_level(fades_s):
+    node = Fading(fades_s).run(3600)
+    assert node.responder.ladder.of(MEMORY).held.level == 1.0
+    assert node.at_s(0.0, MEMORY) <= 180.0

@@ -1,6 +1,7 @@
 """What a pod's annotation asks to be looked at, and what an answer means."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,6 @@ from criproxy.control.interference.service_checks import (
     problem_of,
     recorded,
     with_accuser,
-    worst_of,
 )
 from criproxy.model import PodRef
 
@@ -218,9 +218,25 @@ def test_experiment_is_judged_by_what_the_one_that_raised_the_alarm_says_meanwhi
     assert (found.value, found.most, found.gap) == (value, value, gap)
 
 
-def test_worst_counts_at_once_after_a_conviction() -> None:
-    found, _ = worst_of([said("a", 300, 0), said("b", 80, 0)], ServiceRecord())
-    assert (found.value, found.note) == (300, "said by shop/a")
+@pytest.mark.parametrize(
+    ("a", "b", "exempt", "accuser"),
+    [
+        (80, 300, {}, "u-b"),
+        (150, 300, {}, "u-a"),
+        (80, 90, {}, "u-a"),
+        (80, 300, {"u-b": 400.0}, "u-a"),
+        (300, 150, {"u-a": 400.0}, "u-b"),
+    ],
+    ids=["the-other-alone-is-unwell", "both-are", "both-are-well", "the-other-is-exempt", "the-accuser-is-exempt"],
+)
+def test_accuser_is_another_after_a_conviction_where_that_alone_is_unwell(
+    a: float, b: float, exempt: Mapping[str, float], accuser: str
+) -> None:
+    signals = [said("a", a, 0), said("b", b, 0), said("c", 120, 0)]
+    record = recorded(signals, ServiceRecord(accuser="u-a", exempt=exempt), 130.0, 128.0)
+    record = with_accuser(signals, record, {"u-a", "u-b", "u-c"}, 1000.0, 30.0)
+    assert record.accuser == accuser
+    assert in_a_case(signals, record, None)[0].value == (a if accuser == "u-a" else b)
 
 
 def test_between_two_experiments_of_a_case_only_the_accuser_counts() -> None:
@@ -266,8 +282,6 @@ def test_excused_service_is_heard_when_it_is_far_worse_or_was_well_again() -> No
 
     assert [one.value for one in (still, alone, worse, again)] == [70, None, 360, 200]
     assert alone.gap == "shop/a says 200 %, and the box was found not to be the cause"
-    assert worst_of([loud, others], record)[0].value == 70
-    assert worst_of([loud], record)[0].value is None
 
 
 A, B, C = ("shop", "web"), ("shop", "api"), ("bank", "core")
