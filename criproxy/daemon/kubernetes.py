@@ -71,6 +71,9 @@ _BEGIN_S: Final = 2.0
 
 _AGAIN_S: Final = 10.0
 
+_WITHHELD_RATIO: Final = 0.5
+"""Of the time that an eviction may take, how much the publication of the 0 before it may, where nothing is lent."""
+
 _KUBELETS_OWN_S: Final = 15.0
 """How long kubelet needs at most to end a pod, beyond its grace period."""
 
@@ -414,7 +417,8 @@ class KubernetesPart(Shows):
 
         under_way = self._evictions.get(pod.uid)
         if under_way is None:
-            work = self._side.evictor.evict_pod(pod, why, grace_period_s=grace_s, still=still)
+            withheld_s = within_s * _WITHHELD_RATIO if grace_s is None else 0.0
+            work = _evict(self._side, pod, why, withheld_s=withheld_s, grace_s=grace_s, still=still)
             self._evictions[pod.uid] = under_way = asyncio.create_task(work)
             under_way.add_done_callback(lambda ended: self._eviction_ended(pod.uid, ended))
         # Whoever waits no longer stops the pod, whose controller is to learn all the same where not to place the next.
@@ -517,6 +521,15 @@ class KubernetesPart(Shows):
             lines.append(f"policy {policy.name} ({policy.version}) sets {', '.join(policy.keys)}")
         lines += (f"policy refused: {problem}" for problem in policy.problems)
         yield "kubernetes", now.trouble or f"node {now.node}, by {now.kubeconfig}", *lines
+
+
+async def _evict(
+    side: "NodeSide", pod: PodRef, why: str, *, withheld_s: float, grace_s: int | None, still: Callable[[], bool]
+) -> "Eviction":
+    """`withheld_s`: see `Publisher.withhold`; 0 where online waits for what the pod has."""
+    if withheld_s:
+        await side.publisher.withhold(withheld_s)
+    return await side.evictor.evict_pod(pod, why, grace_period_s=grace_s, still=still)
 
 
 def policy_file(config: Config) -> Path:

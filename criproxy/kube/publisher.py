@@ -1,5 +1,6 @@
 """Publishes what the node can lend, in its own status, by the law of `extended_resources`."""
 
+import asyncio
 import contextlib
 import math
 import random
@@ -121,6 +122,7 @@ class Publisher:
         self._clock = clock
         self._rng = rng
         self._log = log
+        self._looks = asyncio.Lock()
         self._seen: OnNode | None = None
         self._last: Published | None = None
         self._promises = Promises()
@@ -186,8 +188,23 @@ class Publisher:
             every_s = SHED_LOOK_S if self._last is not None and self._last.raised else LOOK_S
             await self._clock.sleep(every_s, every_s / 5)
 
+    async def withhold(self, within_s: float) -> None:
+        """Where nothing is lent, have that published by now, and wait for it that long at most. Never raises.
+
+        For before pods are evicted: by the number that stood, the scheduler would place their successors here.
+        """
+        offered = self._offer()
+        if offered is not None and offered.withheld:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self.look()
+
     async def look(self) -> None:
         """Publish if it is time. Never raises: what fails is tried again, ever more rarely."""
+        async with self._looks:
+            await self._look()
+
+    async def _look(self) -> None:
         offered, now_s = self._offer(), self._clock.boottime_s()
         if offered is None or now_s < self._not_before_s:
             return

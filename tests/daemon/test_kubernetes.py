@@ -775,6 +775,39 @@ def test_eviction_that_is_waited_for_no_longer_goes_on_once_and_keeps_the_contro
     assert 'criproxy_kubernetes_evictions_total{outcome="evicted"} 1' in bench.metrics.registry.render().decode()
 
 
+@pytest.fixture
+def switched_off(bench, api, monkeypatch):
+    """A part that has published, and looks for what else to publish only when an eviction has it do so."""
+
+    async def evict(**how):
+        await until(lambda: api.watchers and batch_cpu(api) == "1500" and bench.part.status().published)
+        monkeypatch.setattr("criproxy.kube.publisher.LOOK_S", 1e6)
+        await asyncio.sleep(0.1)  # the last of the others is over
+        bench.offering.modes = Modes({Mode.DISABLED: ""})
+        return await bench.part.evict(JOB, "why", **how)
+
+    put_pod(api)
+    return evict
+
+
+def test_pod_is_evicted_once_the_0_is_published_as_its_successor_would_run_here_unbounded(bench, api, switched_off):
+    bench.run(lambda: switched_off(within_s=5.0))
+    asked = [one for one in api.requests if one.path.endswith(("/status", "/eviction"))]
+    assert [one.method for one in asked][-2:] == ["PATCH", "POST"]
+    assert asked[-2].body["status"]["allocatable"]["kubernetes.io/batch-cpu"] == "0"
+    assert (batch_cpu(api), api.pods) == ("0", [])
+
+
+@pytest.mark.parametrize(
+    ("within_s", "grace_s"), [(2.0, None), (0.5, 1)], ids=["for half its time", "while online waits for memory"]
+)
+def test_server_that_does_not_take_the_0_keeps_no_pod_here(bench, api, switched_off, within_s, grace_s):
+    api.fail("PATCH /api/v1/nodes/node1/status", slow_s=0.0)  # the first one, which publishes
+    api.fail("PATCH /api/v1/nodes/node1/status", slow_s=4.0)
+    assert bench.run(lambda: switched_off(within_s=within_s, grace_s=grace_s)) is not None
+    assert api.pods == []
+
+
 def test_budget_is_told(bench, api):
     put_pod(api)
     api.budgets = {"a": BUDGET}

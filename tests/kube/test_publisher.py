@@ -233,6 +233,29 @@ def test_pods_of_a_held_node_that_were_taken_for_ended_one_after_the_other_count
     assert (numbers, bench.look(400)[BATCH_CPU]) == (["3000", "2000", "1000", "3000"], "3000")
 
 
+def withhold(bench):
+    """As by evictions of two pods at once."""
+
+    async def both():
+        await asyncio.gather(*(bench.publisher.withhold(5.0) for _ in range(2)))
+
+    bench.clock.advance(5.0)
+    asyncio.run(both())
+    return bench.node()["status"].get("capacity", {}).get(BATCH_CPU), bench.patches()
+
+
+def test_who_withholds_has_0_published_once_and_nothing_while_the_node_lends(bench, api):
+    api.put_node()
+    assert withhold(bench) == (None, 0)
+    bench.look()
+    bench.source.lend(2.0)
+    assert withhold(bench) == ("4000", 1)
+    bench.source.lend(4.0, withheld="disabled")
+    assert withhold(bench) == ("0", 2)
+    bench.clock.advance(60.0)
+    assert withhold(bench) == ("0", 2)
+
+
 def test_withheld_is_zero_at_once_and_comes_back(bench, api):
     bench.look()
     api.pods = [pod("a", "3000")]
