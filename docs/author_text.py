@@ -344,7 +344,7 @@ ROWS: Final = (
         (change,),
         f"63 letters, digits and `-` as a label; the last {MAX_EVICTED} that were evicted are remembered",
         "a pod that names another owner may be placed on a node again that has just evicted it",
-        "pods of an owner that is named falsely keep away from the node for five minutes",
+        "pods of an owner that is named falsely prefer other nodes for five minutes",
         _evicted,
     ),
     AuthorText(

@@ -285,11 +285,17 @@ def test_a_policy_a_label_a_hold_and_an_eviction_reach_the_node(plane, replica):
     until(lambda: plane.call("GET", f"{POLICIES}/night")["status"]["nodes"] == 0)
 
     began_s = time.monotonic()
-    plane.merge(night, {"metadata": {"labels": {"pool": "night"}}})
+    plane.merge(night, {"metadata": {"labels": {"pool": "night", "of": "two"}}})
     told = until(lambda: plane.call("GET", night)["metadata"]["annotations"][POLICY])
     assert time.monotonic() - began_s < 1.0
     assert json.loads(told)["settings"] == settings
     until(lambda: plane.call("GET", f"{POLICIES}/night")["status"]["waiting"] == 1)
+
+    beside = put_node(plane, "beside", "3000", {"of": "two"})
+    amounts = {"cpu": "500m", "memory": "1Gi"}  # less room than the other
+    plane.merge(f"{beside}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
+    taint = {"key": "as-many-as-the-other", "effect": "PreferNoSchedule"}
+    plane.merge(beside, {"spec": {"taints": [taint]}})
 
     plane.merge(f"{night}/status", ready(night, "Held"))
     until(lambda: any(taint["key"] == PRESSURE for taint in plane.call("GET", night)["spec"]["taints"]))
@@ -301,10 +307,15 @@ def test_a_policy_a_label_a_hold_and_an_eviction_reach_the_node(plane, replica):
     interval = f"{rfc3339(time.time())}/{until_s}"
     plane.merge(night, {"metadata": {"annotations": {EVICTED: json.dumps({uid: interval})}}})
     until(lambda: f"{EVICTED_FROM}{uid}" in plane.call("GET", night)["metadata"]["labels"])
-    back = pod("back", {"cpu": "100m"}, nodeSelector={"pool": "night"})
-    back["metadata"]["ownerReferences"] = [owner]
-    plane.call("POST", PODS, back)
-    time.sleep(2.0)
-    assert "nodeName" not in plane.call("GET", f"{PODS}/back")["spec"]
-    until(lambda: plane.call("GET", f"{PODS}/back")["spec"].get("nodeName") == "night")
+    assert placed(plane, "back", owner) == "beside"
+    until(lambda: f"{EVICTED_FROM}{uid}" not in plane.call("GET", night)["metadata"]["labels"])
     assert rfc3339(time.time()) >= until_s
+    assert placed(plane, "later", owner) == "night"
+
+
+def placed(plane, name, owner):
+    """The node that the scheduler chooses for such a pod, of "night" and "beside"."""
+    made = pod(name, {"cpu": "100m"}, nodeSelector={"of": "two"})
+    made["metadata"]["ownerReferences"] = [owner]
+    plane.call("POST", PODS, made)
+    return until(lambda: plane.call("GET", f"{PODS}/{name}")["spec"].get("nodeName"))

@@ -20,9 +20,9 @@ How a pod is kept from coming straight back
 -------------------------------------------
 Whoever owns it makes another one at once, and the scheduler may bind that one to this node while the first still ends.
 So, before it is evicted, the Node gets a label that names its controller, and an annotation that says until when. The
-cluster's webhook has given the pods of each controller an affinity that keeps them off nodes with its label. When the
-time is over, the cluster's controller takes the label away; where there is none, the node does, a minute later. A pod
-that is not evicted after all takes its label with it, unless another one of its controller needs that.
+cluster's webhook has given the pods of each controller a preference for nodes without its label. When the time is
+over, the cluster's controller takes the label away; where there is none, the node does, a minute later. A pod that is
+not evicted after all takes its label with it, unless another one of its controller needs that.
 
 So what the Node should have follows from what was evicted and what is under way. It is made into a patch when that is
 sent, and one patch is sent after the other: none that is late can undo a newer one.

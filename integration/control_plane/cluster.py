@@ -180,7 +180,7 @@ class Cluster:
         """What the daemon's part of Kubernetes answers, run here as this node's; `folder` is for its files."""
         config = Config(
             control=Control(checkpoint=str(folder / "checkpoint")),
-            kubernetes=Kubernetes(enabled=True, publish=False, kubeconfig=str(self.kubelet.kubeconfig)),
+            kubernetes=Kubernetes(enabled=True, kubeconfig=str(self.kubelet.kubeconfig)),
         )
         (folder / "config.toml").write_text("")
         own = OwnFiles(folder / "config.toml")
@@ -205,6 +205,25 @@ class Cluster:
             return answer
 
         return asyncio.run(run())
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[str]:
+        """Another Node without a kubelet, by its name. It lends enough for a pod, and has less room than this one."""
+        name = f"{self.kubelet.node}-beside"
+        where = f"/api/v1/nodes/{name}"
+        amounts = {"cpu": "500m", "memory": "512Mi", "pods": "10", CPU: "1000", MEMORY: "256Mi"}
+        self.plane.call("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        try:
+            conditions = [{"type": "Ready", "status": "True"}]
+            status = {"capacity": amounts, "allocatable": amounts, "conditions": conditions}
+            self.plane.merge(f"{where}/status", {"status": status})
+            self.plane.merge(where, {"spec": {"taints": None}})
+            yield name
+        finally:
+            self.plane.merge(where, {"spec": {"unschedulable": True}})
+            for pod in self.plane.call("GET", f"{PODS}?fieldSelector=spec.nodeName%3D{name}")["items"]:
+                self.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}?gracePeriodSeconds=0")
+            self.plane.call("DELETE", where)
 
     def in_box(self, pod: Any) -> bool:
         """Whether the pod's container runs in the box, by the kernel."""

@@ -17,8 +17,8 @@ How it works
 - A quantity that makes no sense is refused, with what to write instead.
 - It gets our priority class, unless it has one of the priorities for offline pods: with a high one it
   could preempt online pods. The API server fills in the number.
-- It tolerates the taint of nodes that are there for offline pods alone, and it keeps away from nodes that have just
-  evicted a pod of the same controller: such a node has a label for as long.
+- It tolerates the taint of nodes that are there for offline pods alone, and it prefers nodes that have not just evicted
+  a pod of the same controller: such a node has a label for as long.
 - Its anti-affinity to pods counts offline pods alone: whom a pod wants to be away from, the scheduler keeps away from
   it, so that an offline pod could keep online ones off a node, or off all of them.
 - It gets a user namespace of its own (`hostUsers: false`) where the settings say so, and it does not ask otherwise.
@@ -107,7 +107,11 @@ LEAST_BYTES: Final = 1 << 20
 
 MAX_CONTAINERS: Final = 512
 
+MOST_WEIGHT: Final = 100
+"""Of a preference. Source: core/v1 PreferredSchedulingTerm."""
+
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 _KINDS: Final = ("requests", "limits")
 _LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 _RECORDED: Final = ("containers", "initContainers")
@@ -671,11 +675,28 @@ def _add_toleration(spec: Json, wanted: Json) -> None:
 
 
 def _keep_away(spec: Json, meta: Json) -> None:
-    """From nodes with the label for this pod's controller, wherever its affinity would let it go."""
+    """From nodes with the label for this pod's controller, while others have room for it.
+
+    A requirement would hold for the pods of this controller that run on such a node, too: kubelet fails those whose
+    required affinity does not match when it restarts, and a descheduler evicts them.
+    Source: Kubernetes, pkg/scheduler/eventhandlers.go, AdmissionCheck; descheduler, RemovePodsViolatingNodeAffinity.
+    """
     owners = _list(meta.get("ownerReferences"), "metadata.ownerReferences")
     uid = next((str(one.get("uid", "")) for one in owners if _table(one, "").get("controller")), "")
     if uid:
-        _require(spec, {"key": f"{EVICTED_FROM}{uid}", "operator": "DoesNotExist"})
+        _prefer(spec, {"key": f"{EVICTED_FROM}{uid}", "operator": "DoesNotExist"})
+
+
+def _prefer(spec: Json, wanted: Json) -> None:
+    """Of the nodes that it may run on, as much as an affinity can."""
+    where = "spec.affinity.nodeAffinity"
+    affinity = _table(spec.get("affinity"), "spec.affinity")
+    node = _table(affinity.get("nodeAffinity"), where)
+    known = _list(node.get(_PREFERRED), where)
+    term = {"weight": MOST_WEIGHT, "preference": {"matchExpressions": [wanted]}}
+    if term not in known:
+        node[_PREFERRED] = [*known, term]
+    spec["affinity"] = {**affinity, "nodeAffinity": node}
 
 
 def _require(spec: Json, wanted: Json) -> None:
@@ -723,7 +744,7 @@ def _terms_of_anti_affinity(spec: Json) -> Iterator[tuple[str, Json]]:
     asked = _table(_table(spec.get("affinity"), "spec.affinity").get("podAntiAffinity"), where)
     for term in _list(asked.get(_REQUIRED), where):
         yield where, _table(term, where)
-    for one in _list(asked.get("preferredDuringSchedulingIgnoredDuringExecution"), where):
+    for one in _list(asked.get(_PREFERRED), where):
         yield where, _table(_table(one, where).get("podAffinityTerm"), where)
 
 

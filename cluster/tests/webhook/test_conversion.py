@@ -541,16 +541,21 @@ def test_a_pod_tolerates_nodes_that_are_there_for_offline_pods():
     ]
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 AWAY = {"key": f"{EVICTED_FROM}u1", "operator": "DoesNotExist"}
 SSD = {"key": "disk", "operator": "In", "values": ["ssd"]}
 FIELD = {"key": "metadata.name", "operator": "In", "values": ["node1"]}
+NEW_PREFERENCE = {"weight": 100, "preference": {"matchExpressions": [AWAY]}}
+OWN_PREFERENCE = {"weight": 1, "preference": {"matchExpressions": [SSD]}}
 AFFINITIES: dict = {
-    "none": (None, [{"matchExpressions": [AWAY]}]),
-    "each term": (
-        [{"matchExpressions": [SSD]}, {"matchFields": [FIELD]}],
-        [{"matchExpressions": [SSD, AWAY]}, {"matchFields": [FIELD], "matchExpressions": [AWAY]}],
+    "none": ({}, [NEW_PREFERENCE]),
+    "required terms": (
+        {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [SSD]}, {"matchFields": [FIELD]}]}},
+        [NEW_PREFERENCE],
     ),
-    "an empty term, which matches no node": ([{}, {"matchExpressions": []}], [{}, {"matchExpressions": []}]),
+    "an empty term, which matches no node": ({REQUIRED: {"nodeSelectorTerms": [{}]}}, [NEW_PREFERENCE]),
+    "a preference of its own": ({PREFERRED: [OWN_PREFERENCE]}, [OWN_PREFERENCE, NEW_PREFERENCE]),
 }
 
 
@@ -590,13 +595,15 @@ def test_anti_affinity_counts_offline_pods_alone_as_it_would_keep_online_ones_aw
     )
 
 
-@pytest.mark.parametrize(("terms", "wanted"), AFFINITIES.values(), ids=AFFINITIES)
-def test_a_pod_keeps_away_from_nodes_that_evicted_its_like(terms, wanted):
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    spec = {} if terms is None else {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}}
-    found = converted(pod(owner="u1", **spec), BATCH)
+@pytest.mark.parametrize(("affinity", "wanted"), AFFINITIES.values(), ids=AFFINITIES)
+def test_pod_prefers_nodes_that_did_not_evict_its_like_and_one_that_runs_there_violates_nothing(affinity, wanted):
+    before = pod(owner="u1", **({"affinity": {"nodeAffinity": affinity}} if affinity else {}))
+    untouched = copy.deepcopy(before)
+    found = converted(before, BATCH)["spec"]["affinity"]["nodeAffinity"]
 
-    assert found["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"] == wanted
+    assert found.get(PREFERRED) == wanted
+    assert found.get(REQUIRED) == affinity.get(REQUIRED), "kubelet would fail its like that runs, when it restarts"
+    assert before == untouched
 
 
 def test_a_pod_without_a_controller_has_no_like():
