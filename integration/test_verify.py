@@ -16,7 +16,7 @@ from integration.lab import naming
 from integration.lab.cgroups import Tree, hierarchies, of_process, version
 from integration.lab.client import CriClient, Pod
 from integration.lab.containerd import Containerd
-from integration.lab.criproxy import CHECKOUT, Config, static
+from integration.lab.criproxy import Config, python_path, static
 from integration.lab.directory import cgroup_root
 from integration.lab.node import FOREVER, Node
 from integration.lab.process import wait_until
@@ -92,7 +92,7 @@ def wait_verified(node: Node, count: int) -> None:
 def exit_status(node: Node) -> int:
     """Of `criproxy status`."""
     command = [sys.executable, "-m", "criproxy", "status", "--config", str(node.proxy.config_file)]
-    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.run(command, env=env, capture_output=True, check=False).returncode
 
 

@@ -67,7 +67,8 @@ def account_config(plane: ControlPlane, account: str, folder: Path, server: str 
 def run(arguments: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, before: str = "") -> Process:
     """`criproxy-cluster` with these arguments."""
     main = f"{before}\nimport runpy; runpy.run_module('criproxy_cluster', run_name='__main__', alter_sys=True)"
-    environment = {"PYTHONPATH": str(CHECKOUT / "cluster"), **(env or {})}
+    path = os.pathsep.join([str(CHECKOUT / "cluster"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYTHONPATH": path, **(env or {})}
     return Process("criproxy-cluster", [sys.executable, "-c", main, *arguments], log, environment)
 
 

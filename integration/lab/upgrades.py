@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from integration.lab.criproxy import CHECKOUT, Criproxy
+from integration.lab.criproxy import CHECKOUT, Criproxy, python_path
 from integration.lab.process import END_S, all_pids, argv_of, is_running, wait_until
 
 UPGRADE_S = 120
@@ -41,7 +41,7 @@ def upgrade(criproxy: Criproxy) -> float:
 def command(criproxy: Criproxy, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """`criproxy upgrade`."""
     argv: list[str | Path] = [sys.executable, "-m", "criproxy", "upgrade", "--config", criproxy.config_file]
-    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT), **(env or {})}
+    environ = {**os.environ, "PYTHONPATH": python_path(), **(env or {})}
     return subprocess.run(argv, env=environ, text=True, capture_output=True, timeout=UPGRADE_S, check=False)
 
 
