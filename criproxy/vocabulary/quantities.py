@@ -16,10 +16,8 @@ MOST: Final = Fraction(2**63 - 1)
 """Kubernetes makes this of all that is more."""
 
 _FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
-_LEADING_ZEROS: Final = re.compile(
-    r"([+-]?)(?:0+(?=\d))?([^eE]*)(?:([eE][+-]?)(?:0+(?=\d))?(.*))?", re.ASCII | re.DOTALL
-)
-"""Of the number and of its exponent; the groups are the rest."""
+_LEADING_ZEROS: Final = re.compile(r"([eE]?[+-]?)0+(?=\d)", re.ASCII)
+"""Of the number or of its exponent; the group is what comes before them."""
 _FACTORS: Final[Mapping[str, tuple[int, int]]] = {
     "": (1, 1),
     **{suffix: (1, 1000**power) for power, suffix in enumerate("mun", 1)},
@@ -45,12 +43,23 @@ def amount(quantity: str | float | None) -> Fraction:
         raise ValueError(f"{str(quantity)!r} is no quantity")
     text = str(quantity)
     if len(text) > MOST_CHARACTERS:
-        text = _LEADING_ZEROS.sub(r"\1\2\3\4", text, count=1)
+        text = _without_leading_zeros(text)
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"{text[:40]!r} and so on has {len(text)} characters, and a quantity at most {MOST_CHARACTERS}"
         )
     return _amount(text)
+
+
+def _without_leading_zeros(text: str) -> str:
+    """Of the number and of its exponent."""
+    exponent_at = min((at for at in (text.find("e"), text.find("E")) if at >= 0), default=len(text))
+    return _shortened(text[:exponent_at]) + _shortened(text[exponent_at:])
+
+
+def _shortened(part: str) -> str:
+    zeros = _LEADING_ZEROS.match(part)
+    return part if zeros is None else zeros[1] + part[zeros.end() :]
 
 
 @lru_cache(_REMEMBERED)
