@@ -172,15 +172,19 @@ def test_manifests_run_from_the_image_and_the_webhook_is_found_by_its_service(no
     (webhook, *_) = plane.call("GET", WEBHOOK)["webhooks"]
     assert webhook["clientConfig"]["service"]["name"] == "criproxy-cluster"
     assert webhook["clientConfig"]["caBundle"], "by the Job, which has made the certificate"
-    pods = plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
-    running = {
-        one["metadata"]["labels"]["app.kubernetes.io/name"]: one["status"]["containerStatuses"][0]
-        for one in pods
-        if one["status"]["phase"] == "Running"
-    }
-    assert running.keys() >= {"criproxy-webhook", "criproxy-controller"}
-    for status in running.values():
-        assert (status["ready"], status["restartCount"]) == (True, 0)
+
+    def ready():
+        pods = plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+        running = {
+            one["metadata"]["labels"]["app.kubernetes.io/name"]: one["status"]["containerStatuses"][0]
+            for one in pods
+            if one["status"]["phase"] == "Running"
+        }
+        there = running.keys() >= {"criproxy-webhook", "criproxy-controller"}
+        return there and all(status["ready"] for status in running.values()) and running
+
+    for status in wait_for(ready, SOON_S, "webhook and controller to be ready").values():
+        assert status["restartCount"] == 0
         assert status["image"].endswith(f"criproxy:{version()}")
 
 
