@@ -37,6 +37,7 @@ from integration.lab.directory import cgroup_root
 from integration.lab.kubelet import static_pod
 from integration.lab.load import Call, Job, Load
 from integration.lab.lookout import Lookout
+from integration.lab.naming import placement
 from integration.lab.node import CLASS, KubeletNode, Node
 from integration.lab.process import Process, is_running, wait_until
 from integration.lab.upgrades import Code, ask, command, pids, serving, stop_all, upgrade
@@ -285,7 +286,7 @@ def test_pod_let_in_by_way_of_the_old_process_is_bounded_and_known_to_the_new_on
         assert proxy.status()["box"]["path"] is None
         slow.start_sandbox(client, "offline-late")
         assert proxy.status()["pid"] == serving(proxy)
-        assert proxy.status()["box"]["path"] == f"{slow.root}/offline"
+        assert proxy.status()["box"]["path"] == placement(f"{slow.root}/offline")
         wait_until(lambda: [p["uid"] for p in proxy.status()["pods"]] == ["offline-late"], WAIT_S, "the pod", proxy.log)
     refused = [event for event in proxy.events() if event["event"] == "refused"]
     assert refused == []
