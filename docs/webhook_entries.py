@@ -155,10 +155,7 @@ spec:
       expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
   validations:
     - expression: >-
-        {marks}{of_the_namespace}.exists(one,
-        {{"labels": object.?metadata.labels.orValue({{}}),
-        "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
-      message: >-
+        {has_one}      message: >-
         metadata.annotations[{record_key}] is what the webhook records of an offline pod, and this
         one has no mark of one: leave it out, or give the pod the label {remedy}
 ---
@@ -187,10 +184,7 @@ spec:
   matchConditions:
     - name: {condition}
       expression: >-
-        {marks}.exists(one,
-        {{"labels": object.?metadata.labels.orValue({{}}),
-        "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
-    - name: no-mirror
+        {holds}    - name: no-mirror
       expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
 {checks}---
 apiVersion: admissionregistration.k8s.io/v1
@@ -201,7 +195,14 @@ spec:
   policyName: {name}
   validationActions: [Warn]
 """
-"""A policy that warns the author of a pod, by whether it has a mark of an offline pod."""
+"""A policy that warns the author of a pod for which `holds` is true."""
+
+_HAS_ONE: Final = """\
+{marks}.exists(one,
+        {{"labels": object.?metadata.labels.orValue({{}}),
+        "annotations": object.?metadata.annotations.orValue({{}})}}[one[0]][?one[1]].orValue("") == one[2])
+"""
+"""The pod has one of these marks."""
 
 _OF_THE_NAMESPACE: Final = f"""\
 .filter(one,
@@ -242,30 +243,19 @@ _CHECKS_OF_UNCONVERTED: Final = """\
         Webhooks are called in the order of their configurations' names: have that one come before zz-criproxy-cluster
 """
 
-_REQUESTS: Final = """\
+_OF_REQUESTS: Final = """\
 ---
 # A converted pod asks for no CPU and memory, but for the "0" that huge pages need beside them. Where it does, a webhook
 # has added it after the last word of criproxy's: the pod takes what online pods are promised.
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata:
-  name: {name}
-spec:
-  failurePolicy: Ignore
-  matchConstraints:
-    resourceRules:
-      - apiGroups: [""]
-        apiVersions: [v1]
-        operations: [CREATE]
-        resources: [pods]
-  matchConditions:
-    - name: converted
-      expression: >-
-        {record} in object.?metadata.annotations.orValue({{}}) &&
+"""
+
+_WAS_CONVERTED: Final = """\
+{record} in object.?metadata.annotations.orValue({{}}) &&
         !({overflow} in object.metadata.annotations) &&
         object.metadata.annotations[?{keeps}].orValue("") != "true"
-    - name: no-mirror
-      expression: '!("kubernetes.io/config.mirror" in object.?metadata.annotations.orValue({{}}))'
+"""
+
+_CHECKS_OF_REQUESTS: Final = """\
   variables:
     - name: asked
       expression: >-
@@ -277,14 +267,6 @@ spec:
       messageExpression: >-
         "it was converted, and asks for " + variables.asked.join(" and ") + ", which online pods are promised: have " +
         "the webhook that adds it leave offline pods out, or its configuration's name come before zz-criproxy-cluster"
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata:
-  name: {name}
-spec:
-  policyName: {name}
-  validationActions: [Warn]
 """
 
 
@@ -307,28 +289,29 @@ def unmarked() -> str:
     asked = _listed(8, (name for names in (*NAMES.values(), *OLDER) for name, _, _ in names.rows))
     of_unmarked = _CHECKS_OF_UNMARKED.format(names=asked, remedy=f"{CLASS}={OFFLINE}")
 
-    def policy(name: str, condition: str, marks: str, checks: str, where: str = "") -> str:
+    converted = _WAS_CONVERTED.format(
+        record=json.dumps(RESOURCES), overflow=json.dumps(OVERFLOW), keeps=json.dumps(KEEP_REQUESTS)
+    )
+
+    def policy(name: str, condition: str, holds: str, checks: str, where: str = "") -> str:
         full = f"{name}.{PREFIX.rstrip('/')}"
-        return _SPEAKS.format(name=full, condition=condition, marks=marks, checks=checks, where=where)
+        return _SPEAKS.format(name=full, condition=condition, holds=holds, checks=checks, where=where)
 
     def unconverted(name: str, of: str, where: str) -> str:
         checks = _CHECKS_OF_UNCONVERTED.format(record=json.dumps(RESOURCES))
-        return policy(name, "mark", _in_expression(mark for mark in EVERY_MARK if mark.of == of), checks, where)
+        marks = _in_expression(mark for mark in EVERY_MARK if mark.of == of)
+        return policy(name, "mark", _HAS_ONE.format(marks=marks), checks, where)
 
     return "".join(
         (
             _OF_UNMARKED,
-            policy("unmarked", "no-mark", f"!{_in_expression(EVERY_MARK)}{_OF_THE_NAMESPACE}", of_unmarked),
+            policy("unmarked", "no-mark", f"!{_has_one_of_all()}", of_unmarked),
             _OF_UNCONVERTED,
             unconverted("unconverted", "label", ""),
             "---\n",
             unconverted("unconverted-annotations", "annotation", _WHERE_ANNOTATIONS_MARK),
-            _REQUESTS.format(
-                name=f"requests.{PREFIX.rstrip('/')}",
-                record=json.dumps(RESOURCES),
-                overflow=json.dumps(OVERFLOW),
-                keeps=json.dumps(KEEP_REQUESTS),
-            ),
+            _OF_REQUESTS,
+            policy("requests", "converted", converted, _CHECKS_OF_REQUESTS),
         )
     )
 
@@ -339,11 +322,15 @@ def marks() -> str:
         name=f"marks.{PREFIX.rstrip('/')}",
         record_name=f"record.{PREFIX.rstrip('/')}",
         marks=_in_expression(EVERY_MARK),
-        of_the_namespace=_OF_THE_NAMESPACE,
+        has_one=_has_one_of_all(),
         record=json.dumps(RESOURCES),
         record_key=RESOURCES,
         remedy=f"{CLASS}={OFFLINE}",
     )
+
+
+def _has_one_of_all() -> str:
+    return _HAS_ONE.format(marks=_in_expression(EVERY_MARK) + _OF_THE_NAMESPACE)
 
 
 def _in_expression(marks: Iterable[Mark]) -> str:
