@@ -378,7 +378,7 @@ class Network(Struct, frozen=True, kw_only=True):
 
 _Capability = Annotated[str, Meta(pattern=r"^[A-Za-z_]{1,40}$")]
 _FILE: Final = "an absolute path"
-_HostPath = Annotated[str, Meta(pattern=r"^/[^\x00]*$")]
+_AbsolutePath = Annotated[str, Meta(pattern=r"^/[^\x00]*$")]
 _Folder = Annotated[str, Meta(pattern=FOLDER)]
 _FOLDERS: Final = "a list of absolute paths; a * may stand at the end of a name alone"
 
@@ -823,15 +823,17 @@ class Observe(Struct, frozen=True, kw_only=True):
     ) = None
     tls_certificate: (
         Annotated[
-            _HostPath,
+            _AbsolutePath,
             doc("The certificate of remote_address, and its chain, as PEM.", expects=_FILE, restart=True),
         ]
         | None
     ) = None
-    tls_key: Annotated[_HostPath, doc("The key of tls_certificate, as PEM.", expects=_FILE, restart=True)] | None = None
+    tls_key: (
+        Annotated[_AbsolutePath, doc("The key of tls_certificate, as PEM.", expects=_FILE, restart=True)] | None
+    ) = None
     token_file: (
         Annotated[
-            _HostPath,
+            _AbsolutePath,
             doc(
                 "Bearer tokens, one on each line: whoever has one may ask at remote_address.",
                 expects=_FILE,
@@ -842,7 +844,7 @@ class Observe(Struct, frozen=True, kw_only=True):
     ) = None
     client_ca: (
         Annotated[
-            _HostPath,
+            _AbsolutePath,
             doc(
                 "Certificates of authorities, as PEM: whoever has a certificate of one of them may ask at "
                 "remote_address. Use an authority of its own: the cluster's gives certificates to every kubelet.",
