@@ -5,7 +5,7 @@ How it works
 Each resource of the box stands on a rung of its own:
 
     open      nothing is restricted
-    tried     the experiment: squeezed to its floor, given back, and squeezed again
+    tried     the experiment: squeezed to its floor, given back as far as it was before, and squeezed again
     squeezed  convicted: held as low as it must be, and given back by probes
     closed    at its floor; no new offline pod, and no more capacity is published than is allocated
     evicting  at its floor; one pod goes, then it is looked again
@@ -62,6 +62,9 @@ prediction (1) that is known to be good, at first the floor:
                             twice as long. Else it is another's
     harm at another level   the box is squeezed to the floor for a phase. It falls: the level is not good any more, and
                             the floor is. Else the harm is another's
+    another detector's      alarm at that level: an experiment as at open, between the level and the floor. Guilty: the
+                            level is bad, and what is good is searched below it, by what that detector tells. Otherwise
+                            the resource is held as it was
     another's, once         the box may be harmless again, so that the probe of all waits for `first_wait_s` alone
     another's, twice        acquitted: all is given back, and the detector's patience doubles
 
@@ -458,6 +461,13 @@ class RungState(Struct, frozen=True):
     vain: bool = False
     guilty: bool = False
 
+    def can_harm(self, detector: str) -> bool:
+        """Whether the box has some of it that another detector's verdict does not cover."""
+        if self.rung is not Rung.SQUEEZED:
+            return self.rung is Rung.OPEN
+        held = self.held
+        return held is not None and held.mode is HoldMode.REST and held.at > 0.0 and self.signal != detector
+
 
 class Case(Struct, frozen=True):
     """A detector's alarm and the suspects that were tried for it; `on`: the one that is being tried, "": none is.
@@ -550,7 +560,10 @@ class When(enum.Enum):
 
 
 class LadderRow(Struct, frozen=True):
-    """A transition; `reason` is filled in by `_words`."""
+    """A transition; `reason` is filled in by `_words`.
+
+    An experiment with what is held leads back to `SQUEEZED` where the row says `OPEN`.
+    """
 
     at: tuple[Rung, ...]
     when: When
@@ -561,7 +574,7 @@ class LadderRow(Struct, frozen=True):
 TABLE: Final = (
     LadderRow((Rung.OPEN, Rung.TRIED, Rung.SQUEEZED, Rung.CLOSED), When.EMERGENCY, Rung.EVICTING,
         "{signal} is at {value}, an emergency from {emergency} on: a pod goes at once, without an experiment"),
-    LadderRow((Rung.OPEN,), When.ACCUSED, Rung.TRIED,
+    LadderRow((Rung.OPEN, Rung.SQUEEZED), When.ACCUSED, Rung.TRIED,
         "{signal} is at {value}, above its bar of {bar}: the box's {resource} is squeezed to its floor, given back, "
         "and squeezed again, to see whether it is the cause"),
     LadderRow((Rung.OPEN,), When.ACCOUNTED, Rung.SQUEEZED,
@@ -1054,7 +1067,7 @@ class _Step:
             return ""
         barred = {*but, *self._accounted, *self._unused}
         free = (name for name in self._detectors[detector].suspects if name not in barred and self._may_try(name))
-        suspect = next((name for name in free if self._states[name].rung is Rung.OPEN), "")
+        suspect = next((name for name in free if self._states[name].can_harm(detector)), "")
         spared = suspect in self._others and self._readings[detector].high_s < self._settings.spared_s
         return "" if spared else suspect
 
@@ -1169,9 +1182,10 @@ class _Step:
 
     def _take(self, row: LadderRow, scene: _Scene) -> None:
         name, case, signal = scene.resource.name, self._case, scene.signal
+        new = self._entered(row, scene)
         reason = row.reason.format_map(self._words(scene))
-        self._transitions.append(Transition(self._t_s, name, scene.state.rung, row.to, signal, reason))
-        self._states[name] = self._entered(row, scene)
+        self._transitions.append(Transition(self._t_s, name, scene.state.rung, new.rung, signal, reason))
+        self._states[name] = new
         match row.when:
             case When.ACCUSED:
                 assert case is not None
@@ -1213,8 +1227,13 @@ class _Step:
             case When.ACCOUNTED:
                 new = replace(new, signal=signal, share=1.0, held=None, convictions=old.convictions + 1)
             case When.GUILTY:
-                begun = self._rests(Hold(wait_s=settings.first_wait_s, look_s=settings.look_s))
+                begun = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
+                if old.held is not None:
+                    begun = replace(begun, bad=old.held.at, relapses=old.held.relapses + 1)
+                begun = self._rests(begun)
                 new = replace(new, signal=signal, share=0.0, held=begun, convictions=old.convictions + 1)
+            case When.CALLED_OFF | When.KEPT | When.ENDED if old.held is not None:
+                new = replace(new, rung=Rung.SQUEEZED)
             case When.NO_HELP:
                 new = RungState(guilty=self._is_surely_guilty(old))
             case When.LASTS if row.to is Rung.CLOSED:
@@ -1341,7 +1360,9 @@ def share_of(resource: str, state: RungState, case: Case | None) -> float | None
     if state.rung is Rung.OPEN:
         return None
     if state.rung is Rung.TRIED:
-        return 0.0 if case is None or case.on != resource or case.squeezed else None
+        if case is None or case.on != resource or case.squeezed:
+            return 0.0
+        return None if state.held is None else state.held.at
     if state.held is None:
         return state.share
     return None if state.held.at >= ALL else state.held.at

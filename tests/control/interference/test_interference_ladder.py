@@ -516,8 +516,8 @@ def test_box_whose_memory_could_not_be_tried_is_not_known_to_be_innocent(spent_s
 
 @pytest.mark.parametrize(
     ("state", "others"),
-    [(stand(SQUEEZED, held={"level": 1.0, "at": 1.0}), frozenset()), (stand(OPEN), frozenset({CPU}))],
-    ids=["convicted by another signal", "spared as others rose"],
+    [(stand(SQUEEZED, held={"level": 0.0, "at": 0.0}), frozenset()), (stand(OPEN), frozenset({CPU}))],
+    ids=["at its floor by another signal", "spared as others rose"],
 )
 def test_box_whose_cpu_was_not_tried_for_a_signal_is_not_known_to_be_innocent_of_it(state, others):
     state = replace(state, case=Case("service_check", (MEMORY,), before=100.0))
@@ -684,6 +684,47 @@ def test_level_that_does_not_harm_is_found_by_halving():
     held = node.responder.ladder.of(CPU).held
     assert 0.45 <= held.level <= 0.6
     assert node.shares[CPU] == held.level
+
+
+class TwoHarmed(Node):
+    """A pod is harmed above the prediction, and from a minute on another signal tells of harm above `from_`."""
+
+    def __init__(self, other, high, from_):
+        super().__init__({}, detectors=tuple(BY_NAME[name] for name in ("pod_pressure", other)))
+        self.other, self.high, self.from_, self.unused = other, high, from_, frozenset({IO, MEMORY})
+
+    def signals(self):
+        share = self.shares.get(CPU, FULL)
+        harmed = self.t_s > 60.0 and share > self.from_
+        return {"pod_pressure": 300.0 if share > 1.0 else 10.0, self.other: self.high if harmed else 1.0}
+
+    def run(self, seconds):
+        end_s, harmed_s = self.t_s + seconds, 0.0
+        while self.t_s < end_s:
+            self.t_s += self.responder.look_s
+            signals = self.signals()
+            harmed_s += self.responder.look_s * (signals[self.other] == self.high)
+            decision = self.responder.tick(self.t_s, signals, 3, unused=self.unused)
+            self.shares = decision.shares
+            self.decisions.append((self.t_s, decision))
+        return harmed_s
+
+
+@pytest.mark.parametrize(("other", "high"), [("cpu_pressure", 40.0), ("service_check", 250.0)])
+def test_harm_to_others_at_the_level_that_the_first_victim_can_bear_has_a_lower_one_found(other, high):
+    node = TwoHarmed(other, high, 0.3)
+    assert node.run(3600) < 180.0
+    assert 0.1 < node.responder.ladder.of(CPU).held.level <= 0.3
+
+
+@pytest.mark.parametrize(("other", "high"), [("cpu_pressure", 40.0), ("service_check", 250.0)])
+def test_harm_to_others_that_is_not_the_boxs_leaves_the_level_to_the_first_victim(other, high):
+    node = TwoHarmed(other, high, -1.0)
+    node.run(3600)
+    assert node.responder.ladder.of(CPU).held.level == 1.0
+    assert node.responder.ladder.of(CPU).signal == "pod_pressure"
+    assert node.at_s(0.0) <= 360.0
+    assert other in {name for _, one in node.decisions for name in one.exonerated}
 
 
 @pytest.mark.parametrize("after_s", [5, 60, 300, 900])
