@@ -299,7 +299,6 @@ REFUSED = 6
 BROKEN: Mapping[str, tuple[str | None, Config | None, str]] = {
     "crashes": ("raise SystemExit(3)", None, "ended before it was ready"),
     "does-not-parse": ("(", None, "ended before it was ready"),
-    "hangs": ("import time; time.sleep(1000)", None, "was not ready within 60 s"),
     "has-a-bad-config": (None, {**CONFIG, "control": {"interval_s": -1}}, "the config has errors: "),
 }
 

@@ -22,7 +22,7 @@ from criproxy.fronts.http2.codes import Code
 from criproxy.observe import client
 from criproxy.observe.status import Status, from_json
 
-_LIMIT_S: Final = 90.0
+_LIMIT_S: Final = 210.0
 """Longer than the old process waits for the new one, so that its word on it is heard."""
 
 _ANSWER_S: Final = 10.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from integration.lab.criproxy import CHECKOUT, Criproxy, python_path
 from integration.lab.process import END_S, all_pids, argv_of, is_running, wait_until
 
-UPGRADE_S = 120
+UPGRADE_S = 240
 
 
 def serving(criproxy: Criproxy) -> int:

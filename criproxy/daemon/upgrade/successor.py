@@ -27,7 +27,7 @@ from criproxy.daemon.upgrade.channel import (
 )
 from criproxy.daemon.upgrade.predecessor import CHANNEL, LISTENERS
 
-_START_S: Final = 60.0
+_START_S: Final = 180.0
 """From its start until the new process is ready, the runtime included. The old one serves meanwhile: a restart instead,
 as a busy node may need long, would cost calls.
 """
