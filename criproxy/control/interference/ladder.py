@@ -202,7 +202,8 @@ class LadderSettings(Struct, frozen=True):
     that the rung is entered again, up to `longest_calm_s`, until the resource has been open for `forget_s`. So does
     what must be calm before a resource that is convicted by account is eased again.
 
-    `good_ratio`: a level is good if the signal stays below this part of its bar in a probe. `step`: the search for a
+    `good_ratio`: a level is good if the signal stays below this part of its bar in a probe, or is less than half of the
+    way from what is usual at the floor to its bar. `step`: the search for a
     level ends when good and bad are no further apart. `deaf_s`: for so long harm that was found to be another's counts
     for nothing. `emergency_blocks_s`: for so long an emergency keeps all experiments from being made. By then those
     pods have gone for it that may; if it lasts, other harm must not go unanswered.
@@ -379,11 +380,12 @@ class Hold(Struct, frozen=True):
     `level` is known to be good and `bad` not to be, `at` is where it stands. `age_s`: for how long it has been in this
     mode, of which a test takes `long_s`. `harm` and `harm_s`: the harm since it was last quiet, in this mode; `seen`:
     what a test has seen, and `returned` how many looks since the harm grew with the box; `worst`: the highest value of
-    a probe, where 1 is the bar. `calm_s` counts up to the next probe, from a random part of the wait on; `wait_s`: how
-    long it waits for one of all; `look_s`: how long harm at the floor waits for a test. `innocent`: how often in a row
-    the harm was found to be another's; `returns`: how often harm at the floor was seen to come of the box; `relapses`:
-    how often harm came of a level that was probed or held. `ordered`: the mean harm before a pod went last; None: none
-    went, it has not ended in time, or it is known whether it has helped.
+    a probe, and `usual` that of what is quiet at the floor, where 1 is the bar. `calm_s` counts up to the next probe,
+    from a random part of the wait on; `wait_s`: how long it waits for one of all; `look_s`: how long harm at the floor
+    waits for a test. `innocent`: how often in a row the harm was found to be another's; `returns`: how often harm at
+    the floor was seen to come of the box; `relapses`: how often harm came of a level that was probed or held.
+    `ordered`: the mean harm before a pod went last; None: none went, it has not ended in time, or it is known whether
+    it has helped.
     """
 
     mode: HoldMode = HoldMode.REST
@@ -398,6 +400,7 @@ class Hold(Struct, frozen=True):
     seen: Mean = Mean()
     returned: int = 0
     worst: float = 0.0
+    usual: Mean = Mean()
     calm_s: float = 0.0
     wait_s: float = 0.0
     look_s: float = 0.0
@@ -946,23 +949,24 @@ class _Step:
         if not quiet or state.rung is Rung.EVICTING:
             return held
         held = replace(held, calm_s=held.calm_s + self._seconds)
+        if held.at <= 0.0 and state.signal in self._readings:
+            held = replace(held, usual=held.usual.plus(self._of_bar(state.signal)))
         if held.calm_s < held.wait_of_probe_s(settings) or self._busy:
             return held
         at = (held.level + held.bad) / 2.0 if held.searches(settings.step) else ALL
         return replace(held, mode=HoldMode.PROBE, at=at, age_s=0.0, harm=Mean(), harm_s=0.0, worst=0.0)
 
     def _probed(self, held: Hold, signal: str, of: Phases) -> Hold:
-        settings, reading = self._settings, self._readings.get(signal)
-        if reading is not None:
-            bar = reading.bar - self._detectors[signal].rest
-            held = replace(held, worst=max(held.worst, self._excess(signal) / bar))
+        settings = self._settings
+        if signal in self._readings:
+            held = replace(held, worst=max(held.worst, self._of_bar(signal)))
         if held.harmed(settings.harmed_s):
             return self._relapsed(held, held.at, of)
         if held.age_s < of.probe_s or held.harm_s:
             return held
         if held.at >= ALL:
             return replace(held, free=True)
-        good = held.worst < settings.good_ratio
+        good = held.worst < max(settings.good_ratio, (1.0 + held.usual.value) / 2.0)
         return self._rests(held, level=held.at) if good else self._rests(held, bad=held.at)
 
     def _tested(self, held: Hold, signal: str, of: Phases, *, settled: bool) -> Hold:
@@ -1033,6 +1037,10 @@ class _Step:
 
     def _excess(self, detector: str) -> float:
         return self._readings[detector].value - self._detectors[detector].rest
+
+    def _of_bar(self, detector: str) -> float:
+        """How much of its bar's excess it is at."""
+        return self._excess(detector) / (self._readings[detector].bar - self._detectors[detector].rest)
 
     # suspects
 

@@ -21,6 +21,7 @@ from criproxy.control.interference.detectors import (
     Monitor,
     OnlineUse,
     by_name,
+    queueing_percent,
 )
 from criproxy.control.interference.ladder import (
     ALL,
@@ -304,6 +305,7 @@ class Node:
         self.shares: Mapping[str, float] = {}
         self.transitions, self.evictions, self.decisions, self.values = [], [], [], []
         self.unused, self.rose = frozenset[str](), frozenset[str]()
+        self.use: OnlineUse | None = None
 
     def value(self):
         by_others = self.others(self.t_s) if self.others else 0.0
@@ -316,7 +318,7 @@ class Node:
             self.t_s += self.responder.look_s
             value = self.value()
             decision = self.responder.tick(
-                self.t_s, {self.name: value}, self.pods, unused=self.unused, others=self.rose
+                self.t_s, {self.name: value}, self.pods, unused=self.unused, others=self.rose, use=self.use
             )
             self.shares = decision.shares
             self.values.append((self.t_s, value))
@@ -684,6 +686,21 @@ def test_level_that_does_not_harm_is_found_by_halving():
     held = node.responder.ladder.of(CPU).held
     assert 0.45 <= held.level <= 0.6
     assert node.shares[CPU] == held.level
+
+
+@pytest.mark.parametrize(
+    ("detector", "calm", "harm", "use"),
+    [
+        pytest.param("cpu_pressure", queueing_percent(OnlineUse(1.0, 2)), 90.0, OnlineUse(1.0, 2), id="online queues"),
+        pytest.param("service_check", 85.0, 250.0, None, id="a service is near to its threshold"),
+    ],
+)
+def test_level_is_found_where_the_signal_is_near_to_its_bar_without_the_box(detector, calm, harm, use):
+    node = Node({}, detectors=(BY_NAME[detector],))
+    node.others = lambda t_s: harm if CPU not in node.shares else calm
+    node.use, node.unused = use, frozenset({IO, MEMORY})
+    node.run(120)
+    assert node.responder.ladder.of(CPU).held.level == 1.0
 
 
 class TwoHarmed(Node):
