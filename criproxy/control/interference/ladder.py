@@ -5,7 +5,7 @@ How it works
 Each resource of the box stands on a rung of its own:
 
     open      nothing is restricted
-    tried     the experiment: squeezed to its floor, given back as far as it was before, and squeezed again
+    tried     the experiment: squeezed to its floor, given back, and squeezed again
     squeezed  convicted: held as low as it must be, and given back by probes
     closed    at its floor; no new offline pod, and no more capacity is published than is allocated
     evicting  at its floor; one pod goes, then it is looked again
@@ -62,9 +62,9 @@ prediction (1) that is known to be good, at first the floor:
                             twice as long. Else it is another's
     harm at another level   the box is squeezed to the floor for a phase. It falls: the level is not good any more, and
                             the floor is. Else the harm is another's
-    another detector's      alarm at that level: an experiment as at open, between the level and the floor. Guilty: the
-                            level is bad, and what is good is searched below it, by what that detector tells. Otherwise
-                            the resource is held as it was
+    another detector's      alarm at such a level: it is tested likewise, by what that one tells, and where the harm
+                            falls, comes back with the level as soon as a return does, and falls again, the level is not
+                            good any more; one below it is looked for. Else that detector has acquitted the resource
     another's, once         the box may be harmless again, so that the probe of all waits for `first_wait_s` alone
     another's, twice        acquitted: all is given back, and the detector's patience doubles
 
@@ -409,6 +409,10 @@ class Hold(Struct, frozen=True):
     returns: int = 0
     relapses: int = 0
     ordered: float | None = None
+    by: str = ""
+    """The other detector whose harm at the level is tested; "": none."""
+    fell: bool = False
+    """That harm fell in a first test."""
     free: bool = False
     """It was calm at open."""
 
@@ -423,7 +427,7 @@ class Hold(Struct, frozen=True):
         """Harm that lasts: never one look."""
         return self.harm_s > harmed_s and self.harm.samples > 1
 
-    def rests(self, **changes: float) -> "Hold":
+    def rests(self, **changes: float | str) -> "Hold":
         """At its level, from now on."""
         new = replace(self, **changes)
         return replace(
@@ -463,13 +467,6 @@ class RungState(Struct, frozen=True):
     closings: int = 0
     vain: bool = False
     guilty: bool = False
-
-    def can_harm(self, detector: str) -> bool:
-        """Whether the box has some of it that another detector's verdict does not cover."""
-        if self.rung is not Rung.SQUEEZED:
-            return self.rung is Rung.OPEN
-        held = self.held
-        return held is not None and held.mode is HoldMode.REST and held.at > 0.0 and self.signal != detector
 
 
 class Case(Struct, frozen=True):
@@ -563,10 +560,7 @@ class When(enum.Enum):
 
 
 class LadderRow(Struct, frozen=True):
-    """A transition; `reason` is filled in by `_words`.
-
-    An experiment with what is held leads back to `SQUEEZED` where the row says `OPEN`.
-    """
+    """A transition; `reason` is filled in by `_words`."""
 
     at: tuple[Rung, ...]
     when: When
@@ -577,7 +571,7 @@ class LadderRow(Struct, frozen=True):
 TABLE: Final = (
     LadderRow((Rung.OPEN, Rung.TRIED, Rung.SQUEEZED, Rung.CLOSED), When.EMERGENCY, Rung.EVICTING,
         "{signal} is at {value}, an emergency from {emergency} on: a pod goes at once, without an experiment"),
-    LadderRow((Rung.OPEN, Rung.SQUEEZED), When.ACCUSED, Rung.TRIED,
+    LadderRow((Rung.OPEN,), When.ACCUSED, Rung.TRIED,
         "{signal} is at {value}, above its bar of {bar}: the box's {resource} is squeezed to its floor, given back, "
         "and squeezed again, to see whether it is the cause"),
     LadderRow((Rung.OPEN,), When.ACCOUNTED, Rung.SQUEEZED,
@@ -822,7 +816,7 @@ class _Step:
         pause_s = self._settings.pause_s
         self._pauses[detector] = pause_s - self._early_s(pause_s)
 
-    def _rests(self, held: Hold, **changes: float) -> Hold:
+    def _rests(self, held: Hold, **changes: float | str) -> Hold:
         """At its level from now on. The wait for the next probe is over somewhat sooner, by chance."""
         resting = held.rests(**changes)
         return replace(resting, calm_s=self._early_s(resting.wait_of_probe_s(self._settings)))
@@ -885,6 +879,8 @@ class _Step:
         """What follows a conviction by an experiment."""
         held, settings, seconds = state.held, self._settings, self._seconds
         assert held is not None
+        if held.by and held.mode is HoldMode.TEST:
+            return replace(state, held=self._tested_for_another(resource, held))
         reading, of = self._readings.get(state.signal), self._phases(resource, state.signal)
         near = reading is not None and reading.high and reading.value <= reading.bar
         state = replace(
@@ -913,7 +909,7 @@ class _Step:
             return replace(state, held=tested, calm_s=0.0 if tested.returns > held.returns else state.calm_s)
         if held.mode is HoldMode.PROBE:
             return replace(state, held=self._probed(held, state.signal, of))
-        return replace(state, held=self._rested(held, state, of, quiet=quiet))
+        return replace(state, held=self._rested(resource, held, state, of, quiet=quiet))
 
     def _left(self, resource: str, held: Hold) -> Hold:
         """A pod is leaving for it, and harm counts from its end on."""
@@ -939,14 +935,18 @@ class _Step:
         at_floor = harmed and held.at <= 0.0 and not held.deaf_s
         return replace(state, harm_s=state.harm_s + self._seconds) if at_floor else state
 
-    def _rested(self, held: Hold, state: RungState, of: Phases, *, quiet: bool) -> Hold:
+    def _rested(self, resource: str, held: Hold, state: RungState, of: Phases, *, quiet: bool) -> Hold:
         settings = self._settings
         if held.harmed(settings.harmed_s) and (held.at > 0.0 or held.harm_s >= held.look_s):
             if self._busy:
                 return held
             at = 0.0 if held.at > 0.0 else ALL
             return replace(held, mode=HoldMode.TEST, at=at, age_s=0.0, long_s=self._random_s(of), seen=Mean())
-        if not quiet or state.rung is Rung.EVICTING:
+        if held.by and self._is_gone(resource, held):
+            held = replace(held, by="", fell=False)
+        if other := self._other_harmed(resource, held, state.signal):
+            return held if self._busy else self._begun_for_another(resource, held, other)
+        if held.by or not quiet or state.rung is Rung.EVICTING:
             return held
         held = replace(held, calm_s=held.calm_s + self._seconds)
         if held.at <= 0.0 and state.signal in self._readings:
@@ -985,6 +985,57 @@ class _Step:
             look_s = min(settings.longest_wait_s, 2.0 * held.look_s)
             return self._rests(held, innocent=0, returns=held.returns + 1, look_s=look_s)
         return self._rests(held, innocent=held.innocent + 1, deaf_s=settings.deaf_s, wait_s=settings.first_wait_s)
+
+    def _is_gone(self, resource: str, held: Hold) -> bool:
+        """Whether another detector's harm, which fell at the floor, has had the time to come back with the level."""
+        of = self._phases(resource, held.by)
+        return held.by not in self._detectors or held.age_s > of.longest_s + of.return_s
+
+    def _other_harmed(self, resource: str, held: Hold, signal: str) -> str:
+        """Another detector that this resource at its level may be harm to: one that has an alarm, or whose harm fell at
+        the floor and is back; "": none.
+        """
+        if held.at <= 0.0 or self._disturbed or resource in self._unused:
+            return ""
+        if held.by:
+            reading = self._readings.get(held.by)
+            back = reading is not None and reading.value > reading.bar
+            return held.by if back and held.age_s >= self._phases(resource, held.by).shortest_s else ""
+        tried = () if self._case is None else (self._case.detector,)
+        for name, detector in self._detectors.items():
+            if detector.stock or name in (signal, *tried, *self._pauses) or resource not in detector.suspects:
+                continue
+            of = self._phases(resource, name)
+            faded = held.age_s > (of.longest_s if of.gradual else of.settle_s)
+            spared = resource in self._others and self._readings[name].high_s < self._settings.spared_s
+            if faded and self._at_alarm(name) and not spared and not self._is_answered(name):
+                return name
+        return ""
+
+    def _begun_for_another(self, resource: str, held: Hold, other: str) -> Hold:
+        """The box is squeezed to the floor from its level, for a phase."""
+        excess = self._excess(other) if held.fell else self._readings[other].mean - self._detectors[other].rest
+        long_s = self._random_s(self._phases(resource, other))
+        harm = Mean(2.0 * excess, 2)
+        return replace(held, mode=HoldMode.TEST, at=0.0, by=other, age_s=0.0, long_s=long_s, seen=Mean(), harm=harm)
+
+    def _tested_for_another(self, resource: str, held: Hold) -> Hold:
+        """Meanwhile, no clock goes of the detector that has convicted."""
+        held, of = replace(held, age_s=held.age_s + self._seconds), self._phases(resource, held.by)
+        if held.by in self._readings and held.age_s > of.settle_s:
+            held = replace(held, seen=held.seen.plus(self._excess(held.by)))
+        if held.age_s < held.long_s:
+            return held
+        at_level = replace(held.rests(), calm_s=held.calm_s)
+        if not held.seen.samples:
+            self._pause(held.by)
+        elif held.seen.value > self._settings.half_ratio * held.harm.value:
+            self._case = self._case or Case(held.by, (resource,), before=held.harm.value)
+        elif held.fell:
+            return self._rests(held, bad=held.level, level=0.0, by="", fell=False)
+        else:
+            return replace(at_level, fell=True)
+        return replace(at_level, by="", fell=False)
 
     def _seen(self, held: Hold, excess: float, of: Phases) -> Hold:
         """Where all is given back by and by, what is seen from when the harm has grown with the box."""
@@ -1075,13 +1126,13 @@ class _Step:
             return ""
         barred = {*but, *self._accounted, *self._unused}
         free = (name for name in self._detectors[detector].suspects if name not in barred and self._may_try(name))
-        suspect = next((name for name in free if self._states[name].can_harm(detector)), "")
+        suspect = next((name for name in free if self._states[name].rung is Rung.OPEN), "")
         spared = suspect in self._others and self._readings[detector].high_s < self._settings.spared_s
         return "" if spared else suspect
 
     def _is_answered(self, detector: str) -> bool:
-        """Whether it has convicted a resource, and what is harm at the floor of that has not been tested."""
-        holds = (one.held for one in self._now() if one.signal == detector and one.held is not None)
+        """Whether it has convicted a resource, of which harm at the floor has not been tested, or may be about to."""
+        holds = (one.held for one in self._now() if one.held is not None and detector in (one.signal, one.held.by))
         return any(hold.at > 0.0 or not hold.returns for hold in holds)
 
     def _can_be_tried(self, resource: str) -> bool:
@@ -1190,10 +1241,9 @@ class _Step:
 
     def _take(self, row: LadderRow, scene: _Scene) -> None:
         name, case, signal = scene.resource.name, self._case, scene.signal
-        new = self._entered(row, scene)
         reason = row.reason.format_map(self._words(scene))
-        self._transitions.append(Transition(self._t_s, name, scene.state.rung, new.rung, signal, reason))
-        self._states[name] = new
+        self._transitions.append(Transition(self._t_s, name, scene.state.rung, row.to, signal, reason))
+        self._states[name] = self._entered(row, scene)
         match row.when:
             case When.ACCUSED:
                 assert case is not None
@@ -1235,13 +1285,8 @@ class _Step:
             case When.ACCOUNTED:
                 new = replace(new, signal=signal, share=1.0, held=None, convictions=old.convictions + 1)
             case When.GUILTY:
-                begun = Hold(wait_s=settings.first_wait_s, look_s=settings.look_s)
-                if old.held is not None:
-                    begun = replace(begun, bad=old.held.at, relapses=old.held.relapses + 1)
-                begun = self._rests(begun)
+                begun = self._rests(Hold(wait_s=settings.first_wait_s, look_s=settings.look_s))
                 new = replace(new, signal=signal, share=0.0, held=begun, convictions=old.convictions + 1)
-            case When.CALLED_OFF | When.KEPT | When.ENDED if old.held is not None:
-                new = replace(new, rung=Rung.SQUEEZED)
             case When.NO_HELP:
                 new = RungState(guilty=self._is_surely_guilty(old))
             case When.LASTS if row.to is Rung.CLOSED:
@@ -1368,9 +1413,7 @@ def share_of(resource: str, state: RungState, case: Case | None) -> float | None
     if state.rung is Rung.OPEN:
         return None
     if state.rung is Rung.TRIED:
-        if case is None or case.on != resource or case.squeezed:
-            return 0.0
-        return None if state.held is None else state.held.at
+        return 0.0 if case is None or case.on != resource or case.squeezed else None
     if state.held is None:
         return state.share
     return None if state.held.at >= ALL else state.held.at

@@ -164,8 +164,9 @@ class Responder:
     def answers(self, detector: str) -> bool:
         """Whether a resource is tried or convicted by this signal, so that the signal must go on being judged."""
         case = self._ladder.case
-        convicted = (state.signal for state in self._ladder.resources.values())
-        return (case is not None and case.detector == detector) or detector in convicted
+        states = self._ladder.resources.values()
+        convicted = any(detector in (one.signal, one.held.by if one.held else "") for one in states)
+        return (case is not None and case.detector == detector) or convicted
 
     def has_acquitted(self, detector: str) -> bool:
         """Whether the box was found not to be the cause of the signal, which has been harm since."""
@@ -181,7 +182,9 @@ class Responder:
         if case is not None and case.detector == detector and case.on:
             return ladder.t_s - case.age_s + self._settle_s(case.on, detector)
         for name, state in ladder.resources.items():
-            if state.signal == detector and state.held is not None and state.held.mode is not HoldMode.REST:
+            if state.held is None or state.held.mode is HoldMode.REST:
+                continue
+            if (state.held.by or state.signal) == detector:
                 return ladder.t_s - state.held.age_s + self._settle_s(name, detector)
         return None
 

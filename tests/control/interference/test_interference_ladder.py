@@ -518,8 +518,8 @@ def test_box_whose_memory_could_not_be_tried_is_not_known_to_be_innocent(spent_s
 
 @pytest.mark.parametrize(
     ("state", "others"),
-    [(stand(SQUEEZED, held={"level": 0.0, "at": 0.0}), frozenset()), (stand(OPEN), frozenset({CPU}))],
-    ids=["at its floor by another signal", "spared as others rose"],
+    [(stand(SQUEEZED, held={"level": 1.0, "at": 1.0}), frozenset()), (stand(OPEN), frozenset({CPU}))],
+    ids=["convicted by another signal", "spared as others rose"],
 )
 def test_box_whose_cpu_was_not_tried_for_a_signal_is_not_known_to_be_innocent_of_it(state, others):
     state = replace(state, case=Case("service_check", (MEMORY,), before=100.0))
