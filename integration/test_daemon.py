@@ -22,7 +22,7 @@ from integration.lab.cgroups import Tree
 from integration.lab.client import Container, CriClient, Pod
 from integration.lab.containerd import Containerd
 from integration.lab.criproxy import Config, python_path, static, toml_file
-from integration.lab.naming import placement, spelled, told
+from integration.lab.naming import driver, placement, spelled, told
 from integration.lab.node import CLASS, FOREVER, Node
 from integration.lab.process import Process, is_running, wait_until
 from integration.lab.usage import Cgroup
@@ -674,10 +674,10 @@ def test_status_tells_kubelet_s_driver_once_an_online_pod_has_started_and_after_
     assert node.proxy.status()["cgroup"]["driver"] is None
     node.run_pod("online")
     status = node.proxy.status()
-    assert (status["cgroup"]["driver"], status["box"]["path"]) == ("cgroupfs", None)
+    assert (status["cgroup"]["driver"], status["box"]["path"]) == (driver(), None)
     node.proxy.restart()
     wait_until(
-        lambda: node.proxy.status()["cgroup"]["driver"] == "cgroupfs", WAIT_S, "a running pod to tell", node.proxy.log
+        lambda: node.proxy.status()["cgroup"]["driver"] == driver(), WAIT_S, "a running pod to tell", node.proxy.log
     )
     assert node.proxy.status()["box"]["path"] is None
 
