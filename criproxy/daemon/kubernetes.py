@@ -180,6 +180,8 @@ class KubernetesPart(Shows):
         self._mark_file = mark_file(config)
         self._disk = Apart("kubernetes-mark", _MARK_S)
         self._configured = asyncio.Event()
+        self._begun = asyncio.Event()
+        """A side is there."""
         self._config = config
         self._listen: Final = config.proxy.listen_path
         """It stays so until a restart, whatever the config says by then."""
@@ -286,6 +288,7 @@ class KubernetesPart(Shows):
         if (in_force := _in_force(self._before)) is not None:
             side.follower.in_force = in_force
         self._side = side  # from now on its policy is the one that is loaded
+        self._begun.set()
         self._log.info("kubernetes_begun", node=node, kubeconfig=self._kubeconfig)
         async with asyncio.TaskGroup() as tasks:
             if not self._dry_run:
@@ -411,8 +414,16 @@ class KubernetesPart(Shows):
         still: Callable[[], bool] = lambda: True,
     ) -> float | None:
         """See `criproxy.pods.stopping.Evicts`."""
+        if not self._enabled:
+            return None
+        until_s = asyncio.get_running_loop().time() + within_s
+        if self._side is None:  # at a start, what asks for evictions is there before it
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self._begun.wait()
         if self._side is None:
             return None
+        within_s = max(0.0, until_s - asyncio.get_running_loop().time())
         from criproxy.kube.evictions import Outcome
 
         under_way = self._evictions.get(pod.uid)

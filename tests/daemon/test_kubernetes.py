@@ -247,6 +247,16 @@ def test_eviction_that_is_under_way_when_the_part_ceases_goes_no_further(bench, 
     assert (len(api.pods), api.evictions) == (1, [])
 
 
+def test_eviction_at_a_start_waits_for_the_first_contact(bench, api):
+    put_pod(api)
+
+    async def scenario():
+        assert await bench.part.evict(JOB, "why", within_s=10.0) is not None
+
+    bench.run(scenario)
+    assert api.evictions
+
+
 # --- the mark --------------------------------------------------------------------------------------------------------
 
 
