@@ -52,13 +52,14 @@ class WeekSchedule(Struct, frozen=True):
 
 
 class SchedulePhase(Struct, frozen=True):
-    """What holds from `since_s` until just before `until_s` (UTC; None: beyond a week).
+    """What holds from `since_s` until just before `until_s` (UTC; None: beyond a week), as worked out for `at_s`.
 
     `since_s` None: for longer than two days. `window` is its index in the schedule, None outside of all, and `after`
     that of what follows. `closes_s`: when the schedule is next off, None while it is; `opens_s`: when it is
     next on, None while it is; either also None when that is beyond a week.
     """
 
+    at_s: float
     window: int | None
     mode: WindowMode
     since_s: float | None
@@ -68,6 +69,9 @@ class SchedulePhase(Struct, frozen=True):
     opens_s: float | None
 
     def holds_at(self, wall_s: float) -> bool:
+        """For a day around `at_s` at most: what is beyond a week must be looked for again."""
+        if abs(wall_s - self.at_s) > _DAY_S:
+            return False
         return (self.since_s is None or self.since_s <= wall_s) and (self.until_s is None or wall_s < self.until_s)
 
 
@@ -81,6 +85,7 @@ def phase_at(schedule: WeekSchedule, wall_s: float) -> SchedulePhase:
     turn_s = next(turns_s, None)
     until_s, after = coming[0] if coming else (None, window)
     return SchedulePhase(
+        at_s=wall_s,
         window=window,
         mode=mode,
         since_s=since_s if at > 0 else None,

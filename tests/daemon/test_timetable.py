@@ -128,6 +128,22 @@ def test_stage_does_not_depend_on_what_was_asked_before(moments: list[float]) ->
         assert kept.stage(START_S + moment) == table().stage(START_S + moment)
 
 
+def test_stage_after_weeks_without_a_change_and_after_a_clock_that_was_years_ahead() -> None:
+    """On the spring Sunday, 02:00 to 03:00 is not: nothing changes then for two weeks."""
+    window = '{ days = "sun", start = "02:00", end = "03:00", policy = "off" }'
+    text = f'[control]\npolicy = "schedule"\n[schedule]\ntime_zone = "Europe/Berlin"\nwindows = [{window}]'
+    for outside in ("dynamic", "static"):
+        whole = f'{text}\noutside = "{outside}"\n[cpu]\nstatic_cores = 1\n[memory]\nstatic_bytes = 4_194_304'
+        kept = table(whole)
+        first_s = datetime.fromisoformat("2027-03-20T00:00:00+01:00").timestamp()
+        hours = [first_s + 3600.0 * hour for hour in range(23 * 24)]
+        ahead_s = datetime.fromisoformat("2036-03-26T00:00:00+01:00").timestamp()
+        for moment in (*hours, ahead_s, *hours):
+            stage, fresh = kept.stage(moment), table(whole).stage(moment)
+            assert (stage.off, stage.closed, stage.drain) == (fresh.off, fresh.closed, fresh.drain)
+            assert stage.policy.resources == fresh.policy.resources
+
+
 @hypothesis_settings(deadline=None)
 @given(st.floats(0.0, 2.0 * WEEK_S), st.floats(1.0, 7200.0))
 def test_stage_lets_no_pod_in_that_would_be_stopped_within_the_grace_period(moment: float, grace_s: float) -> None:
