@@ -142,7 +142,9 @@ def parse_moment(text: str, now_s: float) -> float:
         if len(text) > len("14:03:07"):
             return datetime.fromisoformat(text).timestamp()
         face = datetime.combine(datetime.fromtimestamp(now_s).date(), time.fromisoformat(text))
-        return (face if face.timestamp() <= now_s else face - timedelta(days=1)).timestamp()
+        days = (face, face - timedelta(days=1))
+        shown = (day.replace(fold=fold).timestamp() for day in days for fold in (0, 1))  # twice where clocks go back
+        return max(moment_s for moment_s in shown if moment_s <= now_s)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{text!r} is no time: write 14:03, 14:03:07 or 2026-03-09T14:03:07+01:00") from None
 

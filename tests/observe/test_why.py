@@ -194,6 +194,20 @@ def test_moment_is_the_last_such_in_local_time(text: str, meant: str) -> None:
     assert parse_moment(text, now_s) == datetime.fromisoformat(meant).timestamp()
 
 
+@pytest.mark.parametrize(
+    ("now", "text", "meant"),
+    [
+        pytest.param("2026-10-25T02:45:00+01:00", "02:40", "2026-10-25T02:40:00+01:00", id="the-second-of-two"),
+        pytest.param("2026-10-25T02:45:00+01:00", "02:50", "2026-10-25T02:50:00+02:00", id="the-first-of-two"),
+        pytest.param("2026-10-25T02:45:00+02:00", "02:50", "2026-10-24T02:50:00+02:00", id="neither-yet"),
+        pytest.param("2026-10-26T01:00:00+01:00", "02:40", "2026-10-25T02:40:00+01:00", id="the-second-of-yesterday"),
+    ],
+)
+def test_moment_in_the_night_when_clocks_go_back_is_the_last_such(now: str, text: str, meant: str) -> None:
+    now_s = datetime.fromisoformat(now).timestamp()
+    assert parse_moment(text, now_s) == datetime.fromisoformat(meant).timestamp()
+
+
 @pytest.mark.parametrize("text", ["", "noon", "25:00", "14:60", "1:2:3:4", "2026-13-01T00:00", "99999999999999"])
 def test_moment_that_is_none_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no time: write 14:03, 14:03:07 or 2026-03-09T14:03:07"):
