@@ -591,12 +591,15 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     @property
     def zone(self) -> tzinfo:
-        """Raises KeyError, ValueError or OSError when there is no such zone."""
+        """Read anew each time, as an update of tzdata may change it.
+
+        Raises KeyError, ValueError or OSError when there is no such zone.
+        """
         if self.time_zone == "UTC":
             return UTC
         from zoneinfo import ZoneInfo
 
-        return ZoneInfo(self.time_zone)
+        return ZoneInfo.no_cache(self.time_zone)
 
 
 class Guard(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
 """What holds when, from the config: limits, the door and the drain, at every moment of a week."""
 
 from datetime import datetime
+from pathlib import Path
+from zoneinfo import TZPATH, reset_tzpath
 
 import pytest
 from hypothesis import given
@@ -112,6 +114,19 @@ def test_stage_without_a_schedule_is_always_open(text: str, kind: type) -> None:
     stage = at("2026-03-09T12:00", table(text))
     assert (stage.words, stage.closed, stage.drain) == ("", "", False)
     assert isinstance(stage.policy.resources["cpu"], kind)
+
+
+def test_stages_of_a_config_that_is_read_anew_have_the_rules_of_the_zone_of_now(tmp_path: Path) -> None:
+    europe = next(folder for folder in (Path(one, "Europe") for one in TZPATH) if folder.is_dir())
+    zone = tmp_path / "Europe/Berlin"
+    zone.parent.mkdir()
+    reset_tzpath((tmp_path,))
+    try:
+        for city, words in (("Berlin", "CET"), ("Lisbon", "WET")):
+            zone.write_bytes((europe / city).read_bytes())
+            assert at("2026-03-09T12:00", table()).closed == f"the schedule is off until Mon 22:00 {words}"
+    finally:
+        reset_tzpath()
 
 
 WEEK_S = 7 * 86400
