@@ -7,7 +7,8 @@ the book already is not counted again: an eviction goes by its pod, a wait by it
 
 - A pod was evicted when the API server says so of one that had a node: by its condition DisruptionTarget, which names
   any disruption (Kubernetes 1.26), or by the reason "Evicted" of kubelet's own. One without a node was moved by nobody.
-- A pod waits from its creation until it has a node, or goes. Of an owner, the longest wait of a day counts.
+- A pod waits from its creation until it has a node, or goes. Of an owner, the longest wait of a day counts, and then
+  the longest of those that ended later.
 - An owner's work begins with the first pod that is seen of it, and has ended when its last pod has succeeded and no
   other came for `SETTLED_S`. What failed is tried again by its owner, or is no end that a promise was for.
 
@@ -41,6 +42,9 @@ FORGET_S: Final = 60.0
 
 MOST_OWNERS: Final = 400
 MOST_SHOWN: Final = 10
+MOST_WAITS: Final = 8
+"""Of one owner that are remembered: the longest ones, and the last."""
+
 _SHORT: Final = 13
 """Characters of a uid that tell an owner's pods apart."""
 
@@ -53,6 +57,9 @@ class History(Struct, omit_defaults=True):
     waited_s: int = 0
     """The longest wait that is over."""
     waited_at_s: int = 0
+    """When it was over."""
+    later_waits: list[tuple[int, int]] = []
+    """Of waits that were over later, how long each was, and when it was over; each is longer than all after it."""
     waits_since_s: int = 0
     """Since when the pod waits that has waited longest; 0: none does."""
     began_s: int = 0
@@ -60,7 +67,7 @@ class History(Struct, omit_defaults=True):
     alone_s: int = 0
 
     def past(self, now_s: float) -> Past:
-        waited_s = float(self.waited_s) if now_s - self.waited_at_s < DAY_S else 0.0
+        waited_s = float(max((waited_s for waited_s, at_s in self._waits() if now_s - at_s < DAY_S), default=0))
         if self.waits_since_s:
             waited_s = max(waited_s, now_s - self.waits_since_s)
         return Past(sum(now_s - at_s < DAY_S for at_s in self.evicted.values()), waited_s)
@@ -68,10 +75,23 @@ class History(Struct, omit_defaults=True):
     def newest_s(self, now_s: float) -> float:
         if self.waits_since_s:
             return now_s
-        return max(self.waited_at_s if self.waited_s >= LEAST_WAIT_S else 0, self.began_s, *self.evicted.values(), 0)
+        return max(self.began_s, *self.evicted.values(), *(at_s for _, at_s in self._waits()))
 
     def has_news(self, now_s: float) -> bool:
-        return now_s - self.newest_s(now_s) < DAY_S
+        """Work that has not ended is news, however long ago it began."""
+        return bool(self.began_s) or now_s - self.newest_s(now_s) < DAY_S
+
+    def add_wait(self, waited_s: int, at_s: int, now_s: float) -> None:
+        """One that is over since `at_s`; it may be here already."""
+        falling: list[tuple[int, int]] = []
+        for one in sorted({*self._waits(), (waited_s, at_s)}, reverse=True):
+            if now_s - one[1] < DAY_S and (not falling or one[1] > falling[-1][1]):
+                falling.append(one)
+        del falling[MOST_WAITS - 1 : -1]
+        (self.waited_s, self.waited_at_s), *self.later_waits = falling or [(0, 0)]
+
+    def _waits(self) -> list[tuple[int, int]]:
+        return [(self.waited_s, self.waited_at_s), *self.later_waits]
 
 
 class Outcomes(Struct, omit_defaults=True):
@@ -183,6 +203,8 @@ class Book:
         for owner, history in self._histories.items():
             mine = self._mine.get(owner)
             history.waits_since_s = int(min(mine.waiting.values(), default=0)) if mine else 0
+            if mine is None and owner not in self._settling:
+                history.began_s = history.alone_s = 0  # its pods went while nobody led
 
     def _count(self, pod: OwnedPod, by: int) -> None:
         for field, is_so in (("raised", pod.raised), ("overflowed", pod.overflowed)):
@@ -195,8 +217,8 @@ class Book:
 
     def _waits_no_more(self, history: History, mine: "_Mine", pod: OwnedPod, ended_s: float, now_s: float) -> None:
         waited_s = ended_s - pod.created_s
-        if waited_s >= LEAST_WAIT_S and (waited_s > history.waited_s or now_s - history.waited_at_s >= DAY_S):
-            history.waited_s, history.waited_at_s = int(waited_s), int(now_s)
+        if waited_s >= LEAST_WAIT_S:
+            history.add_wait(int(waited_s), int(min(ended_s, now_s)), now_s)
         created_s = mine.waiting.pop(pod.uid, None)
         if created_s is not None and int(created_s) <= history.waits_since_s:
             history.waits_since_s = int(min(mine.waiting.values(), default=0))

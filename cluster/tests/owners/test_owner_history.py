@@ -10,6 +10,7 @@ from criproxy_cluster.overflow.resources import OwnedPodResource
 from criproxy_cluster.owners.history import (
     FORGET_S,
     MOST_OWNERS,
+    MOST_WAITS,
     SETTLED_S,
     Book,
     History,
@@ -93,6 +94,39 @@ def test_the_longest_wait_counts_while_it_lasts_and_for_a_day():
     assert book.past(JOB, NOW + 112 + DAY_S).waited_s == 0
 
 
+@pytest.mark.parametrize("leader_changes", [False, True])
+def test_a_shorter_wait_counts_once_the_longer_one_before_it_is_of_old(leader_changes):
+    book = Book()
+    for number, ended_s, waited_s in ((1, NOW, 3600), (2, NOW + 20 * 3600, 3000), (3, NOW + 21 * 3600, 100)):
+        book.see(pod(number, ended_s - waited_s, bound_s=ended_s), ended_s)
+    if leader_changes:
+        book = again(book, NOW + 22 * 3600)
+    assert book.past(JOB, NOW + DAY_S - 1).waited_s == 3600
+    assert book.past(JOB, NOW + 25.1 * 3600).waited_s == 3000
+    assert book.past(JOB, NOW + 44.5 * 3600).waited_s == 100
+    assert book.past(JOB, NOW + 45 * 3600).waited_s == 0
+
+
+def test_waits_that_are_remembered_are_the_longest_and_the_last():
+    book = Book()
+    for number in range(MOST_WAITS + 3):
+        ended_s = NOW + number
+        book.see(pod(number, ended_s - 1000 + number, bound_s=ended_s), ended_s)
+    assert book.past(JOB, NOW + 20).waited_s == 1000
+    assert book.past(JOB, NOW + DAY_S + MOST_WAITS - 2).waited_s == 990, "the last is remembered"
+
+
+def test_a_wait_counts_from_its_end_whoever_leads():
+    book, longest = Book(), pod(1, NOW - 3600, bound_s=NOW)
+    book.see(longest, NOW)
+    waited = pod(2, NOW + 7000, bound_s=NOW + 10_000)
+    book.see(waited, NOW + 10_000)
+    for later_s in (20 * 3600, DAY_S + 1):
+        book = again(book, NOW + later_s, [waited, longest])
+    assert book.past(JOB, NOW + DAY_S + 1).waited_s == 3000
+    assert again(book, NOW + 10_000 + DAY_S, [longest, waited]).past(JOB, NOW + 10_000 + DAY_S) == Past()
+
+
 def test_a_pod_that_was_placed_at_once_has_not_waited():
     book = Book()
     book.see(pod(1, bound_s=NOW + LEAST_WAIT_S - 1), NOW + 60)
@@ -155,6 +189,26 @@ def test_work_of_more_than_a_day_that_is_deleted_as_it_ends_is_judged():
     assert book.outcomes("p").kept == 1 and len(book) == 0
 
 
+def test_work_of_more_than_a_day_keeps_its_beginning_when_the_leader_changes():
+    book, second = Book(), pod(2, NOW + 3600, bound_s=NOW + 3601, alone_s=DAY_S)
+    book.see(pod(1, bound_s=NOW + 1, alone_s=DAY_S), NOW + 1)
+    book.see(second, NOW + 3601)
+    book.forget(pod(1).uid, NOW + 3602)
+    book = again(book, NOW + 3600 + 25 * 3600, [second])
+    ended_s = NOW + 2 * DAY_S + 1
+    book.see(replace(second, phase="Succeeded", ended_s=ended_s), ended_s)
+    book.settle(SLO, ended_s + SETTLED_S)
+    assert book.outcomes("p").missed == 1
+
+
+def test_work_whose_pods_went_while_nobody_led_is_forgotten():
+    book = Book()
+    book.see(pod(1, bound_s=NOW + 1, alone_s=DAY_S), NOW + 1)
+    book = again(book, NOW + 3 * DAY_S)
+    book.settle(SLO, NOW + 3 * DAY_S)
+    assert len(book) == 0
+
+
 def test_work_without_its_time_alone_is_not_judged():
     book = Book()
     book.see(pod(1, bound_s=NOW), NOW)
@@ -184,7 +238,8 @@ def test_a_namespace_with_many_owners_takes_no_other_s_place():
 def test_the_book_fits_into_a_config_map_with_the_longest_names():
     long = [Owner("n" * 63, "K" * 63, "o" * 253, f"{number:036}") for number in range(2 * MOST_OWNERS)]
     evicted = {f"{number:013}": int(NOW) for number in range(MOST_EVICTIONS)}
-    histories = [History(one, evicted, 86400, int(NOW), int(NOW), int(NOW), 86400) for one in long]
+    later = [(86400 - number, int(NOW) + number) for number in range(1, MOST_WAITS)]
+    histories = [History(one, evicted, 86400, int(NOW), later, int(NOW), int(NOW), 86400) for one in long]
     book = Book(Written(histories=histories))
     assert len(encoded(book.written((), NOW, virtual=True))) < 400_000
 
