@@ -72,8 +72,10 @@ class Listener(Protocol):
 class Owners(Listener, Protocol):
     """Who looks after pods' owners. It hears of policies, too, and has a part in their status."""
 
-    def set_policies(self, policies: Sequence[Policy]) -> None:
-        """All that there are, the one that wins last."""
+    def set_policies(self, policies: Sequence[Policy], unusable: frozenset[str]) -> None:
+        """All that can be used, the one that wins last, and the names of the others, whose last good content nobody
+        knows.
+        """
 
     def status(self, policy: str) -> Json | None: ...
 
@@ -173,6 +175,7 @@ class Controller:
             self._problems[name] = (generation, problem)
             self._fleet.set_unusable(frozenset(self._problems))
             self._fleet.touch(name)
+            self._tell_owners()
 
     def _set_right(self, name: str) -> None:
         if self._problems.pop(name, None) is not None:
@@ -188,8 +191,12 @@ class Controller:
     def _set_policy(self, name: str, policy: Policy | None) -> None:
         for node in self._fleet.set_policy(name, policy):
             self._queue.put(node, Urgency.ROLL_OUT)
+        self._tell_owners()
+
+    def _tell_owners(self) -> None:
         if self._owners is not None:
-            self._owners.set_policies(self._fleet.policies)
+            unusable = frozenset(self._problems) - self._fleet.policy_names()
+            self._owners.set_policies(self._fleet.policies, unusable)
 
     async def _listen(self, listener: Listener) -> None:
         await self._nodes_seen.wait()
@@ -317,9 +324,9 @@ class Controller:
         generation, problem = self._problems.get(name, (0, ""))
         status = self._fleet.status(name)
         of_owners = self._owners.status(name) if self._owners is not None else None
-        if status is not None and of_owners is not None:
-            status = {**status, "owners": of_owners}
         if problem:
             nothing = {"nodes": 0, "inForce": 0, "refused": 0, "waiting": 0, "refusedBy": []}
             status = {**(status or nothing), "observedGeneration": generation, "problem": problem}
+        if status is not None and of_owners is not None:
+            status = {**status, "owners": of_owners}
         return status

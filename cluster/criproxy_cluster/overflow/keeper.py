@@ -32,7 +32,7 @@ from criproxy_cluster.overflow.resources import (
 from criproxy_cluster.owners import history
 from criproxy_cluster.owners.history import Book, Written, raised
 from criproxy_cluster.owners.pods import OwnedPod, Owner, owned_pod
-from criproxy_cluster.owners.rules import Asked, Rule, overflows, rule_of
+from criproxy_cluster.owners.rules import Asked, Rule, overflows, rule_of, with_those_of_before
 from criproxy_cluster.owners.state import OwnersState
 from criproxy_cluster.requests import CONFLICT, FORBIDDEN, NOT_FOUND, Attempts, Refusals, Trouble, patch, trouble_of
 from criproxy_cluster.vocabulary.names import CLASS, OFFLINE, RAISED, TIER
@@ -72,6 +72,7 @@ class OwnersKeeper:
         self._settings = settings
         self._log = log
         self._rules: tuple[Rule, ...] = ()
+        self._unusable: frozenset[str] = frozenset()
         self._virtual: set[str] = set()
         self._book = Book()
         self._pods = Hearing()
@@ -89,9 +90,20 @@ class OwnersKeeper:
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
-    def set_policies(self, policies: Sequence[Policy]) -> None:
-        """In their order: the one that wins comes last."""
-        rules = tuple(Rule(one.name, one.owners) for one in reversed(policies) if one.owners is not None)
+    def set_policies(self, policies: Sequence[Policy], unusable: frozenset[str]) -> None:
+        """In their order: the one that wins comes last. The rules of unusable ones stay as they were, and so does what
+        came of them: a mistake in a policy must not take them away, also when another replica begins to lead.
+        """
+        self._unusable = unusable
+        self._set_rules(
+            with_those_of_before(
+                (Rule(one.name, one.owners) for one in reversed(policies) if one.owners is not None),
+                self._rules,
+                unusable,
+            )
+        )
+
+    def _set_rules(self, rules: tuple[Rule, ...]) -> None:
         self._changed |= {one.policy for one in (*rules, *self._rules)}
         self._rules = rules
 
@@ -165,6 +177,7 @@ class OwnersKeeper:
             self._log.warning("owners_unreadable", error=str(error), consequence="their history begins anew")
         else:
             self._book = Book(before)
+            self._set_rules(with_those_of_before(self._rules, before.rules, self._unusable))
             self._budget.restore(before.remade, time.monotonic(), time.time())
         return True
 

@@ -12,7 +12,7 @@ Of the policies whose namespaces have a pod's, the first has it: by priority, th
 are the author's own words. What they bring him is a node that is billed, up to `overflow.pods` in his namespace.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -100,6 +100,17 @@ NOTHING_YET: Final = Past()
 def rule_of(rules: Iterable[Rule], namespace: str) -> Rule | None:
     """The first, of rules in their order, that has this namespace."""
     return next((rule for rule in rules if rule.has(namespace)), None)
+
+
+def with_those_of_before(rules: Iterable[Rule], before: Sequence[Rule], unusable: Collection[str]) -> tuple[Rule, ...]:
+    """`rules`, and those of `before` whose policies can't be used now; where `before` had them in its order."""
+    found = list(rules)
+    for at, rule in reversed(list(enumerate(before))):
+        if rule.policy in unusable:
+            after = {one.policy for one in before[at + 1 :]}
+            place = next((place for place, one in enumerate(found) if one.policy in after), len(found))
+            found.insert(place, rule)
+    return tuple(found)
 
 
 def overflows(rule: Overflow, past: Past, asked: Asked, now_s: float) -> str:

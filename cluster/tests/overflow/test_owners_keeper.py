@@ -20,8 +20,8 @@ from criproxy_cluster.overflow import keeper as keeping_of
 from criproxy_cluster.overflow.following import follow
 from criproxy_cluster.overflow.keeper import AGAIN_S, HEARD_S, WRITE_S, OwnersKeeper, OwnersSettings
 from criproxy_cluster.overflow.resources import BOOK, KEY
-from criproxy_cluster.owners.history import decoded
-from criproxy_cluster.owners.rules import Past
+from criproxy_cluster.owners.history import Outcomes, decoded, encoded
+from criproxy_cluster.owners.rules import Past, Slo
 from criproxy_cluster.requests import MOST_REFUSED_S
 from criproxy_cluster.vocabulary.names import CLASS, OVERFLOW, RAISED, TIER
 from criproxy_cluster.vocabulary.times import rfc3339
@@ -131,6 +131,40 @@ def test_book_has_what_owners_have_met_with_and_the_next_leader_goes_on_with_it(
             cluster.remove("pods", "a", "batch")
             put_pod(cluster, "b", 2, "n1", [true("PodScheduled", 1), true("DisruptionTarget")])
             await until(lambda: len(book(cluster).histories[0].evicted) == 2)
+
+    stepped(scenario())
+
+
+def test_a_policy_that_can_not_be_read_when_a_replica_begins_to_lead_keeps_its_rule_and_outcomes(cluster, stepped, log):
+    async def scenario():
+        put_policy(cluster, "all", owners={"raise": {"waitSeconds": 3600, "pods": 1}}, priority=-1)
+        put_policy(cluster, "first", owners={"namespaces": ["other"], "slo": {"times": 3}}, priority=1)
+        async with keeping(cluster, log):
+            await until(lambda: len(book(cluster).rules) == 3)
+        before = book(cluster)
+        before.outcomes["night"] = Outcomes(kept=3)
+        cluster.put("configmaps", {"metadata": {"name": BOOK}, "data": {KEY: encoded(before)}}, SYSTEM)
+        put_policy(cluster, "night", schedule={"zone": "UTC"}, owners=OWNERS)
+        put_pod(cluster, "a", 40)
+        for _ in range(2):
+            async with keeping(cluster, log):
+                await until(lambda: "spec.schedule.zone" in status(cluster, "night").get("problem", ""))
+                await until(lambda: TIER in meta(cluster, "a")["labels"])
+                await until(lambda: status(cluster, "night").get("owners", {}).get("raised") == 1, 2 * AGAIN_S)
+                assert status(cluster, "night")["owners"]["kept"] == 3
+                assert [one.policy for one in book(cluster).rules] == ["first", "night", "all"]
+                assert book(cluster).rules == before.rules and book(cluster).outcomes == before.outcomes
+        async with keeping(cluster, log):
+            await asyncio.sleep(WRITE_S + 2)
+            put_policy(cluster, "night", owners={"namespaces": ["batch"], "slo": {"times": 4}})
+            await until(lambda: any(one.spec.slo == Slo(times=4) for one in book(cluster).rules))
+            assert book(cluster).outcomes == before.outcomes
+            cluster.remove("colocationpolicies", "night")
+            await until(lambda: [one.policy for one in book(cluster).rules] == ["first", "all"])
+            assert book(cluster).outcomes == {}
+            put_policy(cluster, "night", schedule={"zone": "UTC"}, owners=OWNERS)
+            await asyncio.sleep(2 * WRITE_S)
+            assert [one.policy for one in book(cluster).rules] == ["first", "all"]
 
     stepped(scenario())
 
