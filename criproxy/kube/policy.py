@@ -212,6 +212,8 @@ class PolicyFollower:
         self._node = node
         self._own, self._file = files[0], PolicyFile(files[1])
         self._files = Apart("policy", _DISK_S)
+        self._checks = Apart("policy-check", _DISK_S)
+        """Apart from the files: a disk that hangs must not keep the cluster's switch from being in force."""
         self._taker = taker
         self._clock = clock
         self._rng = rng
@@ -291,7 +293,7 @@ class PolicyFollower:
     async def _judge(self, text: str, parts_text: str) -> None:
         found = Judged(in_force=NONE)
         if text:
-            found = await self._files.run("check the policy", lambda: self._checked(text, parts_text))
+            found = await self._checks.run("check the policy", lambda: self._checked(text, parts_text))
         self._judged = text, parts_text
         taken = found.in_force if found.in_force is not None and found.in_force != self.in_force else None
         if taken is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import msgspec
 import pytest
@@ -286,6 +287,22 @@ def test_policy_that_cannot_be_kept_is_in_force_and_kept_once_it_can_be(bench):
     assert (bench.follower.status().trouble, bench.taker.times, bench.patches()) == ("", 1, 1)
     bench.start()
     assert bench.watermark() == 0.5
+
+
+def test_policy_that_arrives_while_the_disk_hangs_is_in_force(bench, monkeypatch):
+    """A hung disk must not keep the cluster's switch from working."""
+    goes_on = threading.Event()
+    monkeypatch.setattr("criproxy.kube.policy._DISK_S", 1.0)
+    monkeypatch.setattr("criproxy.kube.policy.PolicyFile.write", lambda *_: goes_on.wait(60))
+    bench.start()
+    try:
+        assert bench.write(NIGHT)
+        assert bench.write({"version": "8", "settings": {"colocation": {"enabled": False}}})
+        assert bench.follower.in_force.policy.version == "8"
+        assert (bench.report()["version"], bench.report()["inForce"]) == ("8", True)
+        assert "can't be kept for a restart" in bench.follower.status().trouble
+    finally:
+        goes_on.set()
 
 
 def test_file_that_could_not_be_read_is_written_anew(bench):
