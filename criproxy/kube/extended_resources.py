@@ -7,10 +7,11 @@ What the node can lend, of CPU and of memory, says `criproxy.control.publication
 - as 0 while nothing is lent (switched off, closed, drained), whatever runs;
 - else as no less than the pods on the node were promised already, or the scheduler and kubelet would hold the node for
   over-committed;
-- as just that while no further pod is let in, as offline hurts online, or as an operator holds criproxy off; and as
-  what can be lent as soon as that is over, or the node would lend nothing for a report's interval more. Meanwhile it
-  counts what pods were promised when that began, and falls as they end: a pod that was placed in the room of one that
-  has ended, before that was written, is not counted, or others would follow it without end;
+- as just that while no further pod is let in: offline hurts online, an operator holds criproxy off, or the kernel does
+  not take the box's limits; and as what can be lent as soon as that is over, or the node would lend nothing for a
+  report's interval more. Meanwhile it counts what pods were promised when that began, and falls as they end: a pod that
+  was placed in the room of one that has ended, before that was written, is not counted, or others would follow it
+  without end;
 - when that is `REPORT_S` old, which is also the sign of life by which the controller knows a node's numbers to be of
   today; and at once when it is so far below what was last published that it can't wait. A rise waits, unless the
   settings that it comes of have changed: an operator, or the clock's next window, is not to wait for a report;
@@ -70,9 +71,10 @@ got more.
 
 _SHED: Final = "a pod has ended while more is published than can be lent"
 
-_HELD: Final = (Mode.HELD, Mode.HELD_OFF, Mode.NOT_CALLED)
+_HELD: Final = (Mode.HELD, Mode.HELD_OFF, Mode.UNWELCOME, Mode.NOT_CALLED)
 """In these, no further pod is let in, or bounded, and those that run stay: also over a restart of kubelet, which comes
-with attaching and detaching, and fails pods that were promised more than is there.
+with attaching and detaching, and fails pods that were promised more than is there. `UNWELCOME` is often over in
+seconds, as where systemd is slow; where it lasts, what is published falls to 0 with the pods' ends.
 """
 
 

@@ -90,6 +90,14 @@ def test_offer_of_a_box_that_may_not_run_on_all_cpus_is_less_and_says_so():
         pytest.param({Mode.HELD: "near eviction"}, "", "near eviction", id="held"),
         pytest.param({Mode.HELD_OFF: "repair"}, "", "repair", id="held off"),
         pytest.param({Mode.NOT_CALLED: "detached"}, "", "detached", id="not called"),
+        pytest.param({Mode.UNWELCOME: "systemd is silent"}, "", "systemd is silent", id="box not welcoming"),
+        pytest.param({Mode.NO_CGROUPS: "rootless"}, "no cgroups (rootless)", "", id="no box can be made"),
+        pytest.param(
+            {Mode.UNWELCOME: "systemd is silent", Mode.CLOSED: "mon 9:00"},
+            "closed (mon 9:00)",
+            "systemd is silent",
+            id="closed, and box not welcoming",
+        ),
     ],
 )
 def test_offer_withholds_where_new_pods_would_not_be_bounded(modes, withheld, held):
@@ -210,6 +218,20 @@ def test_box_that_is_closed_lends_just_what_pods_were_promised(before):
     assert needs_allocated(held, last, SETTINGS)
     made = publication(held, {BATCH_CPU: 3000}, last, SETTINGS, "")
     assert (made.quantities[BATCH_CPU], made.quantities[BATCH_MEMORY]) == (3000, 0)
+
+
+def test_box_that_the_kernel_does_not_bound_lends_what_pods_were_promised_and_0_without_pods():
+    """A moment of it is enough: with 0, a kubelet that restarts then would fail all of its pods."""
+    snapshot, decision = Snapshot(1.0, {CPU: SAMPLE}, 0.0), Decision(1.0, {CPU: decided()})
+    lends = offer(snapshot, decision, Modes(), SETTINGS, pods=PODS)
+    last = taken(lends)
+    fault = offer(snapshot, decision, Modes({Mode.UNWELCOME: "systemd is silent"}), SETTINGS, pods=PODS)
+    assert ask(fault, last)
+    assert needs_allocated(fault, last, SETTINGS)
+    held = taken(fault, last, 100.0, {BATCH_CPU: 2000}.items())
+    assert held.quantities[BATCH_CPU] == 2000
+    assert ask(lends, held, 100.0 + QUIET_S) == "further pods are let in again"
+    assert taken(replace(fault, pods=frozenset()), held, 200.0).quantities[BATCH_CPU] == 0
 
 
 def test_pods_are_not_asked_for_while_numbers_rise():
