@@ -71,7 +71,7 @@ class PodStops(PodObserver, Part, Struct, eq=False):
 
     async def look(self) -> None:
         """Pods that are merely to make room for the schedule, or for who switches colocation off, keep to their
-        disruption budgets.
+        disruption budgets. While colocation is off, they keep to the box until Kubernetes evicts them, where it is on.
 
         Of those, pods that have ended are left alone: the API server deletes such a pod when it is evicted, whatever
         its budget, and with it its logs and exit states.

@@ -3,7 +3,8 @@
 Where Kubernetes is switched on, a pod is evicted by its API: its budget is kept to, and it does not come straight back.
 Where that can't be had, its sandbox is stopped at the runtime, after notice, and kubelet starts it anew. What must not
 wait (a pod that no limit holds, online pods that are harmed) is stopped whatever its budget says, as kubelet itself
-would do.
+would do. While colocation is off, what kubelet starts anew is outside the box, and no limit holds it: there, a pod that
+can't be evicted stays in the box, within its limits, and its eviction is asked for again.
 
 **Asked again.** From the moment at which somebody decides that a pod is to go until it goes, it may have notice, an API
 server may be waited for, and jobs before its own. Meanwhile an operator may hold criproxy off it, a setting be switched
@@ -51,7 +52,7 @@ _CALLED_OFF_S: Final = 1.0
 """How soon a notice ends that is called off."""
 
 EVICT_S: Final = 10.0
-"""How long the API server may take to accept an eviction, before the pod's sandbox is stopped instead."""
+"""How long the API server may take to accept an eviction, before the pod's sandbox is stopped instead, or it stays."""
 
 
 class BudgetError(Exception):
@@ -227,7 +228,9 @@ class PodStopper(Struct):
     _told: set[str] = set()
     """Those that Kubernetes knows to be stopped at the runtime."""
     _waiting: dict[str, float] = {}
-    """When each was last asked for whose disruption budget did not let it go (CLOCK_BOOTTIME)."""
+    """When each was last asked for that stays until Kubernetes lets it go (CLOCK_BOOTTIME)."""
+    _unanswered: set[str] = set()
+    """Those of them that no disruption budget holds: nobody has answered, or Kubernetes refuses."""
     _noticed: dict[str, asyncio.Task[None]] = {}
     _under_way: dict[str, asyncio.Task[None]] = {}
     """What `stop_all` has begun and not seen the end of, by sandbox id."""
@@ -269,7 +272,8 @@ class PodStopper(Struct):
         """Have these leave, by sandbox id: all at once that the budget lets go, and each in a task that goes on when it
         takes longer than `STOPS_S`, until `cease`. The next call tries the rest again.
 
-        Those that are `patient` wait until their disruption budget lets them go: later calls try again, by turns.
+        Those that are `patient` wait until their disruption budget lets them go, and, by `ON_DISABLE`, until Kubernetes
+        evicts them: later calls try again, by turns.
         Raises what `Runtime.stop` does, after all were tried, of what has ended since the last call; of a stop after
         notice, that is logged.
         """
@@ -301,6 +305,12 @@ class PodStopper(Struct):
                 f"{self._later} offline pods wait to be stopped, as at most {most} go in ten minutes "
                 "(interference.evict_most)"
             )
+        if self._unanswered:
+            yield (
+                f"{len(self._unanswered)} offline pods stay in the box, within its limits, though colocation is off: "
+                "the API server has not had them evicted; it is asked again each minute, and the log says what it "
+                "answers (not_evicted)"
+            )
 
     def cease(self) -> None:
         """Wait for nothing that is under way, but for notice."""
@@ -320,6 +330,7 @@ class PodStopper(Struct):
         self._told.intersection_update(sandboxes)
         self._marked.intersection_update(sandboxes)
         self._waiting = {one: asked_s for one, asked_s in self._waiting.items() if one in sandboxes}
+        self._unanswered.intersection_update(sandboxes)
         self._evicted = {one: end_s for one, end_s in self._evicted.items() if one in sandboxes}
 
     async def known(self, *, within_s: float) -> Mapping[str, KnownPod]:
@@ -370,23 +381,27 @@ class PodStopper(Struct):
             await self.stop(sandbox_id, one)
             return
         pod, why = one.pod, one.why
+        ends_s, budget, stays = None, "", patient and one.setting == ON_DISABLE
         try:
             ends_s = await self.evicts.evict(pod, why, within_s=EVICT_S, still=partial(self.stands, one))
         except BudgetError as error:
-            if patient:
-                if sandbox_id not in self._waiting:
-                    self.log.info("eviction_waits", pod=str(pod), pod_uid=pod.uid, reason=why, budget=str(error))
-                self._waiting[sandbox_id] = self.clock.boottime_s()
-                self.budget.stays(sandbox_id)
-                return
-            ends_s = None
+            budget, stays = str(error), patient
         except RefusedError:
-            ends_s = None
-        if ends_s is None:
-            await self.stop(sandbox_id, one)
-        else:
+            pass
+        held = self._waiting.keys() - self._unanswered
+        self._unanswered.discard(sandbox_id)
+        if ends_s is not None:
             self._evicted[sandbox_id] = self.clock.boottime_s() + ends_s
             self._mark(sandbox_id, one, "evicted")
+        elif stays and self.stands(one):
+            if not budget:
+                self._unanswered.add(sandbox_id)
+            elif sandbox_id not in held:
+                self.log.info("eviction_waits", pod=str(pod), pod_uid=pod.uid, reason=why, budget=budget)
+            self._waiting[sandbox_id] = self.clock.boottime_s()
+            self.budget.stays(sandbox_id)
+        else:
+            await self.stop(sandbox_id, one)
 
     async def stop(self, sandbox_id: str, one: Leave, *, at_once: bool = False) -> None:
         """At the runtime, whatever its budget says. `at_once`: there is no time for notice.

@@ -24,6 +24,7 @@ from criproxy.pods.stopping import (
     Holds,
     KnownPod,
     Leave,
+    RefusedError,
     StopBudget,
     StopRequests,
 )
@@ -291,6 +292,88 @@ def test_switch_waits_for_the_budgets_of_pods_but_not_for_one_that_no_limit_hold
     bench.requests.stop(sandbox("b"), "it runs outside the box", ON_UNBOUNDED)
     bench.look()
     assert bench.runtime.stopped == ["sandbox-b"]
+
+
+class Away(NoBudget):
+    """Has no answer of an API server, or, with `refuses`, one that it evicts no pod; `grace_s` once it does."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses = refuses
+        self.grace_s: float | None = None
+        self.asked: list[str] = []
+        self.then: Callable[[], None] = lambda: None
+
+    async def evict(self, pod: PodRef, *_: Any, **__: Any) -> float | None:
+        self.asked.append(pod.uid)
+        self.then()
+        if self.refuses and self.grace_s is None:
+            raise RefusedError(self.refuses)
+        return self.grace_s
+
+
+STAY = [
+    "2 offline pods stay in the box, within its limits, though colocation is off: the API server has not had them "
+    "evicted; it is asked again each minute, and the log says what it answers (not_evicted)"
+]
+
+
+@pytest.mark.parametrize("refuses", ["", "pods may not be evicted by this node"], ids=["no-answer", "refused"])
+def test_switch_stops_no_pod_at_the_runtime_that_kubelet_would_start_anew_without_bounds(refuses: str) -> None:
+    evicts = Away(refuses)
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), evicts=evicts)
+    for _ in range(2):
+        bench.look()
+        bench.clock.advance(60.0)
+    assert (bench.runtime.stopped, sorted(evicts.asked)) == ([], ["a", "a", "b", "b"])
+    assert list(bench.part.problems()) == STAY
+    evicts.grace_s = 45.0
+    bench.look()
+    assert set(bench.part.stopper.evicted) == {"sandbox-a", "sandbox-b"}
+    assert list(bench.part.problems()) == []
+
+
+def test_pods_that_stay_are_no_problem_once_colocation_is_on_again() -> None:
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), evicts=Away())
+    bench.look()
+    assert list(bench.part.problems()) == STAY
+    bench.part.configure(ON)
+    bench.look()
+    assert list(bench.part.problems()) == []
+
+
+def test_pod_that_is_not_to_go_any_more_while_the_api_server_is_asked_is_no_problem() -> None:
+    evicts = Away()
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"),)), evicts=evicts)
+    evicts.then = lambda: bench.part.shared.holds.configure(frozenset())
+    with capture_logs() as log:
+        bench.look()
+    assert [entry["event"] for entry in log] == ["not_stopped_any_more"]
+    assert (bench.runtime.stopped, list(bench.part.problems())) == ([], [])
+
+
+def test_pod_that_a_budget_holds_once_the_api_server_answers_is_no_problem() -> None:
+    evicts = Away()
+    bench = Bench(EVICT, FakePodsRuntime((sandbox("a"), sandbox("b"))), evicts=evicts)
+    bench.look()
+    assert list(bench.part.problems()) == STAY
+
+    def holds() -> None:
+        raise BudgetError("minAvailable 1")
+
+    evicts.then = holds
+    with capture_logs() as log:
+        bench.look()
+        bench.look()
+    assert [(entry["event"], entry["budget"]) for entry in log] == [("eviction_waits", "minAvailable 1")] * 2
+    assert (bench.runtime.stopped, list(bench.part.problems())) == ([], [])
+
+
+def test_schedule_that_closes_stops_pods_at_the_runtime_where_nobody_answers() -> None:
+    """What starts meanwhile is kept out of a box that is closed, and waits."""
+    bench = Bench(ON, FakePodsRuntime((sandbox("a"),)), evicts=Away())
+    bench.part.all_leave = ("the schedule is off", ON_CLOSE)
+    bench.look()
+    assert bench.runtime.stopped == ["sandbox-a"]
 
 
 def test_request_that_nobody_repeats_is_over_when_a_hold_off_ends() -> None:
